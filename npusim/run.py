@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns, pipes_frame
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
-from npusim.report.trial import Trial
 from npusim.simulation import result as run_result
 from npusim.simulation.request import Request, RunOptions, takes_options
 from npusim.simulation.sensitivity import sensitivity

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim import __version__
 from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, UnitCycles, accepted_text
 from npusim.errors import NpusimError
-from npusim.report.compare_tables import reason
+from npusim.report.compare import reason
 from npusim.report.output import write_whole
 from npusim.report.sheet import Sheet, Unit, breakdown, sheet_of
 from npusim.simulation.request import Request

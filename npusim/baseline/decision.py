@@ -16,8 +16,7 @@ from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
 from npusim.explore.store import read_store
-from npusim.report.compare import compare
-from npusim.report.compare_tables import reason
+from npusim.report.compare import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
 from npusim.simulation.variants import Variants

@@ -1,6 +1,6 @@
 """The command ``npusim``.
 
-One module a verb; ``app`` puts them together and turns errors into exit codes, ``options`` holds
+Verbs of one kind share a module; ``app`` puts them together and turns errors into exit codes, ``options`` holds
 what several verbs share, ``console`` is the only place that prints.  Nothing here imports numpy
 before a verb needs it: ``npusim --help`` answers at once.
 """

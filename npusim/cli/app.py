@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import check, compare, diff, explore, guide, hw, invariant, layout, new, report, run, validate, workload
+from npusim.cli import checks, compare, explore, guide, inputs, layout, run
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
@@ -18,8 +18,18 @@ from npusim.errors import CheckFailedError, NpusimError
 INTERRUPTED = 130
 
 
+#: In the order of the help text.
+VERBS = (
+    *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "layout"),
+    *("help", "hw", "workload", "new"),
+)
+
+
 class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(VERBS)
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:
@@ -83,5 +93,7 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for part in (run, compare, diff, report, explore, invariant, check, validate, layout, guide, hw, workload, new):
-    app.add_typer(part.app)
+for module in (run, compare, explore, checks, layout, guide):
+    app.add_typer(module.app)
+for verbs in (inputs.hw, inputs.workload, guide.new):
+    app.add_typer(verbs)

@@ -1,35 +1,24 @@
-"""``npusim compare``: runs side by side, and why one takes longer."""
+"""``npusim compare`` and ``npusim report``: runs side by side, why one takes longer, and runs as pages."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show, show_json, show_markdown, working
+from npusim.cli.console import show, show_json, show_markdown, working, write
 from npusim.cli.help import Verbs
-from npusim.cli.report import check_reports
 from npusim.errors import SpecError
 from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from npusim.report.compare import Comparison
     from npusim.simulation.result import RunData
 
 app = Verbs()
 
 #: Names that are files, whether or not they are there.
 _FILES = (".json", ".csv", ".yaml")
-
-Runs = Annotated[
-    list[str],
-    o.argument(
-        "RUN...", "Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run."
-    ),
-]
-Markdown = Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")]
-Html = Annotated[Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)]
 
 
 @app.verb(
@@ -43,41 +32,42 @@ Html = Annotated[Path | None, o.option("--html FILE", "Write a page too. Needs n
 )
 @o.takes(BitsOptions, own_first=True, schedule=False)
 def compare(
-    request: Request, *, runs: Runs, html: Html = None, json: o.Json = False, markdown: Markdown = False
+    request: Request,
+    *,
+    runs: Annotated[
+        list[str],
+        o.argument(
+            "RUN...", "Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run."
+        ),
+    ],
+    html: Annotated[
+        Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
+    ] = None,
+    json: o.Json = False,
+    markdown: Annotated[bool, o.option("--markdown", "Print Markdown instead of a table.")] = False,
 ) -> None:
     """Say what moved between runs, and split the difference in latency into parts that add up to it.
 
     The first run is the one that others are compared with. Options are for schedules that are run on the spot.
     """
     from npusim.report.compare import compare as compare_runs
-    from npusim.report.compare import comparison_document
-    from npusim.report.compare_tables import comparison_table
+    from npusim.report.compare import comparison_document, comparison_table
+    from npusim.report.output import check_file_writable
+    from npusim.report.page import comparison_page
 
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
     if html is not None:
-        from npusim.report.output import check_file_writable
-
         check_reports()
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
-    found = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
+    comparison = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
     if html is not None:
-        _write(html, found)
+        write(html, comparison_page(comparison))
     if json:
-        show_json(comparison_document(found))
-    elif markdown:
-        show_markdown(comparison_table(found))
+        show_json(comparison_document(comparison))
     else:
-        show(comparison_table(found))
-
-
-def _write(file: Path, found: "Comparison") -> None:
-    from npusim.report.output import write_whole
-    from npusim.report.page import comparison_page
-
-    write_whole(file, comparison_page(found).encode())
-    say(f"wrote {file}")
+        (show_markdown if markdown else show)(comparison_table(comparison))
 
 
 def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
@@ -94,14 +84,14 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
     for path in asked:
         if isinstance(path, Path) and path.suffix != ".csv":
             load_result(path)
-    found: list[Path | RunData] = []
+    results: list[Path | RunData] = []
     for word, one in zip(words, asked, strict=True):
         if isinstance(one, Path):
-            found.append(one)
+            results.append(one)
             continue
         with working(f"simulating {word}") as progress:
-            found.append(replace(run_request(replace(one, progress=progress)), name=word))
-    return found
+            results.append(replace(run_request(replace(one, progress=progress)), name=word))
+    return results
 
 
 def _request(word: str, base: Request) -> Request:
@@ -122,3 +112,37 @@ def _is_file(word: str) -> bool:
         return True
     first = o.words(word)[0]
     return ("/" in first or "\\" in first) and ":" not in first
+
+
+@app.verb(
+    "report",
+    ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
+    ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
+    ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
+)
+def report(
+    runs: Annotated[list[Path], o.argument("RUN...", "Run folders, or one store of explore.")],
+    out: Annotated[
+        Path | None, o.option("--out -o FILE", shown="report.html in the folder of one run, beside a table, or here")
+    ] = None,
+) -> None:
+    """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.
+
+    It needs no network and no server; send it to anyone. Needs npusim[report].
+    """
+    check_reports()
+    from npusim.report.output import check_file_writable
+    from npusim.report.page import page_file, saved_page
+
+    if out is not None:
+        check_file_writable(out)
+    with working("drawing"):
+        page = saved_page(runs)
+    write(page_file(runs) if out is None else out, page)
+
+
+def check_reports() -> None:
+    """Raise `NpusimError` before the work, not after it, where a library of reports is missing."""
+    from npusim.report.charts import altair
+
+    altair()

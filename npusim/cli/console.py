@@ -20,6 +20,7 @@ from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from npusim.report.text import Block
 
@@ -35,19 +36,24 @@ def show(blocks: Iterable[Block]) -> None:
 
     It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
     """
-    from npusim.report.text import lines, plain
+    from npusim.report.text import lines
 
-    width = _width()
+    show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, _width()))
+
+
+def show_lines(lines: Iterable[Iterable[tuple[str, str]]]) -> None:
+    """Print lines made of pieces of text, each with a style of rich's, which only a terminal shows."""
     if not _is_coloured():
-        typer.echo(plain(blocks, width), nl=False)
+        for line in lines:
+            typer.echo("".join(text for text, _ in line).rstrip())
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for line in lines(blocks, width):
+    for line in lines:
         # What is still too long is the terminal's to wrap: a copied command stays one line.
-        console.print(Text.assemble(*((t, _STYLES[s]) for t, s in line)), soft_wrap=True)
+        console.print(Text.assemble(*line), soft_wrap=True)
 
 
 def show_markdown(blocks: Iterable[Block]) -> None:
@@ -70,6 +76,14 @@ def show_json(document: Mapping[str, object]) -> None:
 def say(message: str) -> None:
     """Print a message for people, to stderr."""
     typer.echo(visible(message), err=True)
+
+
+def write(file: Path, text: str, note: str = "") -> None:
+    """Write a file, whole or not at all, and say so; raise `OutputError` if that is impossible."""
+    from npusim.report.output import write_whole
+
+    write_whole(file, text.encode())
+    say(f"wrote {file}{note}")
 
 
 @contextmanager

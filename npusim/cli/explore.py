@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show, show_document
+from npusim.cli.compare import check_reports
+from npusim.cli.console import progress, say, show, show_json
 from npusim.cli.help import Verbs
-from npusim.cli.report import check_reports
 from npusim.errors import TilingError
 from npusim.simulation.request import Request, TensorOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.explore.exploration import Exploration
     from npusim.explore.search import Options
     from npusim.explore.store import PointOutcome
@@ -97,6 +95,7 @@ def explore(
     what is done, and --resume goes on.
     """
     from npusim.explore.search import Options
+    from npusim.report.search import exploration_document, exploration_table
 
     if plot is not None:
         check_reports()
@@ -115,20 +114,20 @@ def explore(
         finite=finite,
         studies=studies or not auto,
     )
-    done, points, found = _searched(name, request, axes, options)
+    done, points, exploration = _searched(name, request, axes, options)
     if json:
-        _show_document(name, done, found)
+        show_json(exploration_document(name, done, exploration))
     else:
-        _show(name, done, found, axes, total=points, top=top, is_pareto=pareto, robust=robust)
+        show(exploration_table(name, done, exploration, total=points, top=top, is_pareto=pareto, is_robust=robust))
     if done:
         say(f"wrote {path}")
-    if found is None:
+    if exploration is None:
         raise KeyboardInterrupt
-    _write(found, best, plot)
-    if found.best is None:
-        closest = found.closest_misfit()
+    _write(exploration, best, plot)
+    if exploration.best is None:
+        closest = exploration.closest_misfit()
         hint = f". The closest: {closest}" if closest else ""
-        raise TilingError(f"{found.why_none()}; the reasons stand in {path}{hint}")
+        raise TilingError(f"{exploration.why_none()}; the reasons stand in {path}{hint}")
 
 
 def _searched(
@@ -138,7 +137,7 @@ def _searched(
     from npusim.explore.exploration import search
 
     done: list[PointOutcome] = []
-    points, found = 0, None
+    points, exploration = 0, None
     with progress(f"exploring {name}") as advance:
 
         def on_outcome(outcome: "PointOutcome", total: int) -> None:
@@ -148,8 +147,8 @@ def _searched(
             advance(len(done), total)
 
         with suppress(KeyboardInterrupt):  # what is done is shown first
-            found = search(request, axes, replace(options, on_outcome=on_outcome))
-    return sorted(done, key=lambda outcome: outcome.index), points, found
+            exploration = search(request, axes, replace(options, on_outcome=on_outcome))
+    return sorted(done, key=lambda outcome: outcome.index), points, exploration
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":
@@ -176,52 +175,19 @@ def _default_out(request: Request) -> Path:
     return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
 
 
-def _show(
-    name: str,
-    done: "list[PointOutcome]",
-    found: "Exploration | None",
-    axes: "Mapping[str, Any]",
-    *,
-    total: int,
-    top: int,
-    is_pareto: bool,
-    robust: bool,
-) -> None:
-    from npusim.report.exploration import assurances, exploration_blocks, what_if_blocks
-
-    scene_names = found.setting.scene_names if found is not None else ("schedule",)
-    swayed = found.sensitive_to() if found is not None and robust else {}
-    blocks = exploration_blocks(
-        name, done, scene_names, total=total, top=top, is_pareto=is_pareto and found is not None, swayed_by=swayed
-    )
-    if found is not None:
-        blocks += assurances(found)
-        blocks += what_if_blocks(done, found.setting.device_keys, found.setting.schedules)
-    show(blocks)
-
-
-def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
+def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:
     from npusim.errors import OutputError, reason_of
 
     files: dict[Path, str] = {}
-    if best is not None and found.best is not None:
-        files[best] = json_text.dumps(found.tiling(found.best), indent=1, default=str) + "\n"
+    if best is not None and exploration.best is not None:
+        files[best] = json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str) + "\n"
     if plot is not None:
-        from npusim.report.explore_sections import front_of, map_of, ranking_of, varied
         from npusim.report.page import svg
+        from npusim.report.search import drawings_of
 
-        rows = [o.row() for o in found.outcomes]
-        names = varied(rows)
-        if found.best is not None:
-            files[plot / "ranking.svg"] = svg(ranking_of([o.row() for o in found.feasible], names))
-        if found.front:
-            files[plot / "front.svg"] = svg(front_of(rows, names)[0])
-        files |= {
-            plot / f"heatmap-{a}-{b}.svg": svg(map_of(rows, b, a)[0])
-            for i, a in enumerate(names)
-            for b in names[i + 1 :]
-        }
-        if not files.keys() - {best}:
+        specs = drawings_of(exploration)
+        files |= {plot / f"{name}.svg": svg(spec) for name, spec in specs.items()}
+        if not specs:
             say(f"wrote nothing to {plot}: no point has a time")
     for file, text in files.items():
         try:
@@ -230,22 +196,3 @@ def _write(found: "Exploration", best: Path | None, plot: Path | None) -> None:
         except OSError as error:
             raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
         say(f"wrote {file}")
-
-
-def _show_document(schedule: str, outcomes: "list[PointOutcome]", found: "Exploration | None") -> None:
-    from npusim.explore.exploration import best_of
-
-    best = best_of(outcomes)
-
-    def point(outcome: "PointOutcome") -> dict[str, object]:
-        row = outcome.row()
-        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
-
-    show_document(
-        "explore",
-        schedule=schedule,
-        complete=found is not None,
-        best=point(best) if best else None,
-        front=[point(outcome) for outcome in found.front] if found is not None else [],
-        points=[point(outcome) for outcome in outcomes],
-    )

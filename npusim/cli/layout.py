@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show, show_json
+from npusim.cli.console import show, show_json, show_lines, write
 from npusim.cli.help import Verbs
+from npusim.report.text import Heading
 
 if TYPE_CHECKING:
-    from npusim.report.layouts import Picture, Square
+    from npusim.report.layouts import Square
 
 app = Verbs()
 
@@ -48,54 +49,27 @@ def layout(
     json: o.Json = False,
 ) -> None:
     """Draw the lanes and registers that hold a matrix instruction's operand."""
-    from npusim.layout import arrangement as arranged
-    from npusim.layout import instruction as known
+    from npusim import layout as mapping
     from npusim.report import layouts as r
 
-    found = known(instruction, acc=acc, a=a, b=b)
-    where = arranged(arrangement) if arrangement is not None else None
+    mma = mapping.instruction(instruction, acc=acc, a=a, b=b)
+    where = mapping.arrangement(arrangement) if arrangement is not None else None
     name = operand or ("a" if chain else "c")
-    draw = r.chain_picture if chain else r.fragment_picture
-    picture = draw(found, name, where)
+    picture = (r.chain_picture if chain else r.fragment_picture)(mma, name, where)
     if svg is not None:
-        from npusim.report.layout_svg import picture_svg
-        from npusim.report.output import write_whole
-
-        write_whole(svg, picture_svg(picture).encode())
-        say(f"wrote {svg}")
+        write(svg, r.picture_svg(picture))
     if json:
-        show_json(r.chain_document(found, name, where) if chain else r.fragment_document(found, name))
-    else:
-        _draw(picture)
-
-
-def _draw(picture: "Picture") -> None:
-    """Print the picture: lanes as colours on a terminal, the same words elsewhere."""
-    from npusim.report.layouts import picture_lines
-    from npusim.report.text import Heading
-
+        show_json(r.chain_document(mma, name, where) if chain else r.fragment_document(mma, name))
+        return
     show([Heading(picture.title, picture.note)])
     if picture.legend:
         typer.echo(picture.legend)
     typer.echo()
-    _show_tile([*picture_lines(picture)])
+    show_lines([(text, _style(square)) for text, square in line] for line in r.picture_lines(picture))
     typer.echo()
     show([picture.facts])
 
 
-def _show_tile(lines: "list[tuple[tuple[str, Square | None], ...]]") -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    if not console.is_terminal or console.no_color or console.is_dumb_terminal:
-        for line in lines:
-            typer.echo("".join(text for text, _ in line).rstrip())
-        return
-    for line in lines:
-        pieces = (
-            (text, f"{'bold ' if square.needed_by else ''}black on {square.colour}") if square else (text, "dim")
-            for text, square in line
-        )
-        # Long lines are the terminal's to wrap: a copied line stays one line.
-        console.print(Text.assemble(*pieces), soft_wrap=True)
+def _style(square: "Square | None") -> str:
+    """Return what a terminal shows of a square: its lane as a colour, and in bold what another lane needs."""
+    return "dim" if square is None else f"{'bold ' if square.needed_by else ''}black on {square.colour}"

@@ -1,14 +1,13 @@
 """``npusim run``: bits and cycles of one schedule on one device."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show, show_json, working
-from npusim.cli.fields import show_fields
+from npusim.cli.compare import check_reports
+from npusim.cli.console import say, show, show_document, show_json, working
 from npusim.cli.help import Verbs
-from npusim.cli.report import check_reports
 from npusim.simulation.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def run(
     if fields:
         asked = {name: value for name, value in request.changed().items() if name != "hw"}
         refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
-        show_fields(request, as_json=json)
+        _show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
     from npusim.simulation.plan import plan_of
@@ -138,11 +137,33 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
     return replace(plan, request=shown)
 
 
+def _show_fields(request: Request, *, as_json: bool) -> None:
+    """Print tiling fields and precision presets of a schedule on a device's cores."""
+    from npusim.config.tiling import tiling_fields
+    from npusim.report.inputs import fields_table
+    from npusim.schedules import find_schedule
+
+    name = request.schedule
+    schedule = find_schedule(name, replace(request, overrides=None).machine().family)
+    fields = tiling_fields(schedule.tiling)
+    if not as_json:
+        show(fields_table(name, schedule, fields))
+        return
+    show_document(
+        "fields",
+        schedule=name,
+        family=schedule.family,
+        tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
+        precisions={n: p.formats() for n, p in schedule.precisions.items()},
+        default_precision=schedule.default_precision,
+    )
+
+
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
+    from npusim.report.advice import Trial
+    from npusim.report.findings import sensitivity_document, sensitivity_table
     from npusim.report.record import record_of
-    from npusim.report.sensitivity import sensitivity_document, sensitivity_table
     from npusim.report.tables import run_table
-    from npusim.report.trial import Trial
     from npusim.simulation.sensitivity import sensitivity
 
     record = record_of(result)

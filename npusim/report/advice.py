@@ -1,4 +1,4 @@
-"""One piece of advice on a run, by a short table of rules, the first that applies.
+"""One piece of advice on a run, by a short table of rules, the first that applies, and values that it could try.
 
 A rule reads the run's own counts and says what they show and what to try: on this very run, with values
 that fit and that change what is run.  It never promises a gain, since the next run shows it.
@@ -6,16 +6,25 @@ that fit and that change what is run.  It never promises a gain, since the next 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable  # noqa: TC003 - a field of a NamedTuple
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.errors import NpusimError
 from npusim.report.bottleneck import bottleneck, deciding_group, group_ends, main_stall
 from npusim.report.text import percent
+from npusim.schedules.registry import effective
+from npusim.simulation.request import Request, command
+from npusim.simulation.variants import Variant, Variants, work_key
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
     from npusim.report.bottleneck import Bottleneck
     from npusim.report.record import RunRecord
-    from npusim.report.trial import Trial
+    from npusim.simulation.result import RunData
     from npusim.timing.result import TimingRecord
 
 #: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
@@ -41,27 +50,18 @@ class Advice(NamedTuple):
     command: str = ""
 
 
-class Rule(NamedTuple):
-    """``advice`` returns None where the rule does not apply."""
-
-    name: str
-    advice: Callable[[RunRecord, TimingRecord, Bottleneck], Advice | None]
-
-
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
     """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
 
     Its command is there where ``trial`` (of the live run) finds values that fit and change something.
     """
     timing = record.timing
-    found = None if timing is None else bottleneck(timing)
-    if timing is None or found is None:
+    busiest = None if timing is None else bottleneck(timing)
+    if timing is None or busiest is None:
         return None
-    for rule in RULES:
-        advice = rule.advice(record, timing, found)
-        if advice is not None:
-            text = f"[{rule.name}] {advice.text}"
-            return advice._replace(text=text, command=_command(advice, trial))
+    for name, rule in RULES.items():
+        if (advice := rule(record, timing, busiest)) is not None:
+            return advice._replace(text=f"[{name}] {advice.text}", command=_command(advice, trial))
     return None
 
 
@@ -82,25 +82,26 @@ def decoding(record: RunRecord) -> str | None:
     queries, heads, kv_heads = (int(str(p[n])) for n in ("seq_q", "heads", "kv_heads"))
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
-    fields, said = record.tiling, list[str]()
+    lines, fields = [], record.tiling
     working, there = len(group_ends(timing)), record.device.group_count
     if working < there:
-        is_split = "splits" in fields
-        split = "more splits or" if is_split else "split_kv, which splits keys over cores, or"
-        said.append(
-            f"{working} of {there} core groups work: a block is {'part of ' if is_split else ''}a head of a sequence; "
+        part, split = "", "split_kv, which splits keys over cores, or"
+        if "splits" in fields:
+            part, split = "part of ", "more splits or"
+        lines.append(
+            f"{working} of {there} core groups work: a block is {part}a head of a sequence; "
             f"{split} a larger --batch fills them"
         )
     is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
     if heads > kv_heads and not is_packed:
-        said.append(
+        lines.append(
             f"K and V are loaded {heads // kv_heads} times: each of the query heads that share them is a block "
             "of its own"
         )
-    return "; ".join(said) or None
+    return "; ".join(lines) or None
 
 
-def _few_blocks(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
     working, there = len(group_ends(timing)), record.device.group_count
     # How many of a node's devices share a layer was asked for: no block is missing.
     if working >= there or decoding(record) or timing.overlap is not None:
@@ -109,7 +110,7 @@ def _few_blocks(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> A
     return Advice(text, "block_q", _smaller)
 
 
-def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
+def _imbalance(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
     ends = group_ends(timing)
     mean = sum(ends.values()) / len(ends) / max(ends.values())
     if mean >= EVEN_SHARE:
@@ -121,16 +122,15 @@ def _imbalance(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Ad
     return Advice(text, "block_q", _smaller)
 
 
-def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    costs = {key: cycles for key, cycles in _costs_of(timing, found).items() if key.startswith("ops.")}
+def _vector(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+    costs = {key: cycles for key, cycles in _costs_of(timing, busiest).items() if key.startswith("ops.")}
     total = sum(costs.values())
-    if not total or found.busy_share < BOUND_SHARE:
+    if not total or busiest.busy_share < BOUND_SHARE:
         return None
     startup = sum(n for key, n in costs.items() if key.endswith((".head_cycles", ".tail_cycles")))
-    by_op: dict[str, float] = {}
+    by_op: dict[str, float] = defaultdict(float)
     for key, cycles in costs.items():
-        name = key.split(".")[1]
-        by_op[name] = by_op.get(name, 0.0) + cycles
+        by_op[key.split(".")[1]] += cycles
     top = sorted(by_op.items(), key=lambda item: -item[1])[:3]
     shares = ", ".join(f"{name} {percent(cycles / total)}" for name, cycles in top)
     text = f"the vector unit is the limit: {shares} of its time"
@@ -140,10 +140,10 @@ def _vector(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advic
     return Advice(text, "vector_rows", _larger)
 
 
-def _matrix(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    costs = _costs_of(timing, found)
+def _matrix(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+    costs = _costs_of(timing, busiest)
     total = sum(costs.values())
-    if "cycles_per_fractal" not in costs or not total or found.busy_share < BOUND_SHARE:
+    if "cycles_per_fractal" not in costs or not total or busiest.busy_share < BOUND_SHARE:
         return None
     startup = costs.get("startup_cycles", 0.0)
     return Advice(
@@ -151,50 +151,49 @@ def _matrix(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advic
     )
 
 
-def _link(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    if not _routes(timing, found) or found.busy_share < BOUND_SHARE:
+def _link(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+    if not _routes(timing, busiest) or busiest.busy_share < BOUND_SHARE:
         return None
     seconds = timing.core_us * 1e-6
     for name, size in timing.link_bytes.items():
         share = size / seconds / record.device.link_bytes_per_s[name]
         if share >= LINK_SHARE:
-            text = f"{found.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
+            text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
             return Advice(text, "block_q", _larger)
     return None
 
 
-def _transfers(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    costs = _routes(timing, found)
-    if not costs or found.busy_share < BOUND_SHARE:
+def _transfers(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+    costs = _routes(timing, busiest)
+    if not costs or busiest.busy_share < BOUND_SHARE:
         return None
     route = max(costs, key=lambda key: costs[key])
-    return Advice(f"moving bytes is the limit ({found.pipe}, {route}): the core's own port, no shared link")
+    return Advice(f"moving bytes is the limit ({busiest.pipe}, {route}): the core's own port, no shared link")
 
 
-def _waiting(record: RunRecord, timing: TimingRecord, found: Bottleneck) -> Advice | None:
-    stall = main_stall(found.queue)
+def _waiting(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+    stall = main_stall(busiest.queue)
     # A node's queue has no constants of its own that another rule could name: busy is busy.
-    if stall is None or (timing.overlap is not None and found.busy_share >= BOUND_SHARE):
+    if stall is None or (timing.overlap is not None and busiest.busy_share >= BOUND_SHARE):
         return None
     cause, cycles = stall
     share = percent(cycles / timing.cycles)
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
-    text = (
-        f"no pipe is the limit: the busiest, {found.pipe}, works {percent(found.busy_share)} of the kernel and {waits}"
-    )
+    works = percent(busiest.busy_share)
+    text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the kernel and {waits}"
     return Advice(text, "depth", _deeper)
 
 
-def _costs_of(timing: TimingRecord, found: Bottleneck) -> dict[str, float]:
+def _costs_of(timing: TimingRecord, busiest: Bottleneck) -> dict[str, float]:
     """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's own."""
-    core = found.queue.queue.partition(".")[0].rstrip("0123456789")
-    own = f"cores.{core}.engines.{found.pipe}."
+    core = busiest.queue.queue.partition(".")[0].rstrip("0123456789")
+    own = f"cores.{core}.engines.{busiest.pipe}."
     return {c.key.removeprefix(own): c.cycles for c in timing.constants if c.key.startswith(own)}
 
 
-def _routes(timing: TimingRecord, found: Bottleneck) -> dict[str, float]:
+def _routes(timing: TimingRecord, busiest: Bottleneck) -> dict[str, float]:
     """Return those of them that are its routes'; none for what moves no bytes."""
-    costs = _costs_of(timing, found)
+    costs = _costs_of(timing, busiest)
     return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
 
 
@@ -210,13 +209,57 @@ def _deeper(value: int) -> tuple[int, ...]:
     return (value + 1, value + 2)
 
 
-#: In the order of their precedence.
-RULES = (
-    Rule("few blocks", _few_blocks),
-    Rule("imbalance", _imbalance),
-    Rule("vector", _vector),
-    Rule("matrix", _matrix),
-    Rule("link", _link),
-    Rule("transfers", _transfers),
-    Rule("waiting", _waiting),
+#: In the order of their precedence; a rule returns None where it does not apply.
+RULES: Mapping[str, Callable[[RunRecord, TimingRecord, Bottleneck], Advice | None]] = MappingProxyType(
+    {
+        "few blocks": _few_blocks,
+        "imbalance": _imbalance,
+        "vector": _vector,
+        "matrix": _matrix,
+        "link": _link,
+        "transfers": _transfers,
+        "waiting": _waiting,
+    }
 )
+
+
+# ---------------------------------------------------------------- values to try
+
+
+class Trial:
+    """Tries other values of one tiling field on the schedule, problem and device of a run."""
+
+    def __init__(self, result: RunData) -> None:
+        self._result = r = result
+        # The fields one by one, not a tiling as it was made: a field's own limits count too.
+        fields = r.tiling.model_dump()
+        self._variants = Variants(
+            Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
+        )
+
+    @cached_property
+    def _work(self) -> Hashable:
+        return work_key(self._result.program)
+
+    def value(self, field: str) -> int | None:
+        """Return the number that a field has, or that its default stands for; None if it is none."""
+        return effective(self._result.tiling, field)
+
+    def useful(self, field: str, values: Iterable[int]) -> list[int]:
+        """Return those of ``values`` that fit and whose program differs from the run's own."""
+        return [value for value in values if self._work_of(field, value) not in (None, self._work)]
+
+    def _work_of(self, field: str, value: int) -> Hashable:
+        try:
+            return work_key(self._variants.build(Variant(tiling={field: value}), is_hinted=False).program)
+        except (NpusimError, ValueError):
+            return None
+
+    def explore(self, field: str, values: Sequence[int]) -> str:
+        """Return the command that tries ``values`` on this very run; empty where none can say it."""
+        r = self._result
+        if r.asked is None:
+            return ""
+        options = [(o, v) for o, v in r.asked if (o, v.partition("=")[0]) != ("-t", field)]
+        listed = f"{field}={','.join(str(value) for value in values)}"
+        return command("explore", r.schedule, options, ["--field", listed])

@@ -7,12 +7,15 @@ A specification holds its data and says what is to be seen, never a colour: thos
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npusim.report.text import Block, Grid
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
@@ -21,6 +24,39 @@ TILE_COLOURS = 5
 #: Share of a chart's width that a letter of a label needs.
 LETTER = 0.0085
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
+
+
+@dataclass(frozen=True)
+class FigureTile:
+    """One of the few numbers at the head of a page; ``is_bad`` where it should alarm."""
+
+    name: str
+    value: str
+    note: str = ""
+    is_bad: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with a heading, what it shows (``text``), and its numbers; ``is_wide``: scrolled, not squeezed."""
+
+    key: str
+    title: str
+    text: str
+    spec: Spec | None
+    table: Grid
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """A part of a page: a heading, the few numbers, a table as the terminal has it, figures."""
+
+    title: str
+    subtitle: str = ""
+    tiles: Sequence[FigureTile] = ()
+    blocks: Sequence[Block] = ()
+    figures: Sequence[Figure] = ()
 
 
 def altair() -> Any:
@@ -41,7 +77,7 @@ def chart_of(name: str) -> Any:
 def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
     """Return a specification as wide as its place; rows come last, since Altair would check every one."""
     spec: Spec = chart.properties(width="container", height=height).to_dict(validate=False)
-    return {**spec, "datasets": {name: list(found) for name, found in rows.items()}}
+    return {**spec, "datasets": {name: list(data) for name, data in rows.items()}}
 
 
 def names_of(rows: Iterable[Row], key: str) -> list[str]:
@@ -53,20 +89,19 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
     """Return a vertical axis with one row a name."""
     alt = altair()
     axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelLimit=260)
-    return alt.Y(field, type="nominal", sort=list(names), scale=alt.Scale(domain=list(names)), axis=axis)
+    return alt.Y(f"{field}:N", sort=list(names), scale={"domain": list(names)}, axis=axis)
 
 
 def tooltip(**fields: str) -> list[Any]:
     """Return what a tooltip says: ``column="title|us"``, ``|share``, ``|number``, or text."""
     alt = altair()
-    kinds = {"us": ("quantitative", ",.3f"), "share": ("quantitative", ".1%"), "number": ("quantitative", ",.4~g")}
-    found = []
-    for name, said in fields.items():
-        title, _, kind = said.partition("|")
-        dtype, form = kinds.get(kind, ("nominal", None))
-        more = {} if form is None else {"format": form}
-        found.append(alt.Tooltip(name, type=dtype, title=title, **more))
-    return found
+    formats = {"us": ",.3f", "share": ".1%", "number": ",.4~g"}
+    parts = []
+    for name, text in fields.items():
+        title, _, kind = text.partition("|")
+        shown = alt.Tooltip(f"{name}:{'Q' if kind else 'N'}", title=title)
+        parts.append(shown.format(formats[kind]) if kind else shown)
+    return parts
 
 
 # ---------------------------------------------------------------- time
@@ -81,20 +116,13 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
     room = (end_us - start_us) * LETTER
     rows = []
     for s in slices:
-        is_roomy = s["kind"] == "operation" and s["end_us"] - s["start_us"] > room * (len(s["name"]) + 1)
+        is_operation, name = s["kind"] == "operation", s["name"]
+        is_roomy = is_operation and s["end_us"] - s["start_us"] > room * (len(name) + 1)
         tile = None if s.get("tile") is None else str(s["tile"] % TILE_COLOURS)
-        what = s["name"] if s["kind"] == "operation" else f"waits: {s['name']}"
-        rows.append(
-            {
-                **s,
-                "colour": tile,
-                "label": s["name"] if is_roomy else "",
-                "what": what,
-                "events": "; ".join(s.get("events", ())),
-            }
-        )
+        seen = {"colour": tile, "label": name if is_roomy else "", "what": name if is_operation else f"waits: {name}"}
+        rows.append({**s, **seen, "events": "; ".join(s.get("events", ()))})
     names = names_of(rows, "track")
-    x = alt.X("start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[start_us, end_us], nice=False))
+    x = alt.X("start_us:Q", title="time, us", scale={"domain": [start_us, end_us], "nice": False})
     tips = tooltip(
         what="what",
         track="track",
@@ -106,7 +134,7 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
     )
     at = chart_of("slices").encode(y=rows_axis(names), tooltip=tips)
     base = at.encode(x=x, x2="end_us")
-    colour = alt.Color("colour", type="nominal", scale=alt.Scale(domain=list("01234"), range="ordinal"), legend=None)
+    colour = alt.Color("colour:N", scale={"domain": list("01234"), "range": "ordinal"}, legend=None)
     ran = base.transform_filter("datum.kind == 'operation'")
     layers = [
         base.transform_filter("datum.kind == 'wait'").mark_bar(height=3, style="wait"),
@@ -115,10 +143,8 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
         at.transform_filter("datum.label != ''")
         .transform_calculate(mid="(datum.start_us + datum.end_us) / 2")
         .mark_text(style="inside", clip=True)
-        .encode(x=alt.X("mid", type="quantitative"), text="label:N"),
-        at.transform_filter("datum.events != ''")
-        .mark_text(style="cross", text="×", fontSize=17)
-        .encode(x=alt.X("end_us", type="quantitative")),
+        .encode(x="mid:Q", text="label:N"),
+        at.transform_filter("datum.events != ''").mark_text(style="cross", text="×", fontSize=17).encode(x="end_us:Q"),
     ]
     return finished(alt.layer(*layers), ROW_HEIGHT * len(names), slices=rows)
 
@@ -132,15 +158,14 @@ def use_of_tracks(parts: Sequence[Row]) -> Spec:
         chart_of("parts")
         .mark_bar(height={"band": 0.9})
         .encode(
-            x=alt.X("start_us", type="quantitative", title="time, us", scale=alt.Scale(domain=[0, end], nice=False)),
+            x=alt.X("start_us:Q", title="time, us", scale={"domain": [0, end], "nice": False}),
             x2="end_us",
             y=rows_axis(names),
             color=alt.Color(
-                "busy",
-                type="quantitative",
+                "busy:Q",
                 title="busy",
-                scale=alt.Scale(domain=[0, 1], range="ramp"),
-                legend=alt.Legend(format=".0%", orient="top"),
+                scale={"domain": [0, 1], "range": "ramp"},
+                legend={"format": ".0%", "orient": "top"},
             ),
             tooltip=tooltip(track="track", start_us="from, us|us", end_us="to, us|us", busy="busy|share"),
         )
@@ -148,8 +173,8 @@ def use_of_tracks(parts: Sequence[Row]) -> Spec:
     return finished(chart, ROW_HEIGHT * len(names), parts=parts)
 
 
-def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, unit: str = "us") -> Spec:
-    """Return one bar a ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
+def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
+    """Return the time of each ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
     alt = altair()
     names, order = names_of(rows, "track"), {kind: at for at, kind in enumerate(kinds)}
     ordered = [{**row, "order": order[row["kind"]]} for row in rows]
@@ -157,17 +182,16 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str], *, x_title: str, uni
         chart_of("parts")
         .mark_bar(height={"band": 0.78}, style="tile")
         .encode(
-            x=alt.X("value", type="quantitative", title=x_title, stack="zero"),
+            x=alt.X("value:Q", title="time, us", stack="zero"),
             y=rows_axis(names),
             color=alt.Color(
-                "kind",
-                type="nominal",
+                "kind:N",
                 title=None,
-                scale=alt.Scale(domain=list(kinds), range="category"),
-                legend=alt.Legend(orient="top", columns=2, labelLimit=200),
+                scale={"domain": list(kinds), "range": "category"},
+                legend={"columns": 2, "labelLimit": 200, "orient": "top"},
             ),
-            order=alt.Order("order", type="quantitative"),
-            tooltip=tooltip(track="track", cause="what", value=f"{unit}|number", share="of the kernel|share"),
+            order="order:Q",
+            tooltip=tooltip(track="track", cause="what", value="us|number", share="of the kernel|share"),
         )
     )
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)
@@ -178,13 +202,11 @@ def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
     alt = altair()
     names = names_of(rows, "name")
     base = chart_of("rows").encode(
-        x=alt.X("value", type="quantitative", title=x_title, axis=alt.Axis(format=form, tickCount=6)),
+        x=alt.X("value:Q", title=x_title, axis={"format": form, "tickCount": 6}),
         y=rows_axis(names, "name"),
-        tooltip=[*tooltip(name="what"), alt.Tooltip("value", type="quantitative", format=form), *tooltip(text="note")],
+        tooltip=[*tooltip(name="what"), alt.Tooltip("value:Q", format=form), *tooltip(text="note")],
     )
-    text = base.mark_text(style="label", align="left", dx=5).encode(
-        text=alt.Text("value", type="quantitative", format=form)
-    )
+    text = base.mark_text(style="label", align="left", dx=5).encode(text=alt.Text("value:Q", format=form))
     return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), ROW_HEIGHT * len(names), rows=rows)
 
 
@@ -194,24 +216,20 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
         x=alt.X(
-            "value",
-            type="quantitative",
-            title=x_title,
-            scale=alt.Scale(padding=50),
-            axis=alt.Axis(tickCount=6, format=form.replace("f", "~f")),
+            "value:Q", title=x_title, scale={"padding": 50}, axis={"format": form.replace("f", "~f"), "tickCount": 6}
         ),
         y=rows_axis(parts, "part"),
-        yOffset=alt.YOffset("run", type="nominal", sort=runs),
-        tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value", type="quantitative", format=form)],
+        yOffset=alt.YOffset("run:N", sort=runs),
+        tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value:Q", format=form)],
     )
-    told = alt.Text("value", type="quantitative", format=form)
+    written = alt.Text("value:Q", format=form)
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
-    colour = alt.Color("run", type="nominal", title=None, sort=runs, scale=alt.Scale(range="category"), legend=legend)
+    colour = alt.Color("run:N", title=None, sort=runs, scale={"range": "category"}, legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
     for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
         if any((row["value"] < 0) is is_less for row in rows):
             beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
-            layers.append(beside.encode(text=told))
+            layers.append(beside.encode(text=written))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
@@ -220,15 +238,13 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
     alt = altair()
     errors = alt.Axis(format=".0e", tickCount=4)
     base = chart_of("points").encode(
-        x=alt.X("latency_us", type="quantitative", title="latency, us", scale=alt.Scale(zero=False, padding=40)),
-        y=alt.Y(
-            "error", type="quantitative", title="relative RMSE", scale=alt.Scale(type="log", padding=20), axis=errors
-        ),
+        x=alt.X("latency_us:Q", title="latency, us", scale={"padding": 40, "zero": False}),
+        y=alt.Y("error:Q", title="relative RMSE", scale={"padding": 20, "type": "log"}, axis=errors),
         tooltip=tooltip(name="what", latency_us="us|number", error="relative RMSE|number"),
     )
-    has_front = any(point.get("is_front") for point in points)
+    joined = base.transform_filter("datum.is_front").mark_line(interpolate="step-after")
     layers = [
-        *([base.transform_filter("datum.is_front").mark_line(interpolate="step-after")] if has_front else ()),
+        *([joined] if any(point.get("is_front") for point in points) else ()),
         base.mark_point(shape="diamond", size=120, filled=True, style="mark"),
         base.transform_filter("!datum.below").mark_text(style="label", dy=-13).encode(text="name:N"),
         base.transform_filter("datum.below").mark_text(style="label", dy=14).encode(text="name:N"),
@@ -240,13 +256,207 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
 def _apart(points: Sequence[Row]) -> list[Row]:
     """Return points with the names of some below them, where the one to the left is too near."""
     reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
-    found: list[Row] = []
+    placed: list[Row] = []
     for point in sorted(points, key=lambda p: p["latency_us"]):
         near = [
             p
-            for p in found
+            for p in placed
             # An eighth of the width is a name, a factor of 1.3 its height.
             if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
         ]
-        found.append({**point, "below": bool(near) and not near[-1]["below"]})
-    return found
+        placed.append({**point, "below": bool(near) and not near[-1]["below"]})
+    return placed
+
+
+# ---------------------------------------------------------------- roofs and memories
+
+
+def roofline(levels: Sequence[Row], peak: float) -> Spec:
+    """Return roofs and the run's place under them, both axes logarithmic.
+
+    A level is ``name``, ``bytes_per_s``, ``intensity`` (operations a byte that crossed it) and ``attained``
+    (operations a second); ``peak`` is that of the matrix units.
+    """
+    alt = altair()
+    ridges = [peak / level["bytes_per_s"] for level in levels]
+    shown = [*ridges, *(level["intensity"] for level in levels)]
+    low, high = min(shown) / 4, max(shown) * 4
+    roofs = [
+        {"name": level["name"], "x": x, "y": min(peak, x * level["bytes_per_s"]) / 1e12}
+        for level, ridge in zip(levels, ridges, strict=True)
+        for x in (low, ridge, high)
+    ]
+    marks = [
+        {"name": level["name"], "x": x, "y": y / 1e12, "what": what, "label": label, "up": up}
+        for level, ridge in zip(levels, ridges, strict=True)
+        for x, y, what, label, up in (
+            (ridge, peak, f"ridge of {level['name']}", f"{ridge:,.0f}", True),
+            (level["intensity"], level["attained"], f"this run, by bytes of {level['name']}", level["name"], False),
+        )
+    ]
+    scale = alt.Scale(type="log", nice=False)
+    x = alt.X("x:Q", scale=scale, title="operations a byte", axis={"format": "~s", "tickCount": 6})
+    y = alt.Y("y:Q", scale={"type": "log"}, title="TFLOP/s", axis={"format": "~g"})
+    colour = alt.Color("name:N", scale={"range": "category"}, legend={"orient": "top", "title": "roof of"})
+    dash = alt.StrokeDash("name:N", legend=None)
+    points = chart_of("marks").encode(
+        x=x, y=y, color=colour, tooltip=tooltip(what="what", x="operations a byte|number", y="TFLOP/s|number")
+    )
+    ups, downs = points.transform_filter("datum.up"), points.transform_filter("!datum.up")
+    layers = [
+        chart_of("roofs").mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
+        ups.mark_point(shape="triangle-down", size=50, filled=True),
+        ups.mark_text(style="label", dy=-11).encode(text="label:N", color=alt.Undefined),
+        downs.mark_point(shape="diamond", size=130, filled=True, style="mark"),
+        downs.mark_text(style="label", dy=17).encode(text="label:N", color=alt.Undefined),
+    ]
+    return finished(alt.layer(*layers), CHART_HEIGHT, marks=marks, roofs=roofs)
+
+
+def memory_bars(memories: Sequence[Row]) -> Spec:
+    """Return shares of memories: rows ``name``, ``used_bytes`` (allocated), ``capacity_bytes``, ``held_bytes``."""
+    alt = altair()
+    rows = [
+        {
+            **m,
+            "used": m["used_bytes"] / m["capacity_bytes"],
+            "held": None if m["held_bytes"] is None else m["held_bytes"] / m["capacity_bytes"],
+        }
+        for m in memories
+    ]
+    names = names_of(rows, "name")
+    x = alt.X(
+        "used:Q",
+        title="share of capacity",
+        scale={"domain": [0, 1.08], "nice": False},
+        axis={"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]},
+    )
+    tips = tooltip(
+        name="memory",
+        used="allocated|share",
+        used_bytes="bytes allocated|number",
+        capacity_bytes="bytes there|number",
+        held="held at most|share",
+    )
+    base = chart_of("memories").encode(y=rows_axis(names, "name"), tooltip=tips)
+    layers = [
+        base.mark_bar(height={"band": 0.75}, style="quiet").encode(x=x),
+        base.transform_filter("datum.held != null").mark_bar(height={"band": 0.32}).encode(x="held:Q"),
+        base.mark_text(style="label", align="left", dx=4).encode(x=x, text=alt.Text("used:Q", format=".0%")),
+        chart_of("limit").mark_rule(style="limit").encode(x="x:Q"),
+    ]
+    return finished(alt.layer(*layers), ROW_HEIGHT * len(names), memories=rows, limit=[{"x": 1}])
+
+
+# ---------------------------------------------------------------- bits
+
+
+def grid_of_errors(rows: Sequence[Row]) -> Spec:
+    """Return errors by head and rows; crosses mark overflow. Rows are those of ``figures.json``."""
+    alt = altair()
+    shown = [{**r, "end": r["last_row"] + 1} for r in rows]
+    names = names_of(shown, "head")
+    first, last = min(r["first_row"] for r in shown), max(r["end"] for r in shown)
+    at = chart_of("rows").encode(
+        y=rows_axis(names, "head", "head"),
+        tooltip=tooltip(
+            head="head",
+            first_row="from row|number",
+            last_row="to row|number",
+            error="relative error|number",
+            nonfinite_rows="rows not finite|number",
+            overflows="elements overflowed|number",
+        ),
+    )
+    x = alt.X("first_row:Q", title="row of Q", scale={"domain": [first, last], "nice": False, "zero": False})
+    base = at.encode(x=x, x2="end")
+    colour = alt.Color(
+        "error:Q",
+        title="relative error",
+        scale={"range": "ramp", "type": "log"},
+        legend={"format": ".1e", "orient": "top", "tickCount": 3},
+    )
+    middle = at.transform_calculate(mid="(datum.first_row + datum.end) / 2").encode(x="mid:Q")
+    wrong = base.transform_filter("datum.error > 0").mark_bar(height={"band": 0.92}).encode(color=colour)
+    layers = [
+        *([wrong] if any(r["error"] for r in shown) else ()),
+        base.transform_filter("datum.error === 0").mark_bar(height={"band": 0.92}, style="quiet"),
+        base.transform_filter("datum.nonfinite_rows > 0").mark_bar(height={"band": 0.92}, style="broken"),
+        *(
+            middle.transform_filter("datum.overflows > 0").mark_text(style=style, text="×", fontSize=17)
+            for style in ("halo", "cross")
+        ),
+    ]
+    return finished(alt.layer(*layers), max(3, len(names)) * (ROW_HEIGHT - 4 if len(names) < 12 else 12), rows=shown)
+
+
+def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
+    """Return values over two axes.
+
+    Rows: ``x``, ``y`` (text, in order), ``what``, and a ``value``, or the ``bound`` below it, or neither: a cross.
+    """
+    alt = altair()
+    columns, lines = names_of(cells, "x"), names_of(cells, "y")
+    x_axis = alt.Axis(labelAngle=0, ticks=False, domain=False)
+    base = chart_of("cells").encode(
+        x=alt.X("x:N", title=x_title, sort=columns, axis=x_axis),
+        y=rows_axis(sorted(lines, key=lambda text: (len(text), text)), "y", y_title),
+        tooltip=tooltip(x=x_title, y=y_title, value="us|number", what="status"),
+    )
+    known = [c["value"] for c in cells if c["value"] is not None]
+    dark = (min(known) + max(known)) / 2 if known else 0.0
+    colour = alt.Color("value:Q", title="us", scale={"range": "ramp"}, legend={"orient": "top"})
+    written = alt.Text("value:Q", format=",.1f")
+    there = base.transform_filter("datum.value != null")
+    layers = [there.mark_rect().encode(color=colour)]
+    if any(value <= dark for value in known):
+        layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=written))
+    if any(value > dark for value in known):
+        layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=written))
+    if any(c["value"] is None and c.get("bound") for c in cells):
+        bounded = base.transform_filter("datum.value == null && datum.bound")
+        least = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
+        layers += [bounded.mark_rect(style="quiet"), least.mark_text(style="label").encode(text="least:N")]
+    if any(c["value"] is None and not c.get("bound") for c in cells):
+        nothing = base.transform_filter("datum.value == null && !datum.bound")
+        layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
+    return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
+
+
+def score_bars(scores: Mapping[str, Any]) -> Spec:
+    """Return how many scores have which magnitude, and the ends of their format's range."""
+    alt = altair()
+    limit = math.log2(scores["largest"])
+    rows = [
+        {
+            "from": c["exponent"],
+            "to": c["exponent"] + 1,
+            "count": c["count"],
+            "beyond": 2.0 ** c["exponent"] >= scores["largest"],
+            "what": f"2^{c['exponent']} to 2^{c['exponent'] + 1}",
+        }
+        for c in scores["counts"]
+    ]
+    least, most = min(r["from"] for r in rows), max((limit, *(r["to"] for r in rows)))
+    x = alt.X(
+        "from:Q",
+        title="magnitude of the scores, as a power of 2",
+        scale={"domain": [min(max(least, most - 40) - 1, limit - 8), most + 2], "nice": False},
+        axis={"tickMinStep": 1},
+    )
+    y = alt.Y(
+        "count:Q",
+        title="scores",
+        axis={"format": "~s", "tickCount": 4},
+        scale={"domain": [0, max(r["count"] for r in rows)]},
+    )
+    base = chart_of("rows").encode(x=x, x2="to", y=y, tooltip=tooltip(what="magnitude", count="scores|number"))
+    ends = [{"x": limit, "label": f"largest of {scores['format']}"}]
+    end = chart_of("ends").encode(x="x:Q")
+    layers = [
+        base.transform_filter("!datum.beyond").mark_bar(orient="vertical", binSpacing=1, clip=True),
+        base.transform_filter("datum.beyond").mark_bar(orient="vertical", binSpacing=1, style="broken", clip=True),
+        end.mark_rule(style="limit"),
+        end.mark_text(style="label", align="right", dx=-5, baseline="top").encode(text="label:N", y=alt.value(2)),
+    ]
+    return finished(alt.layer(*layers), 200, rows=rows, ends=ends)

@@ -1,25 +1,47 @@
-"""Runs side by side: what differs in their inputs, what moved, and why one takes longer."""
+"""Runs side by side: what differs in their inputs, what moved, and why one takes longer; as text and as a page."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
+from npusim.report import charts
 from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
+from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.sheet import Breakdown, breakdown, chain, parts_of, sheets_of
+from npusim.report.text import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Fact,
+    Facts,
+    Grid,
+    Heading,
+    Style,
+    cells,
+    percent,
+    plain,
+    pre_html,
+    whole,
+)
 from npusim.timing.result import method_text
+from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+    from typing import Any
 
-    from npusim.numerics.result import NumericRecord
+    from npusim.report.charts import Row
     from npusim.report.record import RunRecord
     from npusim.report.sheet import Part, PartStep, Sheet
     from npusim.simulation.result import RunData
-    from npusim.timing.result import TimingRecord
 
 SCHEMA_VERSION = 2
 Value = int | float | str | None
@@ -27,6 +49,29 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 
 #: Ratios of errors within these bounds are written in percent, others as factors.
 _NEAR = (0.5, 2.0)
+#: Rows of parts and of what moved that the terminal shows, and parts that a chart does; JSON has them all.
+SHOWN, DRAWN = 10, 8
+#: What a bar of the whole latency is cut into.
+PART_KINDS = MappingProxyType(
+    {
+        "work": "operations",
+        "links": "others on shared links or pipes",
+        "wait": "waits",
+        "phase": "nothing to do in a phase",
+        "end": "its last operation is over",
+        "idle": "not busy",
+        "launch": "launch",
+    }
+)
+SPENT = Columns(
+    Column("run", "track"),
+    Column("what", "cause"),
+    Column("us", "value", ",.2f"),
+    Column("of the latency", "share", percent),
+)
+POINTS = Columns(
+    Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
+)
 
 
 @dataclass(frozen=True)
@@ -104,19 +149,15 @@ class Comparison:
     @cached_property
     def chains(self) -> tuple[tuple[PartStep, ...], ...]:
         """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
-        found: list[tuple[PartStep, ...]] = [()]
-        for run in range(1, len(self.sheets)):
-            causes = self.latency.causes(run) if self.latency else ()
-            if not self.latency or not causes or causes[0].kind != "wait":
-                found.append(())
-                continue
-            found.append(chain(self.sheets[0], self.sheets[run], self.latency.units[run], causes[0].name))
-        return tuple(found)
+        return tuple(self._chain(run) for run in range(len(self.sheets)))
+
+    def _chain(self, run: int) -> tuple[PartStep, ...]:
+        causes = self.latency.causes(run) if self.latency and run else ()
+        if not self.latency or not causes or causes[0].kind != "wait":
+            return ()
+        return chain(self.sheets[0], self.sheets[run], self.latency.units[run], causes[0].name)
 
     def __str__(self) -> str:
-        from npusim.report.compare_tables import comparison_table
-        from npusim.report.text import plain
-
         return plain(comparison_table(self))
 
     def __repr__(self) -> str:
@@ -124,9 +165,6 @@ class Comparison:
         return f"<Comparison of {', '.join(self.labels[:-1])} and {self.labels[-1]}: {changed}>"
 
     def _repr_html_(self) -> str:
-        from npusim.report.compare_tables import comparison_table
-        from npusim.report.text import pre_html
-
         return pre_html(comparison_table(self))
 
 
@@ -138,8 +176,6 @@ def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
 
     Raises `SpecError` if there are fewer than two, or a file is none of these.
     """
-    from npusim.errors import SpecError
-
     if len(runs) < 2:
         raise SpecError(f"compare needs two runs or more, not {len(runs)}")
     sheets = sheets_of(runs)
@@ -191,13 +227,13 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
     """Return the inputs that differ, by dotted key; a profiler's file says nothing of its own."""
     known = [s for s in sheets if s.record is not None]
     keys = dict.fromkeys(key for s in known for key in s.inputs)
-    values = {key: tuple(s.inputs.get(key) for s in sheets) for key in keys}
-    return {key: found for key, found in values.items() if len({repr(s.inputs.get(key)) for s in known}) > 1}
+    changed = [key for key in keys if len({repr(s.inputs.get(key)) for s in known}) > 1]
+    return {key: tuple(s.inputs.get(key) for s in sheets) for key in changed}
 
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
     """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
-    found: list[Moved] = []
+    moved: list[Moved] = []
     seen: dict[str, set[object]] = {}
     for unit in dict.fromkeys(u for s in sheets for u in s.units):
         kind, _, pipe = unit.partition(".")
@@ -205,8 +241,8 @@ def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
         twins = seen.setdefault(f"{kind.rstrip('0123456789')}.{pipe}", set())
         if rows not in twins:
             twins.add(rows)
-            found += _of_unit(sheets, unit)
-    yield from sorted(found, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
+            moved += _of_unit(sheets, unit)
+    yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
 
 
 def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
@@ -220,57 +256,312 @@ def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
 def _figures(sheets: Sequence[Sheet]) -> Iterator[ComparedFigure]:
     """Yield every figure that any run has."""
     values = [_values(s) for s in sheets]
-    for name, kind in dict.fromkeys(key for found in values for key in found):
-        yield ComparedFigure(name, kind, tuple(found.get((name, kind)) for found in values))
+    for name, kind in dict.fromkeys(key for of_run in values for key in of_run):
+        yield ComparedFigure(name, kind, tuple(of_run.get((name, kind)) for of_run in values))
 
 
 def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
-    found: dict[tuple[str, Kind], Value] = {}
-    record = sheet.record
+    """Return the figures of one run by name and kind."""
+    values: dict[tuple[str, Kind], Value] = {}
+    record, cycles = sheet.record, sheet.cycles or 1
     if sheet.cycles is not None:
-        found["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
-        found["kernel cycles", "cycles"] = sheet.cycles
+        values["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
+        values["kernel cycles", "cycles"] = sheet.cycles
     if record is None:
-        for name, unit in sheet.units.items():
-            found[f"{_core(name)} busy", "share"] = unit.busy / (sheet.cycles or 1)
-        return found
-    timing = record.timing
+        return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
+    timing, bits = record.timing, record.numerics
     if timing is not None:
         busiest = bottleneck(timing)
-        found["latency us", "time"] = timing.latency_us
-        found["method", "text"] = method_text(timing.method, timing.band)
-        found["operations", "count"] = timing.operations
-        found["busiest pipe", "text"] = None if busiest is None else busiest.pipe
-        found.update({(name, "share"): share for name, share in _busy(timing).items()})
-        found.update({(f"{n} bytes", "bytes"): size for n, size in timing.link_bytes.items()})
-    if record.numerics is not None and record.numerics.against != "float64":
-        found["errors against", "text"] = record.numerics.against
-    for name, value in _numeric_values(record.numerics).items():
-        found[name, "error" if name in ("relative RMSE", "max |error|") else "count"] = value
-    return found
-
-
-def _numeric_values(bits: NumericRecord | None) -> dict[str, Value]:
-    if bits is None:
-        return {}
-    return {
-        "relative RMSE": bits.rmse,
-        "max |error|": bits.max_abs_error,
-        "max ULP": bits.max_ulp,
-        "overflow": sum(bits.overflow_counts.values()),
-        "NaN": sum(bits.nan_counts.values()),
-        "NaN in output": bits.nan_count,
-        "Inf in output": bits.inf_count,
-    }
-
-
-def _busy(timing: TimingRecord) -> dict[str, float]:
-    """Return the busy shares in the core group that ends last, its core called ``cubecore0``."""
-    queues = queues_of(timing, deciding_group(timing))
-    return {f"{_core(q.queue)} busy": q.busy_cycles / (timing.cycles or 1) for q in queues}
+        values["latency us", "time"] = timing.latency_us
+        values["method", "text"] = method_text(timing.method, timing.band)
+        values["operations", "count"] = timing.operations
+        values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
+        for queue in queues_of(timing, deciding_group(timing)):
+            values[f"{_core(queue.queue)} busy", "share"] = queue.busy_cycles / (timing.cycles or 1)
+        values |= {(f"{name} bytes", "bytes"): size for name, size in timing.link_bytes.items()}
+    if bits is not None:
+        if bits.against != "float64":
+            values["errors against", "text"] = bits.against
+        values["relative RMSE", "error"] = bits.rmse
+        values["max |error|", "error"] = bits.max_abs_error
+        values["max ULP", "count"] = bits.max_ulp
+        values["overflow", "count"] = sum(bits.overflow_counts.values())
+        values["NaN", "count"] = sum(bits.nan_counts.values())
+        values["NaN in output", "count"] = bits.nan_count
+        values["Inf in output", "count"] = bits.inf_count
+    return values
 
 
 def _core(queue: str) -> str:
     """Return a queue's name as that of the first core group: ``cubecore0 CUBE``."""
     track = track_of(0, queue)
     return f"{track.core.rpartition('.')[2]} {track.pipe}"
+
+
+# ---------------------------------------------------------------- as text
+
+
+def comparison_table(c: Comparison) -> tuple[Block, ...]:
+    """Return what ``npusim compare`` prints: the reason first, then the parts, what else moved, every figure."""
+    blocks: list[Block] = [Heading(f"{c.labels[0]} -> {', '.join(c.labels[1:])}")]
+    if c.problems:
+        text = "; ".join(f"{key} {_arrow(c.differences[key])}" for key in c.problems)
+        warning = cells(f"times are not of the same work: {text}", style="warn")
+        blocks.append(Facts((("different problems", warning),)))
+    inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in c.problems]
+    if inputs or not c.problems:
+        blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
+    if c.latency is not None:
+        blocks += [Facts(tuple(_reasons(c, c.latency))), _parts_grid(c.latency)]
+    if c.moved:
+        blocks.append(_moved_grid(c))
+    return (*blocks, _figures_grid(c))
+
+
+def reason(latency: Breakdown, run: int) -> str:
+    """Return in a sentence why run ``run`` takes longer or shorter than the first."""
+    old, new = (latency.sheets[i] for i in (0, run))
+    before, after = (s.us(s.cycles or 0) + s.launch_us for s in (old, new))
+    change = after - before
+    unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
+    if not latency.moved(run):
+        return f"as long as {old.label}: nothing moved in {unit}"
+    causes = [f"{p} {latency.change_us(p, run):+,.2f} us" for p in latency.causes(run)]
+    against = [p for p in latency.moved(run) if latency.change_us(p, run) * change < 0]
+    but = f"; against that {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""
+    share = f" ({change / before * 100:+.1f} %)" if before else ""
+    much = f"{abs(change):,.2f} us {'longer' if change > 0 else 'shorter'}{share}" if change else "as long"
+    return f"{much}: {unit}: {', '.join(causes)}{but}"
+
+
+def _reasons(c: Comparison, latency: Breakdown) -> Iterator[Fact]:
+    for run in range(1, len(c.sheets)):
+        steps = [f"{s.unit} {s.part} {s.part.cycles[1] - s.part.cycles[0]:+,}" for s in c.chains[run]]
+        behind = cells("behind the first, in cycles: " + " < ".join(steps), style="dim") if steps else ()
+        yield f"why {c.labels[run]}" if len(c.sheets) > 2 else "why", (Cell(reason(latency, run)), *behind)
+    yield "parts", cells(f"what {_units(latency)} spends the time on, in the core group that ends last")
+
+
+def _units(latency: Breakdown) -> str:
+    return ", ".join(dict.fromkeys(latency.units))
+
+
+def _beside(
+    titles: Sequence[str],
+    value: Callable[[Any, int], str],
+    style: Callable[[Any, int], Style] = lambda row, run: "",
+    value_style: Callable[[Any], Style] = lambda row: "",
+    **changes: Callable[[Any, int], str],
+) -> Iterator[Column]:
+    """Yield the columns of each run: its value, and against the first run its changes, by their titles."""
+    for run, title in enumerate(titles):
+        yield Column(title, _of(run, value), align=">", style=value_style)
+        for name, change in changes.items() if run else ():
+            yield Column(name, _of(run, change), align=">", style=_of(run, style))
+
+
+def _of(run: int, function: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
+    """Return a function of a row and a run as one of a row alone."""
+    return lambda row: function(row, run)
+
+
+def _signed(change: float, spec: str = "+,") -> str:
+    return format(change, spec) if change else "="
+
+
+def _parts_grid(latency: Breakdown) -> Grid:
+    """Return the parts that moved, the largest first, the rest as one, and their sum."""
+    runs = range(1, len(latency.sheets))
+    moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
+    shown = moved[:SHOWN]
+    rows: list[tuple[str, Sequence[Part], Style]] = [(str(p), [p], "") for p in shown]
+    if rest := [p for p in latency.parts if p not in shown]:
+        still = "all others" if len(moved) > SHOWN else "all others, unchanged"
+        rows.append((still, rest, "dim"))
+    rows.append(("latency", latency.parts, "title"))
+
+    def us(row: tuple[str, Sequence[Part], Style], run: int) -> float:
+        return sum(latency.us(p, run) for p in row[1])
+
+    def change(row: tuple[str, Sequence[Part], Style], run: int) -> float:
+        return us(row, run) - us(row, 0) if any(latency.change_us(p, i) for p in row[1] for i in runs) else 0.0
+
+    def cycles(row: tuple[str, Sequence[Part], Style], run: int) -> int:
+        return sum(p.cycles[run] - p.cycles[0] for p in row[1])
+
+    def style(row: tuple[str, Sequence[Part], Style], run: int) -> Style:
+        longer = change(row, run)
+        return row[2] if row[2] == "dim" or not longer else "bad" if longer > 0 else "good"
+
+    changes = {"change": lambda row, run: _signed(change(row, run), "+,.2f")}
+    if latency.is_one_clock:
+        changes["cycles"] = lambda row, run: _signed(cycles(row, run))
+    titles = [f"{s.label} us" for s in latency.sheets]
+    columns = _beside(titles, lambda row, run: f"{us(row, run):,.2f}", style, lambda row: row[2], **changes)
+    return Columns(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
+
+
+def _moved_grid(c: Comparison) -> Grid:
+    """Return the operations and waits of all units that moved most."""
+    columns = _beside(
+        [f"{c.labels[0]} cycles", *c.labels[1:]],
+        lambda m, run: whole(m.part.cycles[run]),
+        change=lambda m, run: _signed(m.part.cycles[run] - m.part.cycles[0]),
+    )
+    grid = Columns(
+        Column("moved: unit", "unit", style="label"),
+        Column("operation, or wait", "part", str),
+        *columns,
+        Column("times", lambda m: " -> ".join(dict.fromkeys(map(whole, m.times))), align=">"),
+    ).grid(c.moved[:SHOWN])
+    if left := len(c.moved) - len(grid.rows):
+        rest = (Cell(f"and {left} more: --json", "dim"), *cells(*("" for _ in grid.header[1:])))
+        return replace(grid, rows=(*grid.rows, rest))
+    return grid
+
+
+def _figures_grid(c: Comparison) -> Grid:
+    columns = _beside(c.labels, _written, _style, change=ComparedFigure.change)
+    rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
+    return Columns(Column("", "name", style="label"), *columns).grid(rows)
+
+
+def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
+    """Return whether a second core of a kind only repeats what the first one's row says."""
+    first = re.sub(r"core[1-9]\d* ", "core0 ", figure.name)
+    return first != figure.name and any(f.values == figure.values for f in figures if f.name == first)
+
+
+def _written(figure: ComparedFigure, run: int) -> str:
+    value = figure.values[run]
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    match figure.kind:
+        case "time":
+            return f"{value:,.2f}"
+        case "share":
+            return percent(value)
+        case "bytes":
+            return format_bytes(int(value))
+        case "error":
+            return f"{value:.2e}"
+    return whole(int(value))
+
+
+def _arrow(values: Sequence[object]) -> str:
+    return " -> ".join("-" if value is None else str(value) for value in values)
+
+
+def _style(figure: ComparedFigure, run: int) -> Style:
+    """Return green for less of what one wants less of, red for more; neither for busy shares."""
+    change = figure.relative_change(run)
+    if not change or figure.kind not in ("time", "cycles", "error", "bytes"):
+        return ""
+    return "good" if change < 0 else "bad"
+
+
+# ---------------------------------------------------------------- as a page
+
+
+def comparison_part(c: Comparison) -> PagePart:
+    """Return what a page says of runs side by side, before it shows each of them."""
+    table = comparison_table(c)
+    facts = [b for b in table if isinstance(b, Facts)]
+    subtitle = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
+    return PagePart(" and ".join(c.labels), subtitle, tuple(_tiles(c)), [*facts, table[-1]], tuple(_page_figures(c)))
+
+
+def _tiles(c: Comparison) -> Iterator[FigureTile]:
+    for run, sheet in enumerate(c.sheets):
+        if sheet.cycles is None:
+            continue
+        us = sheet.us(sheet.cycles) + sheet.launch_us
+        bits = None if sheet.record is None else sheet.record.numerics
+        error = "" if bits is None else f"relative RMSE {bits.rmse:.2e}" if bits.rmse is not None else "not finite"
+        change = next((f.change(run) for f in c.figures if f.name == "latency us"), "") if run else ""
+        yield FigureTile(sheet.label, f"{us:,.2f} us", ", ".join(filter(None, (change, error))), error == "not finite")
+
+
+def _page_figures(c: Comparison) -> Iterator[Figure]:
+    if c.latency is not None:
+        yield _changes(c, c.latency)
+        yield _latencies(c, c.latency)
+    values = {f.name: f.values for f in c.figures}
+    times, errors = values.get("latency us", ()), values.get("relative RMSE", ())
+    points = [
+        {"name": label, "latency_us": us, "error": error}
+        for label, us, error in zip(c.labels, times, errors, strict=False)
+        if us is not None and error
+    ]
+    if len(points) >= 2:
+        text = "Left is faster, down is nearer to float64. A run that is not finite has no place here."
+        yield Figure("front", "Latency against error", text, charts.front(points), POINTS.grid(points))
+    yield from _busy_figure(c)
+
+
+def _changes(c: Comparison, latency: Breakdown) -> Figure:
+    """Return the parts of each difference, with their sign."""
+    runs = range(1, len(c.sheets))
+    moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
+    drawn = [(str(p), [p]) for p in moved[:DRAWN]] + ([("all others", moved[DRAWN:])] if moved[DRAWN:] else [])
+    rows: list[Row] = [
+        {"part": name, "run": c.labels[i], "value": round(sum(latency.change_us(p, i) for p in parts), 4)}
+        for i in runs
+        for name, parts in drawn
+    ]
+    table = Columns(
+        Column("part", str),
+        *(Column(f"{label} us", _of(i, latency.us), ",.2f") for i, label in enumerate(c.labels)),
+        *(Column(f"{c.labels[i]}, change us", _of(i, latency.change_us), "+,.2f") for i in runs),
+    )
+    text = f"How much longer each takes than {c.labels[0]}, by what {_units(latency)} spends it on; the parts add up."
+    spec = charts.changes(rows) if rows else None
+    return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked), is_wide=True)
+
+
+def _latencies(c: Comparison, latency: Breakdown) -> Figure:
+    """Return each run's latency as one bar, cut by what the unit in question spends it on."""
+    rows: list[Row] = []
+    for i, sheet in enumerate(c.sheets):
+        total = sum(latency.us(p, i) for p in latency.parts)
+        rows += [
+            {
+                "track": sheet.label,
+                "kind": PART_KINDS[p.kind],
+                "cause": str(p),
+                "value": round(latency.us(p, i), 3),
+                "share": latency.us(p, i) / total,
+            }
+            for p in sorted(latency.parts, key=lambda p: list(PART_KINDS).index(p.kind))
+            if latency.us(p, i)
+        ]
+    used = {row["kind"] for row in rows}
+    spec = charts.stacked_bars(rows, [kind for kind in PART_KINDS.values() if kind in used])
+    text = f"The account of {_units(latency)}, in the core group that ends last, and the launch."
+    return Figure("whole", "What the latency is spent on", text, spec, SPENT.grid(rows))
+
+
+def _busy_figure(c: Comparison) -> Iterator[Figure]:
+    """Yield how busy each pipe is in each run; a pipe that repeats another of its name is left out."""
+    pipes: dict[tuple[str, tuple[Value, ...]], str] = {}
+    for f in c.figures:
+        if f.kind == "share":
+            pipe = f.name.removesuffix(" busy")
+            pipes.setdefault((pipe.rpartition(" ")[2], f.values), pipe)
+    shown = [(pipe, values) for (_, values), pipe in pipes.items()]
+    rows: list[Row] = [
+        {"part": pipe, "run": label, "value": share}
+        for pipe, values in shown
+        for label, share in zip(c.labels, values, strict=True)
+        if isinstance(share, float)
+    ]
+    if rows:
+        table = Columns(
+            Column("pipe", 0),
+            *(Column(label, _of(i, lambda row, run: row[1][run]), percent) for i, label in enumerate(c.labels)),
+        )
+        spec = charts.changes(rows, x_title="share of the kernel", form=".0%")
+        text = "In the core group that ends last."
+        yield Figure("busy", "How busy each pipe is", text, spec, table.grid(shown))

@@ -1,16 +1,18 @@
 """Pictures of fragments: which lane holds which element, and what a chained product must move.
 
-`picture_lines` draws one as text, which a terminal colours by lane; ``layout_svg`` as SVG.
+`picture_lines` draws one as text, which a terminal colours by lane, `picture_svg` as SVG.
 """
 
 from __future__ import annotations
 
 import colorsys
+import html
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from npusim.layout import Arrangement, chain
-from npusim.report.text import Cell, Facts
+from npusim.report.text import Fact, Facts, cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,9 @@ SCHEMA_VERSION = 1
 _HUES = (220, 25, 130, 325, 55, 275, 185, 95)
 _SHADES = (0.84, 0.77, 0.70, 0.64)
 _SATURATION = 0.7
+#: Sizes in pixels of the SVG: a square, the edge with the numbers of the rows, a line of text.
+_WIDTH, _HEIGHT, _EDGE, _LINE = 66, 42, 34, 18
+_MARK = "#8b0000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arr
         tuple(Square(*seats[r, c], _colour(fragment, seats[r, c][0])) for c in range(columns)) for r in range(rows)
     )
     note = _note(fragment, arrangement)
-    return Picture(_title(instruction, fragment), note, squares, _fragment_facts(instruction, fragment))
+    facts = Facts(tuple(_fragment_facts(instruction, fragment)))
+    return Picture(_title(instruction, fragment), note, squares, facts)
 
 
 def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
@@ -90,37 +96,37 @@ def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrang
     Raises `LayoutError` where they cannot be chained or the arrangement does not fit.
     """
     fragment = instruction.operand(operand)
-    found = chain(instruction.c, fragment, arrangement=arrangement)
+    linked = chain(instruction.c, fragment, arrangement=arrangement)
     needed: dict[tuple[int, int], set[int]] = {}
-    for lane, sources in enumerate(found.sources):
+    for lane, sources in enumerate(linked.sources):
         for source in sources:
             needed.setdefault(source, set()).add(lane)
-    seats = _chained_seats(found, is_whole_warp=arrangement is not None)
+    seats = _chained_seats(linked, is_whole_warp=arrangement is not None)
     rows, columns = (1 + max(axis) for axis in zip(*seats, strict=True))
 
     def square(row: int, column: int) -> Square:
         seat = seats[row, column]
         others = tuple(sorted(needed[seat] - {seat[0]}))
-        colour = _colour(found.accumulator, seat[0])
+        colour = _colour(linked.accumulator, seat[0])
         return Square(*seat, colour, others, seat[0] in needed[seat])
 
     squares = tuple(tuple(square(r, c) for c in range(columns)) for r in range(rows))
     title = f"{_title(instruction, instruction.c)} as {_kind(fragment)} of the next product"
     note = _note(instruction.c, arrangement)
-    return Picture(title, note, squares, _chain_facts(found), _legend(squares))
+    return Picture(title, note, squares, Facts(tuple(_chain_facts(linked))), _legend(squares))
 
 
-def _chained_seats(found: Chain, *, is_whole_warp: bool) -> dict[tuple[int, int], tuple[int, int]]:
+def _chained_seats(linked: Chain, *, is_whole_warp: bool) -> dict[tuple[int, int], tuple[int, int]]:
     """Return (row, column) of the chained tile -> (lane, number of the value)."""
-    accumulator = found.accumulator
-    size = found.arrangement.tile(accumulator)
-    axis = 1 if found.operand.operand == "A" else 0
+    accumulator = linked.accumulator
+    size = linked.arrangement.tile(accumulator)
+    axis = 1 if linked.operand.operand == "A" else 0
     seats: dict[tuple[int, int], tuple[int, int]] = {}
-    for tile in range(found.tiles):
+    for tile in range(linked.tiles):
         for lane, value in _held(accumulator):
             if not is_whole_warp and accumulator.group(lane):
                 continue
-            place = list(found.arrangement.element(accumulator, lane, value))
+            place = list(linked.arrangement.element(accumulator, lane, value))
             place[axis] += tile * size[axis]
             seats[place[0], place[1]] = (lane, tile * accumulator.values + value)
     return seats
@@ -174,23 +180,17 @@ def _note(fragment: Fragment, arrangement: Arrangement | None) -> str:
     return f"TiVj: value j of lane i; quad pairs {arrangement}{shared}"
 
 
-def _fragment_facts(instruction: MmaInstruction, fragment: Fragment) -> Facts:
-    map_text = f"(thread, value) -> row + {fragment.rows} column = {fragment.layout}"
-    rows = [
-        ("layout", (Cell(map_text),)),
-        ("lanes", (Cell(f"(thread, quad pair) -> lane = {fragment.lanes}"),)),
-        ("registers", (Cell(f"{fragment.registers} a lane, {_counted(fragment.values)} of {fragment.bits} bits"),)),
-    ]
-    if fragment.groups == 1:
-        del rows[1]
+def _fragment_facts(instruction: MmaInstruction, fragment: Fragment) -> Iterator[Fact]:
+    yield "layout", cells(f"(thread, value) -> row + {fragment.rows} column = {fragment.layout}")
+    if fragment.groups > 1:
+        yield "lanes", cells(f"(thread, quad pair) -> lane = {fragment.lanes}")
+    yield "registers", cells(f"{fragment.registers} a lane, {_counted(fragment.values)} of {fragment.bits} bits")
     if fragment.operand == "C":
-        rows.append(("row sum", (Cell(_butterfly_text(fragment)),)))
+        yield "row sum", cells(_butterfly_text(fragment))
         if instruction.steps:
             each = fragment.values // len(instruction.steps)
-            firsts = range(0, fragment.values, each)
-            text = ", ".join(f"V{first} to V{first + each - 1}" for first in firsts)
-            rows.append(("steps", (Cell(f"HMMA.884 writes {text}"),)))
-    return Facts(tuple(rows))
+            text = ", ".join(f"V{first} to V{first + each - 1}" for first in range(0, fragment.values, each))
+            yield "steps", cells(f"HMMA.884 writes {text}")
 
 
 def _butterfly_text(fragment: Fragment) -> str:
@@ -200,28 +200,22 @@ def _butterfly_text(fragment: Fragment) -> str:
     return f"within the lane, then across {', '.join(f'lane ^ {mask}' for mask in masks)}"
 
 
-def _chain_facts(found: Chain) -> Facts:
-    cost = found.cost
-    group = "a quad pair" if found.operand.groups > 1 else "the warp"
-    share = f"{found.in_place} of {found.values} values of {group} ({found.share:.2f})"
-    lane = f"{found.moved} of {len(found.sources[0])} values of a lane"
-    counts: dict[int, int] = {}
-    for shuffle in found.shuffles:
-        counts[shuffle.mask] = counts.get(shuffle.mask, 0) + 1
-    by_mask = ", ".join(f"{count} across lane ^ {mask}" for mask, count in counts.items())
-    rows = [
-        ("quad pairs", (Cell(str(found.arrangement)),)),
-        ("in place", (Cell(share, "good" if not found.moved else "warn"),)),
-        ("must move", (Cell(lane if found.moved else "nothing"),)),
-    ]
-    if found.operand.groups == 1:
-        del rows[0]
-    if found.moved:
-        rows.append(("shuffles", (Cell(f"{cost.shuffles} a lane: {by_mask}"),)))
-        rows.append(("selects", (Cell(f"{cost.selects}, and {cost.permutes} byte permutes"),)))
+def _chain_facts(linked: Chain) -> Iterator[Fact]:
+    cost, groups = linked.cost, linked.operand.groups
+    if groups > 1:
+        yield "quad pairs", cells(str(linked.arrangement))
+    group = "a quad pair" if groups > 1 else "the warp"
+    share = f"{linked.in_place} of {linked.values} values of {group} ({linked.share:.2f})"
+    yield "in place", cells(share, style="warn" if linked.moved else "good")
+    lane = f"{linked.moved} of {len(linked.sources[0])} values of a lane"
+    yield "must move", cells(lane if linked.moved else "nothing")
+    if linked.moved:
+        counts = Counter(shuffle.mask for shuffle in linked.shuffles)
+        by_mask = ", ".join(f"{count} across lane ^ {mask}" for mask, count in counts.items())
+        yield "shuffles", cells(f"{cost.shuffles} a lane: {by_mask}")
+        yield "selects", cells(f"{cost.selects}, and {cost.permutes} byte permutes")
     if cost.conversions:
-        rows.append(("to FP16", (Cell(f"{_counted(cost.conversions)} a lane"),)))
-    return Facts(tuple(rows))
+        yield "to FP16", cells(f"{_counted(cost.conversions)} a lane")
 
 
 def _counted(values: int) -> str:
@@ -254,6 +248,72 @@ def _square_text(square: Square) -> str:
     return f"{square.name}{'+' if square.is_in_place else '>'}{square.target}"
 
 
+# ---------------------------------------------------------------- SVG
+
+
+def picture_svg(picture: Picture) -> str:
+    """Return the picture as SVG text: no library, the same bytes on every machine."""
+    widest = max(len(square.target) for row in picture.rows for square in row)
+    width = max(_WIDTH, 9 * (widest + 3))
+    columns, rows = len(picture.rows[0]), len(picture.rows)
+    left, top = _EDGE + 8, 2 * _LINE + _EDGE + 14
+    note = "; ".join(filter(None, (picture.note, picture.legend.replace(">", "→"))))
+    words = [(label, cell.text) for label, cells in picture.facts.rows for cell in cells]
+    longest = max(len(text) for _, text in words) + 14
+    full = max(left + columns * width + 16, 16 + round(7.3 * longest), 16 + round(6.6 * len(note)))
+    below = top + rows * _HEIGHT + 26
+    height = below + _LINE * len(words) + 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full}" height="{height}" '
+        f'viewBox="0 0 {full} {height}" role="img" font-family="Helvetica, Arial, sans-serif">',
+        f"<title>{html.escape(picture.title)}</title>",
+        f'<rect width="{full}" height="{height}" fill="white"/>',
+        _text(16, 26, picture.title, size=16, weight="bold"),
+        _text(16, 26 + _LINE, note, size=12, fill="#555"),
+    ]
+    parts += [
+        _text(left + c * width + width / 2, top - 8, str(c), size=11, fill="#777", anchor="middle")
+        for c in range(columns)
+    ]
+    moving: list[str] = []
+    for r, row in enumerate(picture.rows):
+        y = top + r * _HEIGHT
+        parts.append(_text(left - 9, y + _HEIGHT / 2 + 4, str(r), size=11, fill="#777", anchor="end"))
+        for c, square in enumerate(row):
+            (moving if square.needed_by else parts).append(_square_svg(square, left + c * width, y, width))
+    parts += moving  # last, so that their frames lie over their neighbours
+    for number, (label, text) in enumerate(words):
+        y = below + _LINE * number
+        parts.append(_text(16, y, label, size=12, fill="#555"))
+        parts.append(_text(100, y, text, size=12))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _square_svg(square: Square, x: float, y: float, width: float) -> str:
+    middle = x + width / 2
+    box = f'<rect x="{x:g}" y="{y:g}" width="{width}" height="{_HEIGHT}" fill="{square.colour}" '
+    name = f"T{square.lane} V{square.value}"
+    if not square.needed_by:
+        box += 'stroke="white" stroke-width="1.5"/>'
+        return box + _text(middle, y + _HEIGHT / 2 + 5, name, size=13, anchor="middle")
+    inner = f'<rect x="{x + 2:g}" y="{y + 2:g}" width="{width - 4}" height="{_HEIGHT - 4}" fill="none" '
+    dashes = ' stroke-dasharray="4 3"' if square.is_in_place else ""
+    box += 'stroke="white" stroke-width="1.5"/>' + inner + f'stroke="{_MARK}" stroke-width="2"{dashes}/>'
+    sign = "+ " if square.is_in_place else "→ "
+    return (
+        box
+        + _text(middle, y + 18, name, size=13, anchor="middle")
+        + _text(middle, y + 34, sign + square.target, size=12, weight="bold", fill=_MARK, anchor="middle")
+    )
+
+
+def _text(
+    x: float, y: float, text: str, *, size: int, weight: str = "normal", fill: str = "#111", anchor: str = "start"
+) -> str:
+    look = f'font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
+    return f'<text x="{x:g}" y="{y:g}" {look}>{html.escape(text)}</text>'
+
+
 # ---------------------------------------------------------------- JSON
 
 
@@ -278,20 +338,20 @@ def chain_document(
     instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None
 ) -> dict[str, object]:
     """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
-    found = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
+    linked = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
     return {
-        **_common(instruction, found.operand),
+        **_common(instruction, linked.operand),
         "chain": {
-            "arrangement": str(found.arrangement),
-            "values": found.values,
-            "in_place": found.in_place,
-            "share": found.share,
-            "moved_per_lane": found.moved,
-            "tiles": found.tiles,
-            "steps": found.steps,
-            "sources": [[list(source) for source in row] for row in found.sources],
-            "shuffle_masks": [shuffle.mask for shuffle in found.shuffles],
-            "cost": asdict(found.cost),
+            "arrangement": str(linked.arrangement),
+            "values": linked.values,
+            "in_place": linked.in_place,
+            "share": linked.share,
+            "moved_per_lane": linked.moved,
+            "tiles": linked.tiles,
+            "steps": linked.steps,
+            "sources": [[list(source) for source in row] for row in linked.sources],
+            "shuffle_masks": [shuffle.mask for shuffle in linked.shuffles],
+            "cost": asdict(linked.cost),
         },
     }
 

@@ -135,8 +135,8 @@ def save_run(
 
 
 def _page(result: RunData, record: RunRecord, drawn: dict[str, object]) -> str:
+    from npusim.report.advice import Trial
     from npusim.report.page import run_page
-    from npusim.report.trial import Trial
 
     return run_page(record, drawn, Trial(result))
 

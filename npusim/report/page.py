@@ -17,23 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
-from npusim.report.charts import altair
-from npusim.report.compare import compare
-from npusim.report.compare_sections import comparison_part
-from npusim.report.explore_sections import exploration_part, rows_of
+from npusim.report.charts import PagePart, altair
+from npusim.report.compare import compare, comparison_part
 from npusim.report.figures import load_figures
+from npusim.report.inputs import asked_text
 from npusim.report.record import REPORT_FILE, RESULT_FILE, load_result
-from npusim.report.sections import PagePart, run_figures, run_tiles
-from npusim.report.tables import asked_text, run_table
+from npusim.report.search import exploration_part, rows_of
+from npusim.report.tables import run_figures, run_table, run_tiles
 from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from npusim.report.advice import Trial
     from npusim.report.compare import Comparison
     from npusim.report.record import RunRecord
-    from npusim.report.trial import Trial
 
 TEMPLATES = Path(__file__).with_name("template")
 #: Endings of what a search writes.

@@ -56,17 +56,17 @@ class Unit:
 
         Without ``works`` operations are one row, without ``waits`` all else is.
         """
-        found: dict[Row, int] = {}
+        spent_on: dict[Row, int] = {}
         if works and self.work is not None:
-            found.update({("work", label): spent for label, (_, spent) in self.work.items()})
-            found[SHARED] = self.busy - sum(found.values())
+            spent_on.update({("work", label): spent for label, (_, spent) in self.work.items()})
+            spent_on[SHARED] = self.busy - sum(spent_on.values())
         else:
-            found[BUSY] = self.busy
+            spent_on[BUSY] = self.busy
         if waits and self.waits is not None:
-            found.update({("wait", cause): spent for cause, spent in self.waits.items()})
-            found.update({("phase", name): spent for name, spent in self.phases.items()})
-        found[END if waits else UNKNOWN] = cycles - sum(found.values())
-        return found
+            spent_on.update({("wait", cause): spent for cause, spent in self.waits.items()})
+            spent_on.update({("phase", name): spent for name, spent in self.phases.items()})
+        spent_on[END if waits else UNKNOWN] = cycles - sum(spent_on.values())
+        return spent_on
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,15 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
         if account is None:
             yield Unit(queue.queue, queue.busy_cycles, queue.is_pipe, waits=None if queue.is_pipe else queue.stalls)
             continue
-        own = _unprefixed(queue)
+        ring = _unprefixed(queue)
         yield Unit(
             queue.queue,
             queue.busy_cycles,
             queue.is_pipe,
             {w.label: (w.times, w.cycles) for w in account.work if w.unit == queue.queue},
-            None if queue.is_pipe else {own(cause): cycles for cause, cycles in queue.stalls.items()},
+            None if queue.is_pipe else {ring(cause): cycles for cause, cycles in queue.stalls.items()},
             {p.name: p.cycles for p in account.phases if queue.queue in p.idle},
-            {own(cause): who for cause, who in account.givers.get(queue.queue, {}).items()},
+            {ring(cause): who for cause, who in account.givers.get(queue.queue, {}).items()},
         )
 
 
@@ -194,9 +194,9 @@ def _flat(prefix: str, values: object) -> Iterator[tuple[str, object]]:
 
 def _measured(file: Path, label: str) -> Sheet:
     """Return the sheet of a ``PipeUtilization.csv``: its block that takes longest."""
-    found = read_pipes(file)
-    units = {name: Unit(name, busy) for name, busy in found.busy.items()}
-    return Sheet(label, {"measured by": file.name}, None, found.clock_hz, found.cycles, 0.0, units)
+    pipes = read_pipes(file)
+    units = {name: Unit(name, busy) for name, busy in pipes.busy.items()}
+    return Sheet(label, {"measured by": file.name}, None, pipes.clock_hz, pipes.cycles, 0.0, units)
 
 
 # ---------------------------------------------------------------- a difference in parts

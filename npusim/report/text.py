@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.sanitize import visible
 
@@ -46,7 +47,7 @@ class Heading:
 class Facts:
     """Labelled lines; a fact of several cells takes several lines under one label."""
 
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,60 @@ class Grid:
 
 
 Block = Heading | Facts | Grid
+#: A line of `Facts`: its label and its cells.
+Fact = tuple[str, tuple[Cell, ...]]
 
 
-def cells(*texts: str) -> tuple[Cell, ...]:
-    """Return plain cells."""
-    return tuple(Cell(text) for text in texts)
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a table says of each row under ``title``.
+
+    ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
+    function, that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
+    the row.
+    """
+
+    title: str
+    value: str | int | Callable[[Any], object]
+    form: str | Callable[[Any], str] = ""
+    align: Literal["<", ">"] = "<"
+    style: Style | Callable[[Any], Style] = ""
+
+    def of(self, row: Any) -> Any:
+        """Return the value itself."""
+        if callable(self.value):
+            return self.value(row)
+        if isinstance(self.value, int) or isinstance(row, Mapping):
+            return row[self.value]
+        return getattr(row, self.value)
+
+    def cell(self, row: Any) -> Cell:
+        """Return the value as it is written."""
+        value = self.of(row)
+        written = "-" if value is None else self.form(value) if callable(self.form) else format(value, self.form)
+        return Cell(written, self.style(row) if callable(self.style) else self.style)
+
+
+class Columns:
+    """A table, declared once: ``grid`` for terminals, Markdown and pages, ``records`` for JSON and charts."""
+
+    def __init__(self, *columns: Column) -> None:
+        self.columns = columns
+
+    def grid(self, rows: Iterable[Any]) -> Grid:
+        """Return rows of any kind, written."""
+        header, align = tuple(c.title for c in self.columns), "".join(c.align for c in self.columns)
+        return Grid(header, align, tuple(tuple(c.cell(row) for c in self.columns) for row in rows))
+
+    def records(self, rows: Iterable[Any], *keys: str) -> list[dict[str, Any]]:
+        """Return the values themselves under ``keys``, one a column; by title without any."""
+        names = keys or tuple(c.title for c in self.columns)
+        return [{name: c.of(row) for name, c in zip(names, self.columns, strict=True)} for row in rows]
+
+
+def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
+    """Return cells of one style."""
+    return tuple(Cell(text, style) for text in texts)
 
 
 def percent(share: float) -> str:
@@ -88,12 +138,12 @@ def lines(blocks: Iterable[Block], width: int | None = None) -> Iterator[Line]:
             yield ()
         match block:
             case Heading():
-                found: Iterable[Line] = _heading(block, width)
+                block_lines = _heading(block, width)
             case Facts():
-                found = _facts(block, width)
+                block_lines = _facts(block, width)
             case Grid():
-                found = _grid(block, width)
-        for line in found:
+                block_lines = _grid(block, width)
+        for line in block_lines:
             yield tuple((visible(text).replace("\n", " "), style) for text, style in line)
         after_grid = is_grid
 
@@ -160,8 +210,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
     """Return ``text`` in lines of at most ``width``, cut between words; all of it where that is None."""
     if width is None or len(text) <= width:
         return [text]
-    found = textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False)
-    return found or [""]
+    return textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _grid(grid: Grid, width: int | None) -> Iterator[Line]:

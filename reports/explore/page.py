@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import npusim
 from npusim.config.load import load_device
-from npusim.report.explore_sections import front_of, map_of
 from npusim.report.page import svg
+from npusim.report.search import front_of, map_of
 from reports.parts.document import Section, gather, save_page, table
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from npusim.explore.points import Sensitive
 from npusim.explore.space import AxisSpan
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
-from npusim.report.explore_sections import front_of
+from npusim.report.search import front_of
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.simulation import variants

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from npusim.cli.app import app
 from npusim.layout import arrangement, instruction
-from npusim.report.layout_svg import picture_svg
-from npusim.report.layouts import chain_picture, fragment_picture
+from npusim.report.layouts import chain_picture, fragment_picture, picture_svg
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

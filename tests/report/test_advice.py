@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from npusim import run
 from npusim.cli.app import app
 from npusim.config.problem import Problem
-from npusim.report.advice import advise, decoding
+from npusim.report.advice import Trial, advise, decoding
 from npusim.report.record import DeviceRecord, RunRecord, record_of
-from npusim.report.trial import Trial
 from npusim.timing.result import ConstantRecord, QueueUse, TimingRecord
 
 if TYPE_CHECKING:

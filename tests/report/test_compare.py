@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim.errors import SpecError
-from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document
-from npusim.report.compare_tables import comparison_table, reason
+from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document, comparison_table, reason
 from npusim.report.output import save_run
 from npusim.report.record import record_of
 from npusim.report.text import markdown

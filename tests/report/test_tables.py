@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
 from npusim.report.record import load_result, record_of
-from npusim.report.tables import problem_text, run_table, tiling_text
+from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
 from npusim.simulation.robustness import FiniteChoice, Spread

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from npusim.report.text import Cell, Facts, Grid, Heading, cells, lines, plain, pre_html
+from npusim.report.text import Cell, Column, Columns, Facts, Grid, Heading, cells, lines, markdown, plain, pre_html
 
 BLOCKS = (
     Heading("flash", "ascend"),
@@ -36,6 +36,14 @@ def test_html_is_escaped() -> None:
 
 def test_grid_without_rows_is_its_header() -> None:
     assert plain([Grid(("a", "b"), "<<", ())]) == "  a  b\n"
+
+
+def test_a_table_declared_once_is_read_as_text_markdown_and_records() -> None:
+    table = Columns(Column("pipe", "name"), Column("busy", lambda row: row["busy"] / 2, ".1f", ">"))
+    rows = [{"name": "CUBE", "busy": 1}, {"name": None, "busy": 3}]
+    assert plain([table.grid(rows)]) == "  pipe  busy\n  CUBE   0.5\n  -      1.5\n"
+    assert markdown([table.grid(rows)]).splitlines()[2] == "| CUBE | 0.5 |"
+    assert table.records(rows, "pipe", "share")[0] == {"pipe": "CUBE", "share": 0.5}
 
 
 def test_wrapped_text_hangs_under_where_it_began() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npusim.cli.diff import _show as show_difference
 from npusim.config.problem import GemmProblem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
+from npusim.report.findings import difference_table
+from npusim.report.text import plain
 from npusim.run import run
 from npusim.simulation.request import Request
 from npusim.validate.diff import Difference, diff
@@ -116,7 +117,7 @@ def test_what_no_choice_explains_fails_and_names_the_nearest(monkeypatch: pytest
     assert found.nearest.matched < found.nearest.of
 
 
-def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of noise's outputs are equal, whatever is changed: the best of all changes is so by chance."""
     monkeypatch.setattr("npusim.validate.diff.NEAREST", 0)
     out = _ours().view(np.uint16)
@@ -124,8 +125,8 @@ def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch, capsy
     assert not found.passed
     assert found.tried > 20
     assert found.nearest is None
-    show_difference(Path("out.npz"), found)
-    assert "nothing explains it: no change makes half of what differs equal" in capsys.readouterr().out
+    shown = plain(difference_table(Path("out.npz"), found))
+    assert "nothing explains it: no change makes half of what differs equal" in shown
 
 
 def test_the_nearest_is_never_another_makers_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from npusim.config.load import load_device
 from npusim.config.node import load_machine
 from npusim.config.packaged import packaged_folder
 from npusim.report.record import record_of
-from npusim.report.sections import run_tiles
-from npusim.report.tables import run_table
+from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
 from reports.validation import bands, study
 

@@ -1,0 +1,342 @@
+"""``npusim check``, ``validate``, ``diff`` and ``invariant``: what is held against something, by the exit code too."""
+
+from dataclasses import asdict, replace
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from npusim.cli import options as o
+from npusim.cli.console import progress, show, show_document, show_json
+from npusim.cli.help import Verbs
+from npusim.errors import CheckFailedError, SpecError
+from npusim.report.text import Block, Column, Columns, Facts, cells, percent
+from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from npusim.baseline import CheckOutcome
+    from npusim.validate import BitsReport, TimesReport
+
+app = Verbs()
+
+
+# ---------------------------------------------------------------- check
+
+#: Parts of units that moved and are shown; JSON has them all.
+_SHOWN = 6
+
+_FILES = """
+
+A new baseline is a file such as this one, and then --update:
+  schema: npusim.baseline/1
+  schedule: flash
+  hw: ascend_910b2
+  workload: pangu_38b
+  seq: 1024
+  tiling: {block_kv: 256}
+
+And one of a decision: which schedule and tile wins a space:
+  schema: npusim.decision/1
+  hw: ascend_910b2
+  workload: pangu_38b
+  seq: 1024
+  candidates:
+  - {schedule: flash, fields: {block_kv: [128, 256, 512]}}
+  - {schedule: pasa, fields: {block_kv: [128, 256]}}"""
+
+
+@app.verb(
+    "check",
+    ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
+    ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
+    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
+    after=_FILES,
+)
+def check(
+    folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one.")],
+    tolerance: Annotated[
+        str, o.option("--tolerance SHARE", "What cycles may differ, and a winner lose by: 1%, or 0.01.")
+    ] = "0",
+    update: Annotated[bool, o.option("--update", "Write what the cases give today into their files.")] = False,
+    reason: Annotated[
+        str,
+        o.option(
+            "--reason TEXT", "Why: kept in the files. Without one, nothing that was accepted is replaced.", shown=False
+        ),
+    ] = "",
+    json: o.Json = False,
+) -> None:
+    """Hold cycles, and which schedule and tile wins, against what was accepted.
+
+    Cycles are held to the last one. Exit code 1 if any differ. --update is refused where the environment
+    variable CI is set.
+    """
+    from npusim.baseline import check_baselines
+
+    if reason and not update:
+        raise SpecError(f"--reason {reason}: goes with --update")
+    share, number = _share(tolerance), count(1)
+    with progress("checking") as advance:
+        outcomes = check_baselines(
+            folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
+        )
+    if json:
+        show_document("check", version=2, cases=[*map(_case, outcomes)], passed=all(one.passed for one in outcomes))
+    else:
+        _show(outcomes)
+    failed = sum(not outcome.passed for outcome in outcomes)
+    if failed:
+        can_accept = any(outcome.status in ("changed", "new") for outcome in outcomes)
+        how = f'; accept with: npusim check {folder} --update --reason "..."' if can_accept else ""
+        raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{how}")
+
+
+def _share(text: str) -> float:
+    """Return ``1%`` or ``0.01`` as a share."""
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise SpecError(f"--tolerance {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
+    return value
+
+
+def _change(outcome: "CheckOutcome") -> str:
+    if not outcome.rows:
+        return ""
+    first = outcome.rows[0]
+    return first.why if first.change is None else f"{first.change * 100:+.2f} %"
+
+
+def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns:
+    return Columns(
+        Column(kind, "name"),
+        Column("accepted", lambda outcome: outcome.rows[0].old if outcome.rows else None, _text, align),
+        Column("today", lambda outcome: outcome.rows[0].new if outcome.rows else None, _text, align),
+        Column(change, _change, align=">"),
+        Column("", "status", style=lambda outcome: "good" if outcome.passed else "bad"),
+        Column("method", lambda outcome: outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
+    )
+
+
+def _show(outcomes: "Sequence[CheckOutcome]") -> None:
+    tables = {
+        "cycles": _outcomes_table("cycles", "change", ">"),
+        "decision": _outcomes_table("decision", "margin", "<"),
+    }
+    of_kind = {kind: [outcome for outcome in outcomes if outcome.kind == kind] for kind in tables}
+    blocks: list[Block] = [tables[kind].grid(rows) for kind, rows in of_kind.items() if rows]
+    facts = tuple((outcome.name, cells(*lines)) for outcome in outcomes if (lines := [*_why(outcome)]))
+    show([*blocks, *([Facts(facts)] if facts else [])])
+
+
+def _text(value: int | str | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+def _why(outcome: "CheckOutcome") -> "Iterator[str]":
+    """Yield what is to be said of a case beside its row."""
+    if outcome.reason:
+        yield " ".join(outcome.reason.split())
+    for row in outcome.rows[1:]:
+        yield f"{row.name}: was {_text(row.old)}, is {_text(row.new)}: {row.why}"
+    moved = [f"{unit} {name} {new - old:+,} ({old:,} -> {new:,})" for unit, name, old, new in outcome.moved[:_SHOWN]]
+    if moved:
+        more = len(outcome.moved) - len(moved)
+        yield "moved, in cycles: " + "; ".join(moved) + (f"; and {more} more" if more else "")
+    if outcome.ignored:
+        yield f"without {', '.join(outcome.ignored)}"
+    if outcome.device_changed:
+        yield "the device file changed"
+
+
+def _case(outcome: "CheckOutcome") -> dict[str, object]:
+    return {
+        "kind": outcome.kind,
+        "name": outcome.name,
+        "file": str(outcome.path),
+        "status": outcome.status,
+        "passed": outcome.passed,
+        "rows": [asdict(row) for row in outcome.rows],
+        "reason": outcome.reason,
+        "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in outcome.moved],
+        "device_changed": outcome.device_changed,
+        "method": outcome.method,
+        "band": outcome.band,
+        "ignored": outcome.ignored,
+    }
+
+
+# ---------------------------------------------------------------- validate
+
+
+@app.verb(
+    "validate",
+    ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
+    ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
+    ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
+    ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
+)
+def validate(
+    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), vectors or kernels (.npz).")] = None,
+    *,
+    only: Annotated[
+        str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")
+    ] = None,
+    band: Annotated[
+        float | None, o.option("--band FRACTION", "Relative error allowed where the file states none.", min=0)
+    ] = None,
+    method: Annotated[str, o.request_option("method")] = "auto",
+    template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Hold predictions against measurements: times within a band, bits exactly.
+
+    Exit code 1 if a time lies outside its band or a bit differs; 2 if else a case has no prediction.
+    """
+    if template:
+        refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
+        typer.echo((files("npusim.cli") / "new_measurements.yaml").read_text(encoding="utf-8"), nl=False)
+        return
+    if file is None:
+        raise SpecError("which file? For example: npusim validate --template > measured.yaml")
+    from npusim.report.validation import validation_document, validation_table
+    from npusim.validate import validate as hold
+
+    number = count(1)
+    with progress("predicting") as advance:
+
+        def begin(name: str) -> None:  # how many there will be is not known
+            begun = next(number)
+            advance(begun - 1, begun)
+
+        report = hold(file, only=only, band=band, method=method, progress=begin)
+    if json:
+        show_json(validation_document(report))
+    else:
+        show(validation_table(report))
+    _judge(report)
+
+
+def _judge(report: "TimesReport | BitsReport") -> None:
+    """Raise what decides the exit code: 1 if anything lies outside, else 2 if a case has no prediction."""
+    faults = getattr(report, "faults", ())
+    if getattr(report, "is_outside", not report.is_passed):
+        text = "predictions and measurements differ by more than allowed"
+        also = f"; besides, {len(faults)} cases have no prediction:" if faults else ""
+        raise CheckFailedError("\n".join((text + also, *faults)))
+    if faults:
+        raise SpecError("\n".join(faults))
+
+
+# ---------------------------------------------------------------- diff
+
+
+@app.verb(
+    "diff",
+    ("npusim diff out.npz flash --hw h200 --tensors qkv.npz", "the last rows of some heads"),
+    ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
+    ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
+)
+@o.takes(BitsOptions, "numerics", own_first=True, schedule=False)
+def diff(
+    request: Request,
+    *,
+    out: Annotated[
+        Path,
+        o.argument(
+            "OUT", "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits."
+        ),
+    ],
+    schedule: Annotated[str | None, o.argument("SCHEDULE", "What the kernel should have computed.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
+
+    Every choice that the schedule states is made otherwise, one at a time and then in pairs: arithmetic, order of
+    sums, exponential, formats of intermediates, split, tile. Exit code 1 if none explains the output.
+    """
+    from npusim.report.findings import difference_document, difference_table
+    from npusim.validate.diff import diff as search
+
+    request = replace(request, schedule=o.required_schedule(schedule, "diff OUT"))
+    with progress("trying other choices") as advance:
+        difference = search(out, request, advance)
+    if json:
+        show_json(difference_document(out, difference))
+    else:
+        show(difference_table(out, difference))
+    if not difference.passed:
+        d = difference
+        raise CheckFailedError(
+            f"{out}: {d.total - d.matched:,} of {d.total:,} outputs differ, and none of {d.tried} "
+            "changes to what the schedule states explains it"
+        )
+
+
+# ---------------------------------------------------------------- invariant
+
+
+@app.verb(
+    "invariant",
+    ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
+    ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
+    ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
+)
+@o.takes(SeedOptions, own_first=True)
+def invariant(
+    request: Request,
+    *,
+    require: Annotated[
+        str,
+        o.option(
+            "--require ASPECT,...",
+            "Exit code 1 if a change of one of these was seen to change a bit: batch,splits.",
+            panel="How",
+            shown=False,
+        ),
+    ] = "",
+    vary: Annotated[
+        str,
+        o.option(
+            "--vary ASPECT,...",
+            "What to vary: batch, position, splits, merge, tile, packing, ranks, order.",
+            panel="How",
+            shown="all",
+        ),
+    ] = "",
+    json: o.Json = False,
+) -> None:
+    """Say what changes a call's bits, what cannot, and what ruling it out costs.
+
+    A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
+    and the first element that differs is named, with the operation and tile where the computations part.
+    """
+    from npusim.invariance import ASPECTS, examine
+    from npusim.report.findings import invariance_document, invariance_table
+
+    required, varied = (_names(text, option, ASPECTS) for text, option in ((require, "--require"), (vary, "--vary")))
+    if varied and (missing := [name for name in required if name not in varied]):
+        raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
+    with progress(f"varying {request.schedule}") as advance:
+        invariance = examine(request, varied or required or ASPECTS, advance)
+    if json:
+        show_json(invariance_document(invariance, required))
+    else:
+        show(invariance_table(invariance))
+    broken = [name for name in required if not invariance.holds(name)]
+    if broken:
+        raise CheckFailedError(f"bits change with {', '.join(broken)}")
+
+
+def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = o.names(text, option) if text else ()
+    for name in names:
+        if name not in known:
+            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
+    return names

@@ -1,0 +1,170 @@
+"""A run's bits: in the terminal's table and in the figures of its page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npusim.report import charts
+from npusim.report.charts import Figure
+from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whole
+from npusim.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from npusim.numerics.result import NumericRecord
+    from npusim.report.record import RunRecord
+    from npusim.simulation.robustness import Spread
+
+#: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
+_RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))
+
+ERRORS = Columns(
+    Column("head", "head"),
+    Column("rows", lambda r: f"{r['first_row']}..{r['last_row']}"),
+    Column("relative error", lambda r: "not finite" if r["error"] is None else scientific(r["error"])),
+    Column("rows not finite", "nonfinite_rows", whole),
+    Column("overflows", "overflows", whole),
+)
+
+
+def scientific(value: float | None) -> str:
+    """Return an error as people read it: ``1.23e-04``; ``-`` for None."""
+    return "-" if value is None else f"{value:.2e}"
+
+
+def is_finite(bits: NumericRecord) -> bool:
+    """Return whether the output that was computed is finite."""
+    return not (bits.nan_count or bits.inf_count)
+
+
+# ---------------------------------------------------------------- the terminal's table
+
+
+def bits_facts(record: RunRecord) -> Iterator[Fact]:
+    """Yield errors and events, a diagnosis, and on which evidence the arithmetic rests."""
+    bits = record.numerics
+    if bits is None:
+        yield "numerics", cells("not computed")
+        return
+    overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
+    is_bad = overflow or nan or not is_finite(bits)
+    events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
+    yield (
+        "numerics",
+        (
+            Cell(f"{_error(bits)}   {events}", "bad" if is_bad else ""),
+            *cells(*(f"first {event}" for event in bits.first_events), style="bad"),
+            *_finite(record, bits),
+            Cell(f"against {bits.against} on {bits.sample}"),
+        ),
+    )
+    if record.orders:
+        yield "same sums", cells(*map(_spread, record.orders))
+    if bits.diagnosis is not None:
+        yield "diagnosis", cells(*_diagnosis_lines(bits.diagnosis.figures()))
+    used = bits.arithmetic | {f"row sums in {order}": basis for order, basis in (bits.row_sums or {}).items()}
+    if used:
+        units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
+        stated = Cell(units, "warn" if "assumed" in used.values() else "")
+        yield "arithmetic", (stated, *cells(*map(_spread, record.spread)))
+
+
+def presets_facts(record: RunRecord) -> Iterator[Fact]:
+    """Yield what the schedule's other presets gave on the same rows."""
+    rows = []
+    for p in record.presets:
+        error = "not finite" if p.relative_rmse is None else f"relative RMSE {scientific(p.relative_rmse)}"
+        time = "" if p.latency_us is None else f", {format_duration(p.latency_us * 1e-6)}"
+        rows.append(f"{p.precision}: {error}{time}")
+    if rows:
+        yield "presets", cells(*rows)
+
+
+def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
+    """Yield a line each on ranges, resonance, what became zero, and what was cut off."""
+    ranges = [
+        f"{name} [{figures[f'{key}_min']:,.4g}, {figures[f'{key}_max']:,.4g}]"
+        for name, key in _RANGES
+        if f"{key}_min" in figures
+    ]
+    yield f"ranges: {', '.join(ranges)}"
+    yield (
+        f"resonance: Q against K {figures['resonance_phase_degrees']:.0f} degrees at frequency "
+        f"{figures['resonance_frequency']:.0f}, {figures['resonance_share_percent']:.0f} % of the mean "
+        f"score; mean cosine {figures['resonance_cosine']:.3f}"
+    )
+    yield f"NaN rows {figures['nan_row_percent']:.3g} %; sinks hold {figures['sink_mass_percent']:.3g} % of the mass"
+    if "underflow_percent" in figures:
+        yield (
+            f"P underflow: {figures['underflow_percent']:.3g} % of pairs, mass lost "
+            f"{figures['zeroed_mass_percent']:.3g} % (P-Cast's product says "
+            f"{figures['product_mass_percent']:.3g} %); cut to the largest value: "
+            f"{figures['saturated_count']:,.0f}"
+        )
+
+
+def _error(bits: NumericRecord) -> str:
+    """Return the errors; of an output with NaN or Inf there are none."""
+    if not is_finite(bits):
+        return (
+            f"not finite: {whole(bits.nan_count)} NaN in the output "
+            f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
+        )
+    ulp = "-" if bits.max_ulp is None else whole(bits.max_ulp)
+    return f"relative RMSE {scientific(bits.rmse)}   max |error| {scientific(bits.max_abs_error)}   max ULP {ulp}"
+
+
+def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
+    """Return what is finite on the same sample where the output is not."""
+    is_node = record.timing is not None and record.timing.overlap is not None
+    if is_node or is_finite(bits):
+        return ()  # presets of a node are formats of sums: none was tried
+    choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
+    if choices:
+        return cells(f"finite on the same sample: {', '.join(choices)}", style="good")
+    return cells("no preset of this device's schedules is finite on the same sample", style="bad")
+
+
+def _spread(spread: Spread) -> str:
+    if spread.differing is None:
+        return f"with {spread.arithmetic}: outputs are not finite"
+    if not spread.differing:
+        return f"with {spread.arithmetic} the same bits"
+    share, rmse = percent(spread.differing), scientific(spread.rmse)
+    return f"with {spread.arithmetic} {share} of outputs differ, relative RMSE {rmse}"
+
+
+# ---------------------------------------------------------------- the page's figures
+
+
+def errors_figure(record: RunRecord, drawn: dict[str, Any]) -> Figure:
+    """Return the errors of the rows that were computed, and where elements overflowed."""
+    rows = drawn["rows"]
+    broken, overflowed = sum(r["nonfinite_rows"] for r in rows), sum(r["overflows"] for r in rows)
+    finite = [r for r in rows if r["error"] is not None]
+    text = f"{whole(broken)} rows are not finite (red), {whole(overflowed)} elements overflowed on the way (crosses). "
+    if finite:
+        worst = max(finite, key=lambda r: r["error"])
+        rows_of = f"rows {worst['first_row']} to {worst['last_row']}"
+        text += f"Worst where finite: head {worst['head']}, {rows_of}, {worst['error']:.2e}."
+    sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
+    return Figure("errors", "Error over rows and heads", text + sample, charts.grid_of_errors(rows), ERRORS.grid(rows))
+
+
+def scores_figure(scores: dict[str, Any]) -> Figure:
+    """Return the magnitudes of scores, and how many lie beyond the range of their format."""
+    counts, largest = scores["counts"], scores["largest"]
+    rows = [(f"2^{c['exponent']} to 2^{c['exponent'] + 1}", c["count"]) for c in counts]
+    rows += [("zero", scores["zero_count"]), ("Inf or NaN", scores["nonfinite_count"])]
+    total = sum(count for _, count in rows)
+    beyond = scores["nonfinite_count"] + sum(c["count"] for c in counts if 2.0 ** c["exponent"] >= largest)
+    text = (
+        f"Magnitudes of {whole(total)} scores before they are stored as {scores['format']}, whose largest number is "
+        f"{largest:,.6g}. {'None lies' if not beyond else f'{percent(beyond / total)} lie'} beyond it."
+    )
+    table = Columns(
+        Column("magnitude", 0), Column("scores", 1, whole), Column("share", lambda row: row[1] / total, percent)
+    )
+    title = "Scores against the range of their format"
+    return Figure("scores", title, text, charts.score_bars(scores), table.grid(rows))

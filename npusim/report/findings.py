@@ -1,0 +1,202 @@
+"""What questions about a run come to, as tables and as JSON: what its bits and its time hang on, what explains others.
+
+``npusim invariant``, ``npusim diff`` and ``npusim run --sensitivity`` print them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from npusim.invariance import Finding, Invariance, Tried
+    from npusim.simulation.sensitivity import Sensitivity
+    from npusim.validate.diff import Difference, Explanation
+
+#: Explanations of a difference that are shown; JSON has them all.
+SHOWN = 5
+
+
+# ---------------------------------------------------------------- doubtful constants
+
+
+def _change(share: float) -> str:
+    return f"{share * 100:+.1f} %"
+
+
+SENSITIVITY = Columns(
+    Column("constant", "key"),
+    Column("value", "value", "g", ">"),
+    Column("basis", "basis"),
+    Column("-20 %", "lower", _change, ">"),
+    Column("+20 %", "higher", _change, ">"),
+)
+
+
+def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:
+    """Return one entry a constant, the strongest first."""
+    return SENSITIVITY.records(constants, "key", "value", "basis", "minus_20_percent", "plus_20_percent")
+
+
+def sensitivity_table(constants: Iterable[Sensitivity]) -> tuple[Block, ...]:
+    """Return the change of latency with each constant a fifth lower and a fifth higher."""
+    return (SENSITIVITY.grid(constants),)
+
+
+# ---------------------------------------------------------------- what changes bits
+
+_VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
+    {
+        "cannot": ("no: same structure", "good"),
+        "not seen": ("not on these inputs", "warn"),
+        "changes": ("yes", "bad"),
+        "none": ("-", "dim"),
+    }
+)
+
+
+def _tried(finding: Finding) -> str:
+    return ", ".join(t.what for t in finding.tried if not t.reason) or "nothing: no such choice here"
+
+
+ASPECTS = Columns(
+    Column("vary", "aspect", style="label"),
+    Column("changes bits", lambda f: _VERDICTS[f.verdict][0], style=lambda f: _VERDICTS[f.verdict][1]),
+    Column("tried", _tried),
+    Column("ruled out by", "guarantee"),
+    Column("costs us", lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}", align=">"),
+    Column("", "cost_at"),
+)
+
+
+def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
+    """Return the table that ``npusim invariant`` prints, and under it what each difference is."""
+    base, findings = invariance.base, invariance.findings
+    time = "" if base.timing is None else f", {base.latency_us:,.2f} us"
+    heads = "head 0" if invariance.heads == 1 else f"heads 0 to {invariance.heads - 1}"
+    details = [(f.aspect, tuple(_details(f))) for f in findings if f.first or any(t.reason for t in f.tried)]
+    return (
+        Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
+        Facts((("bits of", cells(f"the first sequence, {heads}, rows from {invariance.row} on")),)),
+        ASPECTS.grid(findings),
+        *([Facts(tuple(details))] if details else []),
+    )
+
+
+def _details(f: Finding) -> Iterator[Cell]:
+    if f.first:
+        bits = f"{f.first.difference}, parted at"
+        if not f.first.difference:
+            bits = "the same bits in the end, but values part at"
+        yield Cell(f"{f.first.what}: {bits} {f.first.parted or 'no step that both have'}")
+    yield from cells(*(f"{t.what}: {t.reason}" for t in f.tried if t.reason), style="dim")
+
+
+def invariance_document(invariance: Invariance, required: Collection[str] = ()) -> dict[str, object]:
+    """Return the findings as JSON data."""
+    base = invariance.base
+    return {
+        "schema_version": 1,
+        "kind": "npusim.invariant",
+        "name": base.name,
+        "schedule": base.schedule,
+        "device": base.device.name,
+        "precision": base.precision,
+        "latency_us": None if base.timing is None else base.latency_us,
+        "row": invariance.row,
+        "heads": invariance.heads,
+        "aspects": {
+            f.aspect: {
+                "verdict": f.verdict,
+                "guarantee": f.guarantee or None,
+                "cost_us": f.cost_us,
+                "cost_at": f.cost_at or None,
+                "tried": [_tried_document(t) for t in f.tried],
+            }
+            for f in invariance.findings
+        },
+        "required": {name: invariance.holds(name) for name in required},
+    }
+
+
+def _tried_document(t: Tried) -> dict[str, object]:
+    d = t.difference
+    return {
+        "what": t.what,
+        "same_structure": t.is_same_structure,
+        "latency_us": t.latency_us,
+        "reason": t.reason or None,
+        "difference": d and {"element": d.element, "value": d.value, "other": d.other},
+        "parted": t.parted or None,
+    }
+
+
+# ---------------------------------------------------------------- a kernel's output against predicted bits
+
+
+def difference_table(output: Path, difference: Difference) -> tuple[Block, ...]:
+    """Return the table that ``npusim diff`` prints."""
+    run = difference.run
+    heading = Heading(f"{output} against {run.name} on {run.device.name}", run.precision)
+    return (heading, Facts(tuple(_difference_facts(difference))))
+
+
+def _difference_facts(d: Difference) -> Iterator[Fact]:
+    style: Style = "good" if d.matched == d.total else "warn" if d.explained else "bad"
+    yield "equal", cells(f"{d.matched:,} of {d.total:,} outputs, {percent(d.matched / d.total)}", style=style)
+    if d.first is not None:
+        batch, head, row, column = d.first
+        where = f"batch {batch} head {head} row {row} column {column}"
+        yield "first", cells(f"{where}: {d.given:.9g} given, {d.predicted:.9g} predicted")
+    if d.explained:
+        lines = [cell for one in d.explained[:SHOWN] for cell in (Cell(str(one), "good"), *_step(one))]
+        if more := len(d.explained[SHOWN:]):
+            lines.append(Cell(f"and {more} more, equal on these inputs", "dim"))
+        yield "explained by", tuple(lines)
+    elif d.nearest is not None:
+        near = d.nearest
+        yield "nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))
+    elif d.first is not None:
+        yield "nearest", cells("nothing explains it: no change makes half of what differs equal", style="bad")
+    if d.first is not None:
+        yield "tried", cells(f"{d.tried} changes to what {d.run.schedule} states")
+
+
+def _step(one: Explanation) -> tuple[Cell, ...]:
+    return () if one.parted is None else (Cell(f"first at {one.parted}", "dim"),)
+
+
+def difference_document(output: Path, difference: Difference) -> dict[str, object]:
+    """Return the difference as JSON data."""
+    d = difference
+    return {
+        "schema_version": 1,
+        "kind": "npusim.diff",
+        "output": str(output),
+        "run": d.run.name,
+        "precision": d.run.precision,
+        "matched": d.matched,
+        "total": d.total,
+        "first": d.first,
+        "given": d.given if d.first else None,
+        "predicted": d.predicted if d.first else None,
+        "explained": [_explanation(one) for one in d.explained],
+        "nearest": None if d.nearest is None else _explanation(d.nearest),
+        "tried": d.tried,
+        "passed": d.passed,
+    }
+
+
+def _explanation(one: Explanation) -> dict[str, object]:
+    return {
+        "changes": [asdict(c) for c in one.changes],
+        "matched": one.matched,
+        "of": one.of,
+        "step": None if one.parted is None else str(one.parted),
+    }

@@ -1,0 +1,153 @@
+"""What a run is given, in words and as tables: sizes, devices, workloads, the fields of a schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from npusim.config.device_tables import validated_schedules
+from npusim.config.messages import suggest
+from npusim.config.quantity import BASES
+from npusim.errors import SpecError
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
+from npusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import TilingField
+    from npusim.config.workload import Workload
+    from npusim.report.record import RunRecord
+    from npusim.schedules.registry import Schedule
+
+
+def problem_text(problem: dict[str, object]) -> str:
+    """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
+
+    A matrix product is ``m128 n128 k64 float16``, a copy ``1 MiB``.
+    """
+    p = problem
+    if "bytes" in p:
+        return format_bytes(int(str(p["bytes"])))
+    if "heads" not in p:
+        return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
+    heads = f"N{p['heads']}" if p["heads"] == p["kv_heads"] else f"N{p['heads']}/{p['kv_heads']}"
+    seq = f"S{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"S{p['seq_q']}x{p['seq_kv']}"
+    dim = f"d{p['head_dim']}"
+    if p["value_head_dim"] != p["head_dim"]:
+        dim += f"/{p['value_head_dim']}"
+    mask = "causal" if p["causal"] else "full"
+    return f"B{p['batch']} {heads} {seq} {dim} {mask} {p['dtype']}"
+
+
+def asked_text(record: RunRecord) -> str:
+    """Return the sizes of what a run computes; attention's are led by the workload's name."""
+    text = problem_text(record.problem)
+    return f"{record.workload}: {text}" if "heads" in record.problem else text
+
+
+def tiling_text(tiling: dict[str, object]) -> str:
+    """Return tiling fields as they are typed, without those left to the schedule."""
+    return " ".join(f"{name}={value}" for name, value in tiling.items() if value is not None)
+
+
+# ---------------------------------------------------------------- devices, workloads, fields
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _allowed(field: TilingField) -> str:
+    if field.choices:
+        return " | ".join(map(str, field.choices))
+    limits = {"multiple of": field.multiple_of, ">=": field.minimum, "<=": field.maximum}
+    return ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+
+
+DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
+#: Rows are keys of a device file with what stands there.
+NUMBERS = Columns(
+    Column("key", 0),
+    Column("value", lambda row: getattr(row[1], "value", ""), _number, ">"),
+    Column(
+        "basis", lambda row: row[1].basis, style=lambda row: "warn" if row[1].basis in ("assumed", "fitted") else ""
+    ),
+    Column("source", lambda row: row[1].source, style="dim"),
+)
+WORKLOADS = Columns(
+    Column("workload", "name"),
+    Column("heads", lambda w: f"{w.heads}" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads}", align=">"),
+    Column("head_dim", "head_dim", align=">"),
+    Column("seq", "seq", align=">"),
+    Column("devices", "tensor_parallel", align=">"),
+    Column("description", "description"),
+)
+FIELDS = Columns(
+    Column("-t field", "name"),
+    Column("default", lambda f: "auto" if f.default is None else f.default, str, ">"),
+    Column("allowed", _allowed),
+    Column("", "description"),
+)
+
+
+def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -> tuple[Block, ...]:
+    """Return the numbers of a device whose keys start with ``only``, or of one basis; raise `SpecError` for none."""
+    if basis is not None and basis not in BASES:
+        raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
+    rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]
+    if not rows:
+        where = f" under --only {only!r}" if only else ""
+        raise SpecError(f"{device.name} has no number{where}{f' of basis {basis}' if basis else ''}")
+    heading = Heading(device.name, f"{device.description}; file {device.digest()}")
+    if only or basis:
+        return (heading, NUMBERS.grid(rows))
+    held = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
+    measured = cells(*held or ["no measurement: predicted only"])
+    return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
+
+
+def device_summary(device: DeviceSpec) -> str:
+    """Return how many numbers of a device rest on which basis."""
+    bases = Counter(fact.basis for _, fact in device.facts())
+    numbers = ", ".join(f"{count} {basis}" for basis, count in bases.items())
+    return f"{device.name}, {numbers}, digest {device.digest()}"
+
+
+def workload_table(load: Workload) -> tuple[Block, ...]:
+    """Return the sizes of a workload, and the problem that one device computes."""
+    content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
+    hidden = ("schema", "name", "description")
+    facts = [(key, cells(_value_text(value))) for key, value in content.items() if key not in hidden]
+    facts.append(("one device", cells(problem_text(load.problem().model_dump(mode="json")))))
+    if load.left_out():
+        facts.append(("not modelled", not_modelled(load)))
+    return (Heading(load.name, load.description), Facts(tuple(facts)))
+
+
+def not_modelled(load: Workload) -> tuple[Cell, ...]:
+    """Return what runs of this workload refuse to leave out unasked, and how to ask."""
+    left_out = load.left_out()
+    if not left_out:
+        return ()
+    missing = cells(*(f"{name}: {what}" for name, what in left_out.items()), style="warn")
+    return (*missing, Cell(f"to run without: --ignore {','.join(left_out)}"))
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={inner}" for key, inner in value.items() if inner != "")
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def fields_table(name: str, schedule: Schedule, fields: tuple[TilingField, ...]) -> tuple[Block, ...]:
+    """Return the tiling fields and precision presets of a schedule on cores of its family."""
+    presets = [
+        (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
+        for preset, precision in schedule.precisions.items()
+    ]
+    return (
+        Heading(f"{name} on {schedule.family} cores", schedule.summary),
+        FIELDS.grid(fields),
+        Heading("--precision", f"default {schedule.default_precision}"),
+        Facts(tuple(presets)),
+    )

@@ -1,0 +1,379 @@
+"""A search: what is fastest and what proves it, fronts, gains of another device; as text, and as a page.
+
+The page is made of the rows of a search's table, so that one written by another version, or by hand, is shown too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from itertools import combinations
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import SpecError
+from npusim.explore.exploration import best_of, front
+from npusim.explore.store import FIGURES, read_store
+from npusim.report import charts
+from npusim.report.bits import scientific
+from npusim.report.charts import Figure, FigureTile, PagePart
+from npusim.report.pipes import read_csv
+from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, percent, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from npusim.explore.exploration import Exploration
+    from npusim.explore.store import PointOutcome
+    from npusim.report.charts import Row, Spec
+    from npusim.report.text import Block
+
+STORE = ".sqlite"
+#: Reasons of infeasible points that are shown, the commonest first.
+_SHOWN_REASONS = 3
+#: Points that a chart names, and that a table lists; pairs of axes that are drawn.
+NAMED, LISTED, MAPS = 15, 200, 3
+#: How points without a time are counted, in the order of the heading.
+_COUNTED = MappingProxyType(
+    {
+        "ok": "simulated",
+        "pruned": "pruned with proof",
+        "infeasible": "do not fit",
+        "merged": "merged",
+        "rejected": "rejected",
+        "failed": "failed",
+    }
+)
+
+FRONT = Columns(
+    Column("point", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
+)
+
+
+# ---------------------------------------------------------------- as text
+
+
+def exploration_table(
+    name: str,
+    outcomes: Sequence[PointOutcome],
+    exploration: Exploration | None,
+    *,
+    total: int,
+    top: int,
+    is_pareto: bool,
+    is_robust: bool,
+) -> tuple[Block, ...]:
+    """Return the ranking of each problem and device, the fastest first, and what became of the other points.
+
+    ``exploration`` is None where the search was interrupted: ``outcomes`` are then those of ``total`` that are done.
+    """
+    counts: Counter[str] = Counter(o.status for o in outcomes)
+    count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
+    statuses = ", ".join(f"{counts[status]} {words}" for status, words in _COUNTED.items() if counts[status])
+    blocks: list[Block] = [Heading(f"{name}: {count}", statuses)]
+    apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
+    sensitive = exploration.sensitive_to() if exploration is not None and is_robust else {}
+    scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
+    for o in outcomes:
+        scenes[tuple(o.point.get(n) for n in apart)].append(o)
+    for scene, of_scene in scenes.items():
+        if len(scenes) > 1:
+            blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
+        chosen = front(of_scene) if is_pareto and exploration is not None else None
+        blocks += _ranking_blocks(of_scene, apart, chosen, top, sensitive)
+    ignored = next((o.ignored for o in outcomes if o.ignored), "")
+    if ignored:
+        blocks.append(Facts((("ignored", cells(ignored, style="warn")),)))
+    for status in ("infeasible", "rejected", "failed"):
+        if counts[status]:
+            reasons = tuple(_reasons([o for o in outcomes if o.status == status]))
+            blocks.append(Facts(((_COUNTED[status], reasons),)))
+    if exploration is not None:
+        blocks += _assurances(exploration)
+        blocks += _what_if(outcomes, exploration.setting.device_keys, exploration.setting.schedules)
+    return tuple(blocks)
+
+
+def exploration_document(
+    schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None
+) -> dict[str, object]:
+    """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
+    best = best_of(outcomes)
+
+    def point(outcome: PointOutcome) -> dict[str, object]:
+        row = outcome.row()
+        return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
+
+    return {
+        "schema_version": 1,
+        "kind": "npusim.explore",
+        "schedule": schedule,
+        "complete": exploration is not None,
+        "best": point(best) if best else None,
+        "front": [] if exploration is None else [*map(point, exploration.front)],
+        "points": [*map(point, outcomes)],
+    }
+
+
+def _ranking_blocks(
+    outcomes: Sequence[PointOutcome],
+    apart: Sequence[str],
+    chosen: Sequence[PointOutcome] | None,
+    top: int,
+    sensitive: Mapping[int, str],
+) -> Iterator[Block]:
+    ranked = sorted((o for o in outcomes if o.status == "ok"), key=lambda o: (o.latency_us or 0.0, o.index))
+    best = best_of(outcomes)
+    if best is None:
+        return
+    fastest = best.latency_us or 1.0
+
+    def more(o: PointOutcome) -> str:
+        return "best" if o is best else f"{((o.latency_us or 0.0) / fastest - 1) * 100:+.1f} %"
+
+    def error(o: PointOutcome) -> str:
+        return "not finite" if o.relative_rmse is None else scientific(o.relative_rmse)
+
+    def axis(name: str) -> Column:
+        return Column(name, lambda o: str(o.point.get(name, "")), align=">")
+
+    table = Columns(
+        *(axis(n) for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart),
+        Column("latency us", "latency_us", ",.2f", ">"),
+        Column("cycles", lambda o: o.cycles or 0, whole, ">"),
+        Column("", more, align=">"),
+        *([Column("rel. RMSE", error, align=">")] if any(o.is_finite is not None for o in outcomes) else []),
+        Column("busiest", "busiest"),
+        Column("busy", lambda o: o.busy_share or 0.0, percent, ">"),
+        Column("room", lambda o: f"{o.tightest} {percent(o.head_room or 0.0)} free" if o.tightest else ""),
+        Column("method", lambda o: o.method + (f" ±{percent(o.band)}" if o.band else "")),
+    )
+    yield table.grid(ranked[:top] if chosen is None else chosen)
+    yield Facts((("margin", tuple(_margin(best, ranked, outcomes, sensitive))),))
+
+
+def _margin(
+    best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome], sensitive: Mapping[int, str]
+) -> Iterator[Cell]:
+    """Yield how far the best is ahead of the next, against how far methods may be off, and what might dethrone it."""
+    bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
+    others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
+    following = min([*bounds, *others], default=None)
+    if following is None:
+        yield Cell("the only one")
+    else:
+        ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
+        proof = " by bound" if bounds and following == min(bounds) else ""
+        within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
+        yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
+    if best.index in sensitive:
+        why = sensitive[best.index]
+        yield Cell(why, "warn") if why else Cell("stays the best with any assumed or fitted constant a fifth off")
+
+
+def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
+    """Yield what stops points (text before the first colon), how often, and an example of each."""
+    alike: dict[str, list[PointOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        alike[outcome.reason.partition(":")[0]].append(outcome)
+    ranked = sorted(alike.values(), key=len, reverse=True)
+    for stopped in ranked[:_SHOWN_REASONS]:
+        at = " ".join(f"{axis}={value}" for axis, value in stopped[0].point.items())
+        yield Cell(f"{len(stopped)} x, first at {at}:", "warn")
+        yield Cell(stopped[0].reason, "dim")
+    if len(ranked) > _SHOWN_REASONS:
+        yield Cell(f"and {len(ranked) - _SHOWN_REASONS} other causes, in the store", "dim")
+
+
+def _assurances(exploration: Exploration) -> list[Block]:
+    """Return notes on the schedules searched, and how far pruned points were checked for races."""
+    facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
+    counts = exploration.counts()
+    if pruned := counts.get("pruned", 0):
+        beside = f" and {exploration.checked} pruned" if exploration.checked else ""
+        some = f"in the {counts.get('ok', 0)} simulated{beside}, which have every value of every axis"
+        is_part = exploration.checked < pruned
+        facts.append(
+            ("races", cells(f"none {some}; --check-all looks at all" if is_part else "none in any point that fits"))
+        )
+    return [Facts(tuple(facts))] if facts else []
+
+
+def _what_if(outcomes: Sequence[PointOutcome], device_keys: Sequence[str], schedules: Sequence[str]) -> list[Block]:
+    """Return, for each change of the device, what the best of each schedule gains over its first value."""
+    if not device_keys:
+        return []
+    fastest: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
+    for o in outcomes:
+        if o.status == "ok":
+            key, name = tuple(o.point.get(k) for k in device_keys), str(o.point.get("schedule", schedules[0]))
+            fastest[key][name] = min(fastest[key].get(name, math.inf), o.latency_us or 0.0)
+    first = next(iter(fastest.values()), {})
+
+    def best(name: str) -> Column:
+        def text(key: tuple[object, ...]) -> str | None:
+            us, base = fastest[key].get(name), first.get(name)
+            gain = "" if base is None or us is None else f" ({(base / (us or 1.0) - 1) * 100:+.1f} %)"
+            return None if us is None else f"{us:,.2f} us{gain}"
+
+        return Column(name, text, align=">")
+
+    table = Columns(
+        Column("device", lambda key: " ".join(f"{k}={v}" for k, v in zip(device_keys, key, strict=True))),
+        *map(best, schedules),
+    )
+    return [Heading("what if", "best latency, and speed gained"), table.grid(fastest)]
+
+
+# ---------------------------------------------------------------- as a page
+
+
+def rows_of(file: Path) -> list[Row]:
+    """Return the rows of a search's store (``.sqlite``) or table, numbers as numbers; raise `SpecError` for none."""
+    if file.suffix == STORE:
+        return [o.row() for o in read_store(file)[1]]
+    rows: list[Row] = [{k: _number(v) for k, v in row.items() if k} for row in read_csv(file)[1]]
+    missing = {"status", "latency_us"} - set(rows[0] if rows else ())
+    if missing:
+        raise SpecError(f"{file}: no table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row")
+    return rows
+
+
+def _number(text: Any) -> Any:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return text or None
+    return (int(value) if value.is_integer() else value) if math.isfinite(value) else None
+
+
+def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
+    """Return what a page says of a search."""
+    axes, ranked = varied(rows), _ranked(rows)
+    counts = Counter(str(r["status"]) for r in rows)
+    statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
+    figures = tuple(_figures(rows, ranked, axes))
+    return PagePart(title, f"{whole(len(rows))} points: {statuses}", _tiles(ranked, axes), (), figures)
+
+
+def drawings_of(exploration: Exploration) -> dict[str, Spec]:
+    """Return ranking, front and heatmaps of a search, those that its points allow, by the names of their files."""
+    rows = [o.row() for o in exploration.outcomes]
+    axes = varied(rows)
+    specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}
+    if exploration.front:
+        specs = {"front": front_of(rows, axes)[0], **specs}
+    if exploration.best is not None:
+        specs = {"ranking": ranking_of([o.row() for o in exploration.feasible], axes), **specs}
+    return specs
+
+
+def varied(rows: Sequence[Row]) -> list[str]:
+    """Return the axes of a search that have more than one value."""
+    axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]
+    return [a for a in axes if len({str(r.get(a)) for r in rows}) > 1]
+
+
+def _ranked(rows: Sequence[Row]) -> list[Row]:
+    return sorted((r for r in rows if r["status"] == "ok"), key=lambda r: r["latency_us"])
+
+
+def _name(row: Mapping[str, Any], axes: Sequence[str]) -> str:
+    return " ".join(f"{a}={row[a]}" for a in axes if row.get(a) is not None)
+
+
+def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]:
+    if not ranked:
+        return (FigureTile("Best", "none fits", "the reasons stand below", True),)
+    best, worst = ranked[0], ranked[-1]
+    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times as fast as the slowest that fits"
+    busy = f"busy {percent(best.get('busy_share') or 0.0)}"
+    return (
+        FigureTile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
+        FigureTile("Range", f"{worst['latency_us']:,.2f} us", gain),
+        FigureTile("Busiest pipe of the best", str(best.get("busiest") or "-"), busy),
+    )
+
+
+def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
+    if ranked:
+        if sum(bool(r.get("relative_rmse")) for r in ranked) > 1:
+            spec, points = front_of(rows, axes)
+            text = "Joined: what no other point beats in both. Left is faster, down is nearer to float64."
+            table = FRONT.grid(p for p in points if p["is_front"])
+            yield Figure("front", "Front of latency and error", text, spec, table)
+        yield _ranking(ranked, axes)
+        yield from _maps(rows, ranked, axes)
+    left = [r for r in rows if r["status"] not in ("ok", "pruned", "merged")]
+    if left:
+        text = f"{whole(len(left))} points, each with its reason."
+        reasons = Columns(
+            Column("point", lambda r: _name(r, axes)),
+            Column("status", "status", str),
+            Column("reason", lambda r: r.get("reason") or "", str),
+        )
+        yield Figure("left", "What does not fit", text, None, reasons.grid(left[:LISTED]))
+
+
+def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
+    """Return latency against error of the points that have both, the front joined and named, and those points."""
+    points: list[Row] = []
+    for row in sorted(_ranked(rows), key=lambda r: (r["latency_us"], r.get("relative_rmse") or 0.0)):
+        if error := row.get("relative_rmse"):
+            is_front = error < min((p["error"] for p in points), default=math.inf)
+            name = _name(row, axes) if is_front else ""
+            points.append({"name": name, "latency_us": row["latency_us"], "error": error, "is_front": is_front})
+    return charts.front(points), points
+
+
+def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
+    """Return the latencies of the first points as bars, each with its name."""
+    marks = [
+        {"name": _name(r, axes) or "the one point", "value": r["latency_us"], "text": str(r.get("method") or "")}
+        for r in ranked[:NAMED]
+    ]
+    return charts.bars(marks, x_title="latency, us", form=",.2f")
+
+
+def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
+    def axis(name: str) -> Column:
+        return Column(name, lambda r: str(r.get(name)))
+
+    table = Columns(
+        *map(axis, axes),
+        Column("latency us", "latency_us", ",.2f"),
+        Column("cycles", lambda r: int(r.get("cycles") or 0), whole),
+        Column("busiest", lambda r: str(r.get("busiest") or "-")),
+        Column("busy", lambda r: r.get("busy_share") or 0.0, percent),
+    )
+    text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
+    return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]), is_wide=True)
+
+
+def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
+    """Yield the best time over pairs of axes; of points that are like the best in what is said in words."""
+    best = ranked[0]
+    alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
+    numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
+    text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
+    for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
+        spec, places = map_of(alike, x, y)
+        table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
+        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(places))
+
+
+def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its places."""
+    places: dict[tuple[Any, Any], Row] = {}
+    for r in rows:
+        at, status = (r.get(x), r.get(y)), str(r["status"])
+        time = r["latency_us"] if status == "ok" else None
+        bound = r.get("bound_us") if status == "pruned" else None
+        place = places.setdefault(at, {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status})
+        if time is not None and (place["value"] is None or time < place["value"]):
+            place.update(value=time, what="ok")
+        elif bound is not None and place["value"] is None and (place["bound"] is None or bound < place["bound"]):
+            place.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
+    ordered = [places[at] for at in sorted(places, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
+    return charts.heatmap(ordered, x, y), ordered

@@ -1,0 +1,375 @@
+"""A run's time: in the terminal's table and in the figures of its page."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.machines.tracks import track_of
+from npusim.report import charts
+from npusim.report.advice import BOUND_SHARE
+from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, group_ends, main_stall, queues_of
+from npusim.report.charts import Figure
+from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
+from npusim.timing.result import KINDS, method_text
+from npusim.timing.summary import NO_INSTRUCTION
+from npusim.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from npusim.report.charts import Row
+    from npusim.report.record import RunRecord
+    from npusim.timing.result import QueueUse, Roofline, TimingRecord
+
+#: What a queue or pipe spends its time on, in the order in which bars show it.
+SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
+    "busy",
+    "waits for data",
+    "waits for room",
+    "no instruction",
+    "pipe taken by others",
+    "idle",
+    "nothing left to do",
+)
+#: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
+LISTED, NAMED = 12, 2
+_WEAK_BASES = ("assumed", "fitted", "unknown")
+_WINDOWS = MappingProxyType(
+    {
+        "Prologue": "How the pipeline fills.",
+        "Steady state": "Amid the run: what repeats.",
+        "Epilogue": "How it drains.",
+        "Beginning": "The run is too long to keep every operation: this is its beginning.",
+    }
+)
+
+PARTS = Columns(
+    Column("pipe", "track"),
+    Column("what", "cause"),
+    Column("us", "value", ",.2f"),
+    Column("of the kernel", "share", percent),
+)
+SLICES = Columns(
+    Column("pipe", "track"),
+    Column("what", lambda s: s["name"] if s["kind"] == "operation" else f"waits: {s['name']}"),
+    Column("from, us", "start_us", ".3f"),
+    Column("to, us", "end_us", ".3f"),
+    Column("loop", "at"),
+    Column("block", "block"),
+)
+USE = Columns(
+    Column("pipe", 0),
+    Column("mean", lambda row: sum(row[1]) / len(row[1]), percent),
+    Column("least", lambda row: min(row[1]), percent),
+    Column("most", lambda row: max(row[1]), percent),
+)
+MEMORIES = Columns(
+    Column("memory", "name"),
+    Column("allocated", "used_bytes", format_bytes),
+    Column("capacity", "capacity_bytes", format_bytes),
+    Column("share", lambda m: m["used_bytes"] / m["capacity_bytes"], percent),
+    Column("held at most", "held_bytes", format_bytes),
+)
+CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column("share", "share", percent))
+
+
+# ---------------------------------------------------------------- the terminal's table
+
+
+def time_facts(record: RunRecord, timing: TimingRecord) -> Iterator[Fact]:
+    """Yield latency, cycles, what bounds them, and where the run lies under its roofline."""
+    tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
+    latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
+    yield "latency", cells(f"{latency} = cores {core} + launch {launch}{tflops}")
+    if timing.validated is not None:
+        text = timing.validated.text(record.schedule, record.device.name)
+        yield "measured", cells(text, style="" if timing.validated.cases else "warn")
+    if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
+        kernel, apart = (_duration(timing.times_us[kind]) for kind in ("kernel", "back_to_back"))
+        text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
+        yield "timing", cells(text)
+    method = method_text(timing.method, timing.band)
+    yield "cycles", cells(f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {method})")
+    if timing.bound_cycles:
+        unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1])
+        share = percent(least / timing.cycles) if timing.cycles else "-"
+        text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
+        yield "bound", cells(text, style="bad" if least > timing.cycles else "")
+    yield "bound by", cells(_bound_by(timing))
+    if timing.overlap is not None and timing.overlap.parts_us:
+        # What a device did, the longest first; parts may overlap.
+        ranked = sorted(timing.overlap.parts_us.items(), key=lambda item: -item[1])
+        parts = [f"{name} {_duration(us)}, {percent(us / timing.latency_us)}" for name, us in ranked]
+        yield "parts", cells(*parts)
+    if timing.roofline is not None:
+        yield "roofline", cells(*_roofline_lines(timing.roofline))
+
+
+def _duration(us: float) -> str:
+    return format_duration(us * 1e-6)
+
+
+def _roofline_lines(at: Roofline) -> tuple[str, str]:
+    """Return which roof is above a run and how near it comes, and the intensities it has."""
+    roof = "matrix units allow" if at.intensity >= at.ridge else "device memory allows"
+    attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
+    return (
+        f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (cores alone)",
+        f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
+        f"ridge {at.ridge:,.0f}",
+    )
+
+
+def _bound_by(timing: TimingRecord) -> str:
+    busiest = bottleneck(timing)
+    if busiest is None:
+        return "nothing ran"
+    track = track_of(busiest.queue.group, busiest.queue.queue)
+    slack = timing.cycles - busiest.queue.busy_cycles
+    busy = f"{track.pipe} of {track.core}, busy {percent(busiest.busy_share)}, slack {whole(slack)} cycles"
+    return busy if busiest.busy_share >= BOUND_SHARE else f"waiting; busiest is {busy}"
+
+
+def pipes_grid(timing: TimingRecord) -> Grid:
+    """Return the queues of the core group that ends last, with what each waits most for."""
+    total, busiest = max(1, timing.cycles), bottleneck(timing)
+    limit = busiest.queue if busiest is not None and busiest.busy_share >= BOUND_SHARE else None
+
+    def waits(row: tuple[str, QueueUse]) -> tuple[str, str]:
+        stall = main_stall(row[1])
+        return ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
+
+    table = Columns(
+        Column(_pipes_title(timing), 0),
+        Column("pipe", lambda row: track_of(row[1].group, row[1].queue).pipe),
+        Column(
+            "busy", lambda row: row[1].busy_cycles / total, percent, ">", lambda row: "warn" if row[1] == limit else ""
+        ),
+        Column("operations", lambda row: row[1].operations, whole, ">"),
+        Column("waits most for", lambda row: waits(row)[0]),
+        Column("share", lambda row: waits(row)[1], align=">"),
+    )
+    queues = _cores(queues_of(timing, deciding_group(timing)))
+    before = ["", *(core for core, _ in queues)]
+    return table.grid(
+        (core if core != last else "", queue) for (core, queue), last in zip(queues, before, strict=False)
+    )
+
+
+def _pipes_title(timing: TimingRecord) -> str:
+    ends = group_ends(timing)
+    if timing.overlap is not None:
+        return f"device (last of {len(ends)} to end)"
+    return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
+
+
+def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
+    """Return the queues of cores that worked, the first behind its core's name; cores that did the same are one."""
+    cores: dict[str, list[QueueUse]] = {}
+    for queue in queues:
+        cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
+
+    def use(core: str) -> object:
+        pipes = [(q.queue.rpartition(".")[2], q) for q in cores[core]]
+        return [(pipe, q.busy_cycles, q.operations, q.end_cycles, q.stalls) for pipe, q in pipes]
+
+    worked = [core for core, uses in cores.items() if any(queue.operations for queue in uses)]
+    rows = []
+    for _, alike in groupby(worked, key=use):
+        first, *others = alike
+        name = ", ".join([first, *(core.rpartition(".")[2] for core in others)])
+        rows += [(name if not number else "", queue) for number, queue in enumerate(cores[first])]
+    return rows
+
+
+def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
+    """Return what crossed each link, and how fast."""
+    seconds, rates = timing.core_us * 1e-6, record.device.link_bytes_per_s
+
+    def rate(row: tuple[str, int]) -> float:
+        return row[1] / seconds if seconds else 0.0
+
+    def least(row: tuple[str, int]) -> str:
+        return f"{row[1] / timing.compulsory_bytes:,.2f}x" if timing.compulsory_bytes else ""
+
+    table = Columns(
+        Column("link", 0),
+        Column("bytes", 1, format_bytes, ">"),
+        Column("of compulsory", least, align=">"),
+        Column("achieved", rate, _gb_per_s, ">"),
+        Column("of its bandwidth", lambda row: rate(row) / rates[row[0]], percent, ">"),
+    )
+    return table.grid(timing.link_bytes.items())
+
+
+def _gb_per_s(rate: float) -> str:
+    return f"{rate / 1e9:,.0f} GB/s"
+
+
+def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
+    """Yield on which evidence the busy time rests, and the weakest constants by name."""
+    shares = basis_shares(timing)
+    if shares:
+        text = ", ".join(f"{basis} {percent(share)}" for basis, share in shares.items())
+        total = sum(c.cycles for c in timing.constants)
+        weak = [c for c in timing.constants if c.basis in _WEAK_BASES][:NAMED]
+        named = [f"{c.basis}: {c.key}, {percent(c.cycles / total)}" for c in weak]
+        yield "constants", (Cell(f"{text} of busy cycles"), *cells(*named, style="dim"))
+
+
+# ---------------------------------------------------------------- the page's figures
+
+
+def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
+    """Yield where the time goes: over the whole run, in windows of it, and under the roofs."""
+    rows = time_parts(timing)
+    used = {row["kind"] for row in rows}
+    spec = charts.stacked_bars(rows, [kind for kind in SPENT if kind in used])
+    yield Figure("time", "Where the time goes", _time_text(timing), spec, PARTS.grid(rows))
+    for number, window in enumerate(drawn.get("windows", ())):
+        yield _window(f"window{number}", window)
+    if drawn.get("use"):
+        yield _use(drawn)
+    if timing.roofline is not None:
+        yield _roofline(record, timing, timing.roofline)
+
+
+def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tracks have, under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
+    kept: dict[str, tuple[list[str], Any]] = {}
+    for track, content in tracks.items():
+        core, _, pipe = short(track).rpartition(" ")
+        twin = next((n for n, (_, other) in kept.items() if other == content and n.rpartition(" ")[2] == pipe), None)
+        kept.setdefault(twin or f"{core} {pipe}", ([], content))[0].append(core)
+    return {
+        f"{cores[0]}{f'-{cores[-1][-1]}' if len(cores) > 1 else ''} {name.rpartition(' ')[2]}": content
+        for name, (cores, content) in kept.items()
+    }
+
+
+def short(track: str) -> str:
+    """Return a track's name without the number of its core group: ``cubecore0 CUBE``."""
+    core, _, pipe = track.rpartition(" ")
+    return f"{core.partition('.')[2] or core} {pipe}"
+
+
+def _kind(cause: str) -> str:
+    if cause.endswith(" ready"):
+        return DATA
+    if cause.endswith(" free"):
+        return ROOM
+    return LATE if cause == NO_INSTRUCTION else OTHER
+
+
+def time_parts(timing: TimingRecord) -> list[Row]:
+    """Return the parts of the time of each queue or pipe of the core group that ends last."""
+    us = timing.core_us / timing.cycles
+    tracks: dict[str, list[Row]] = {}
+    for queue in queues_of(timing, deciding_group(timing)):
+        if not queue.operations:
+            continue
+        parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
+        left = timing.cycles - sum(n for *_, n in parts)
+        rest = IDLE if queue.is_pipe else DONE  # a shared pipe waits for nobody
+        parts += [(rest, rest, left)] if left > 0 else []
+        tracks[str(track_of(queue.group, queue.queue))] = [
+            {"kind": kind, "cause": cause, "value": round(n * us, 3), "share": n / timing.cycles}
+            for kind, cause, n in parts
+            if n
+        ]
+    return _on_tracks(tracks)
+
+
+def _on_tracks(tracks: Mapping[str, list[Row]]) -> list[Row]:
+    return [{**row, "track": track} for track, rows in together(tracks).items() for row in rows]
+
+
+def _time_text(timing: TimingRecord) -> str:
+    busiest = bottleneck(timing)
+    if busiest is None:
+        return "Nothing ran."
+    track = track_of(busiest.queue.group, busiest.queue.queue)
+    text = f"{track.pipe} of {track.core} is busiest: {percent(busiest.busy_share)} of the kernel. "
+    queues = [q for q in queues_of(timing, busiest.queue.group) if q.stalls and not q.is_pipe]
+    if queues:
+        queue = max(queues, key=lambda q: max(q.stalls.values()))
+        cause, cycles = main_stall(queue) or ("", 0)
+        pipe = track_of(queue.group, queue.queue).pipe
+        text += f"The longest wait: {pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
+    return text
+
+
+def _window(key: str, window: dict[str, Any]) -> Figure:
+    tracks: dict[str, list[Row]] = {}
+    for s in window["slices"]:
+        tracks.setdefault(s["track"], []).append({k: v for k, v in s.items() if k != "track"})
+    slices, name = _on_tracks(tracks), window["name"]
+    text = (
+        f"{_WINDOWS.get(name, '')} {window['start_us']:,.2f} to {window['end_us']:,.2f} us of one core group. "
+        "A colour is a tile of keys on its way through the pipes; thin grey bars are waits: point at one."
+    )
+    spec = charts.tracks(slices, window["start_us"], window["end_us"])
+    return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices), is_wide=True)
+
+
+def _use(drawn: dict[str, Any]) -> Figure:
+    tracks = together({u["track"]: u["busy"] for u in drawn["use"] if any(u["busy"])})
+    step = drawn["end_us"] / max(map(len, tracks.values()))
+    parts = [
+        {"track": track, "start_us": n * step, "end_us": (n + 1) * step, "busy": share}
+        for track, shares in tracks.items()
+        for n, share in enumerate(shares)
+    ]
+    text = "How busy each pipe of the core group was, from first to last."
+    return Figure("use", "Utilisation over the whole run", text, charts.use_of_tracks(parts), USE.grid(tracks.items()))
+
+
+def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
+    rates, peak, attained = record.device.link_bytes_per_s, at.peak_flops_per_s, at.attained_flops_per_s
+    levels: list[Row] = [
+        {"name": name, "bytes_per_s": rates[name], "intensity": timing.flops / size, "attained": attained}
+        for name, size in timing.link_bytes.items()
+        if size
+    ]
+    table = Columns(
+        Column("memory", "name"),
+        Column("bytes moved", lambda lv: timing.link_bytes[lv["name"]], format_bytes),
+        Column("bandwidth", "bytes_per_s", _gb_per_s),
+        Column("ridge, op/byte", lambda lv: peak / lv["bytes_per_s"], ",.0f"),
+        Column("this run, op/byte", "intensity", ",.0f"),
+        Column("of its roof", lambda lv: attained / min(peak, lv["intensity"] * lv["bytes_per_s"]), percent),
+    )
+    text = (
+        f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, kernel alone. "
+        "Triangles are the ridges: left of one, that memory is the limit. Diamonds are this run "
+        "by the bytes that crossed each memory."
+    )
+    return Figure("roofline", "Roofline", text, charts.roofline(levels, peak), table.grid(levels))
+
+
+def memories_figure(memories: Sequence[Row]) -> Figure:
+    """Return what buffers hold against what they could."""
+    share, name = max(((m["used_bytes"] / m["capacity_bytes"], m["name"]) for m in memories), key=lambda pair: pair[0])
+    text = (
+        f"{name} is the fullest: {percent(share)}. The wide bar is what is allocated, the narrow one the most that "
+        "tiles in flight took of it at one time; the line is the capacity."
+    )
+    spec = charts.memory_bars(memories)
+    return Figure("memories", "Buffers against capacity", text, spec, MEMORIES.grid(memories))
+
+
+def constants_figure(timing: TimingRecord) -> Figure:
+    """Return on which evidence the busy time rests."""
+    total = sum(c.cycles for c in timing.constants)
+    rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
+    rest = total - sum(c.cycles for c in timing.constants[:LISTED])
+    rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
+    marks: list[Row] = [
+        {"name": basis, "value": share, "text": ", ".join(c.key for c in timing.constants if c.basis == basis)[:300]}
+        for basis, share in basis_shares(timing).items()
+    ]
+    text = "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
+    spec = charts.bars(marks, x_title="share of busy cycles")
+    return Figure("constants", "What the time rests on", text, spec, CONSTANTS.grid(rows))
