@@ -122,7 +122,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     presets
         Whether the schedule's other presets are run on the same rows, for their error and time.
     limit_s
-        Seconds of computing beyond which the run is refused, by an estimate (`npusim.simulation.estimate`).
+        Seconds of computing beyond which the run is refused, by an estimate (`npusim.simulation.plan.estimate`).
     progress
         Is told now and then how much of the bits, or of method ``des``, is done: 0 to 1.
 

@@ -14,7 +14,7 @@ from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.schedules import find_schedule
-from npusim.simulation.estimate import estimate
+from npusim.simulation.plan import estimate
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

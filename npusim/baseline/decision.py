@@ -6,12 +6,12 @@ Cycles may move as they like here, as long as nobody would choose otherwise for 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim import __version__
 from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
 from npusim.config.cases import ExpectedChoice, ExpectedDecision
-from npusim.config.problem import CopyProblem, GemmProblem
+from npusim.config.problem import kernel_problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.cases import Candidate, DecisionFile
+    from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.explore.exploration import Exploration
     from npusim.explore.store import PointOutcome
     from npusim.simulation.request import Request
@@ -171,15 +172,14 @@ def _looked_at(candidate: CandidateOutcome, *, numerics: bool) -> CandidateOutco
     return candidate._replace(finite=None if bits is None else bits.error.is_finite)
 
 
-def _problem(case: DecisionFile) -> Any:
+def _problem(case: DecisionFile) -> GemmProblem | CopyProblem | None:
     sizes = case.problem
     if sizes is None:
         return None
-    kinds: dict[frozenset[str], Any] = {frozenset("mnk"): GemmProblem, frozenset(["bytes"]): CopyProblem}
-    kind = kinds.get(frozenset(sizes))
-    if kind is None:
+    problem = kernel_problem(sizes)
+    if problem is None:
         raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
-    return kind(**sizes)
+    return problem
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:

@@ -96,11 +96,9 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
 
 def _request(word: str, base: Request) -> Request:
     """Return the request that a word is: a schedule, with options of its own if it is quoted with them."""
-    from npusim.schedules import find_schedule
-
     request = o.worded(word, base)
     try:
-        find_schedule(request.schedule, request.machine().family)
+        request.find_schedule()
     except SpecError as error:
         raise SpecError(f"{word}: no run folder or result of that name, and as a schedule: {error}") from None
     return request

@@ -243,7 +243,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     """
     if text is None:
         return None
-    from npusim.config.problem import CopyProblem, GemmProblem
+    from npusim.config.problem import kernel_problem
     from npusim.units import parse_count
 
     given = key_values(text.split(","), "--problem")
@@ -257,10 +257,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
         except ValueError:
             like = "1048576, 1MiB or 1MB" if name == "bytes" else "4096 or 4k"
             raise SpecError(f"--problem {text}: {name} must be a positive whole number: {like}") from None
-    if "bytes" in sizes:
-        return CopyProblem(bytes=sizes["bytes"])
-    kind: Literal["float16", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float16"
-    return GemmProblem(m=sizes["m"], n=sizes["n"], k=sizes["k"], dtype=kind)
+    return kernel_problem(sizes, dtype)
 
 
 def window(text: str | None) -> tuple[float, float] | None:

@@ -141,10 +141,8 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
     from npusim.config.tiling import tiling_fields
     from npusim.report.inputs import fields_table
-    from npusim.schedules import find_schedule
 
-    name = request.schedule
-    schedule = find_schedule(name, replace(request, overrides=None).machine().family)
+    name, schedule = request.schedule, replace(request, overrides=None).find_schedule()
     fields = tiling_fields(schedule.tiling)
     if not as_json:
         show(fields_table(name, schedule, fields))

@@ -21,6 +21,9 @@ from npusim.config.model import (
 from npusim.errors import SpecError
 from npusim.units import ceil_div
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # Sides of the Cube's fractal: head sizes fill whole fractals.
 FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
@@ -317,6 +320,15 @@ class RowsProblem(Sizes):
         matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2}[self.what]
         shared = 2 * self.rows * self.cols if self.what == "rotary" else 0
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
+
+
+def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
+    """Return the product of sizes ``m``, ``n`` and ``k``, or the copy of ``bytes``; None where they are neither."""
+    if sizes.keys() == {"bytes"}:
+        return CopyProblem(**sizes)
+    if sizes.keys() == {"m", "n", "k"}:
+        return GemmProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
+    return None
 
 
 AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Executor", "Lost", "executor"]
 
-Task = TypeVar("Task")
+Argument = TypeVar("Argument")
 Done = TypeVar("Done")
 #: Seconds to wait for a scheduler.
 PATIENCE_S = 6
@@ -45,7 +45,7 @@ class Lost:
 class Executor(Protocol):
     """Evaluates tasks in any order."""
 
-    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the number and the result of each task as it is done; what a task raises is raised."""
 
 
@@ -92,7 +92,7 @@ def _safe_path() -> Iterator[None]:
 class SerialExecutor:
     """Evaluates one task after the other in this process."""
 
-    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task, in order."""
         for number, task in enumerate(tasks):
             yield number, function(task)
@@ -108,7 +108,7 @@ class ProcessExecutor:
         self._is_busy = False
         self._has_done = False
 
-    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
         Tasks of a pool that broke are tried again one by one, so that the one to blame is found.
@@ -131,7 +131,7 @@ class ProcessExecutor:
         self._is_busy = False
 
     def _all(
-        self, function: Callable[[Task], Done], tasks: Sequence[Task], left: dict[int, None]
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], left: dict[int, None]
     ) -> Iterator[tuple[int, Done]]:
         """Yield results of the tasks that are ``left``, and take them out; some stay where the pool broke."""
         try:
@@ -171,7 +171,7 @@ class DaskExecutor:
     def __init__(self, client: Any) -> None:
         self.client = client
 
-    def run(self, function: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | Lost]]:
+    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done; the scheduler gives tasks of a lost worker to another."""
         from distributed import as_completed as completed
         from distributed.scheduler import KilledWorker

@@ -16,7 +16,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, Surveyed, compute_bits, evaluate, narrow, prove, survey
+from npusim.explore.points import Bits, Job, Surveyed, Task, compute_bits, evaluate, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -165,9 +165,9 @@ class Search:
     # ---------------------------------------------------------------- tasks
 
     def job(self, indices: Sequence[int]) -> Job:
-        """Return a task of these points."""
-        points, surveyed = tuple((i, self.points[i]) for i in indices), tuple(map(self.bounds.get, indices))
-        return Job(self.variants, points, tuple(map(self.cutoff, indices)), self.options.needs_bits, surveyed)
+        """Return a job of these points."""
+        tasks = tuple(Task(i, self.points[i], self.cutoff(i), self.bounds.get(i)) for i in indices)
+        return Job(self.variants, tasks, self.options.needs_bits)
 
     def done(
         self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
@@ -181,11 +181,11 @@ class Search:
                 yield parts[number], results
         alone = [self.job([i]) for number in lost for i in parts[number]] if lost else []
         for number, results in workers.run(function, alone) if alone else ():
-            (index, point), *_ = alone[number].points
+            (task,) = alone[number].tasks
             if isinstance(results, Lost):
-                self.keep([PointOutcome(index, point, "failed", reason=results.reason)])
+                self.keep([PointOutcome(task.index, task.point, "failed", reason=results.reason)])
             else:
-                yield [index], results
+                yield [task.index], results
 
     def run(self, workers: Executor) -> None:
         """Do all of it."""

@@ -22,7 +22,7 @@ from npusim.config.tiling import tiling_fields
 from npusim.errors import SpecError, TilingError
 from npusim.schedules import unread_keys
 from npusim.simulation.plan import target_of
-from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, schedule_of
+from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class SearchSpec:
     @cached_property
     def _defaults(self) -> dict[str, dict[str, object]]:
         """Return the default of each tiling field, by schedule."""
-        schedules = {name: schedule_of(replace(self.request, schedule=name)) for name in self.schedules}
+        schedules = {name: replace(self.request, schedule=name).find_schedule() for name in self.schedules}
         return {name: {f.name: f.default for f in tiling_fields(s.tiling)} for name, s in schedules.items()}
 
 
@@ -209,8 +209,8 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
         tiling=dict(cast("Any", request.tiling) or {}),
         workload=request.load() if request.problem is None else None,
     )
-    requests = [replace(request, schedule=name) for name in names]
-    schedules = {name: schedule_of(one) for name, one in zip(names, requests, strict=True)}
+    requests = {name: replace(request, schedule=name) for name in names}
+    schedules = {name: one.find_schedule() for name, one in requests.items()}
     fields = {name: _fields(schedule) for name, schedule in schedules.items()}
     everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
     device_keys = {key for key, _ in request.machine().quantities()}
@@ -226,8 +226,8 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
         spaces[name] = Space.of(own, known)
-    for one in requests:
-        _check(one, spaces[one.schedule], fields[one.schedule][1], keys)
+    for name, one in requests.items():
+        _check(one, schedules[name], spaces[name], keys)
     return SearchSpec(request, names, values, spaces, keys, _content(request), notes)
 
 
@@ -235,7 +235,7 @@ def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> t
     """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
     left, notes = list(schedules), []
     for name in schedules:
-        study = schedule_of(replace(request, schedule=name)).study
+        study = replace(request, schedule=name).find_schedule().study
         why = study(request.problem or request.attention(), request.machine()) if study else ""
         if why and studies:
             notes.append(f"{name} is a study: {why}")
@@ -265,10 +265,10 @@ def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
 
 
-def _check(request: Request, space: Space, precision: Sequence[str], keys: tuple[str, ...]) -> None:
+def _check(request: Request, schedule: Schedule, space: Space, keys: tuple[str, ...]) -> None:
     """Raise what is wrong with every point of one schedule, or with a value of its precision, whatever the point."""
-    schedule, device = schedule_of(request), request.machine()
-    for name in space.axes.keys() & set(precision):
+    device = request.machine()
+    for name in space.axes.keys() & set(_fields(schedule)[1]):
         for value in space.axes[name]:
             change = str(value) if name == PRECISION else f"{name}={value}"
             schedule.precision(",".join(filter(None, (request.precision, change))))
@@ -297,9 +297,8 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
     """Return the space that schedules declare together, presets of their precision included."""
     axes: dict[str, dict[Value, None]] = {}
     for name in schedules:
-        schedule = schedule_of(replace(request, schedule=name))
-        machine = request.machine()
-        left = frozenset() if isinstance(machine, NodeDevice) else schedule.left(machine)
+        device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
+        left = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
         for field, values in declared(schedule.tiling).items():
             if field not in left:
                 axes.setdefault(field, {}).update(dict.fromkeys(values))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed
     from npusim.simulation.result import RunData
-    from npusim.simulation.variants import BuiltVariant
+    from npusim.simulation.simulate import BuiltPlan
 
 #: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
 Aspect = Literal["batch", "position", "splits", "merge", "tile", "packing", "ranks", "order"]
@@ -385,8 +385,9 @@ class _Examination:
         return _against(replace(finding, guarantee=f"algorithm={sums.algorithm}"), latency, times)
 
 
-def _latency(built: BuiltVariant) -> float | None:
-    """Return the microseconds of the checked program; None on a device without times."""
+def _latency(built: BuiltPlan) -> float | None:
+    """Return the microseconds of a program, once it is checked; None on a device without times."""
+    built.check()
     timing = built.timing()
     return None if timing is None else timing.latency_s * 1e6
 

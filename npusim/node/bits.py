@@ -7,7 +7,7 @@ taken, a collective's order and chunks are those of its plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from npusim.formats import get_format
 from npusim.node.program import ROW_GRAIN, Child, CollectiveOp, KernelOp, operations
 from npusim.node.reduction import Sums
 from npusim.node.topology import Topology
-from npusim.numerics.evaluate import chosen, execute_rows, named_choices
+from npusim.numerics.evaluate import chosen, execute_rows, numeric_result
 from npusim.numerics.events import EventLog
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
@@ -243,23 +243,18 @@ class LayerEvaluation:
     def _result(self) -> LayerBits:
         layer = self.layer
         error = summarise_errors(list(self.outputs.values()), list(self.references.values()), self.fmt)
-        choices = [named_choices(p) for p in self.programs.values()]
         written = {
             (batch, 0, first): block[start : start + rows]
             for row, block in self.outputs.items()
             for start, batch, first, rows in _stretches(row, len(block), layer.seq_q, longest=layer.seq_q)
         }
-        numerics = NumericResult(
-            **asdict(error),
+        numerics = numeric_result(
+            error,
+            self.log,
+            self.programs.values(),
             rows=written,
             shape=(layer.batch, 1, layer.seq_q, layer.hidden),
             sample=self._sample(),
-            overflow_counts=dict(self.log.overflow),
-            nan_counts=dict(self.log.nan),
-            first_events=tuple(self.log.first.values()),
-            arithmetic={n: e for arithmetic, _ in choices for n, e in arithmetic.items()},
-            row_sum_orders=tuple(sorted({o for _, orders in choices for o in orders})),
-            events=tuple(self.log.events),
         )
         return LayerBits(numerics, tuple(self.sums.orders) if error.is_finite else (), self.sums.rmse)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
+    from npusim.numerics.events import EventLog
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import ErrorSummary
 
 Array = NDArray[Any]
 
@@ -87,21 +89,31 @@ def evaluate(
         if probe:
             probe.look_at_inputs(q, k, row)
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
-    arithmetic, row_sums = named_choices(program)
-    return NumericResult(
-        **asdict(error),
+    return numeric_result(
+        error,
+        done.events,
+        [program],
         rows=written,
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
         sample=_describe(problem, wanted, written),
-        overflow_counts=dict(done.events.overflow),
-        nan_counts=dict(done.events.nan),
-        first_events=tuple(done.events.first.values()),
-        arithmetic=arithmetic,
-        row_sum_orders=row_sums,
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         scores=probe.scores.magnitudes() if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
-        events=tuple(done.events.events),
+    )
+
+
+def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
+    """Return the result of programs: an error, the events of their log, their named choices, and other ``values``."""
+    choices = [named_choices(program) for program in programs]
+    return NumericResult(
+        **asdict(error),
+        overflow_counts=dict(log.overflow),
+        nan_counts=dict(log.nan),
+        first_events=tuple(log.first.values()),
+        arithmetic={name: evidence for arithmetic, _ in choices for name, evidence in arithmetic.items()},
+        row_sum_orders=tuple(sorted({order for _, orders in choices for order in orders})),
+        events=tuple(log.events),
+        **values,
     )
 
 

@@ -26,8 +26,7 @@ from npusim.numerics.evaluate import evaluate, indices
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
-from npusim.simulation.estimate import estimate, refuse_beyond
-from npusim.simulation.plan import ComputedBits
+from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond
 from npusim.simulation.robustness import Spread
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from npusim.config.tiling import build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import evaluate
+from npusim.numerics.evaluate import chosen, chosen_heads, evaluate
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
@@ -23,6 +24,7 @@ from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
 from npusim.simulation.request import refuse
 from npusim.simulation.result import RunData
+from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import References
+    from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
@@ -45,6 +47,16 @@ if TYPE_CHECKING:
     from npusim.simulation.result import PresetOutcome
     from npusim.simulation.robustness import FiniteChoice, Spread
     from npusim.timing.result import TimingResult
+
+#: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
+PAIR_S = 0.4e-6
+#: Seconds to build, check and time a block by a method that folds what is equal.
+BLOCK_S = 60e-6
+#: Seconds of an operation by the methods that go through all of them one by one.
+OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
+#: Operations of a tile of queries by keys, both matrix products and what is between them.
+TILE_OPERATIONS = 60
+_TILE = 128
 
 
 class Target(NamedTuple):
@@ -222,14 +234,13 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         projection = load_projection(request.tensors, request.prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
-    named = ",".join(filter(None, (request.precision, request.arithmetic and f"arithmetic={request.arithmetic}")))
+    named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
         named = str(getattr(problem, "dtype", "float16"))  # partial sums in the format of the inputs
     precision = schedule.precision(named)
     if node is not None:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
-    tiling_fields = request.chosen_tiling(schedule.tiling)
-    tiling = build_tiling(schedule.tiling, tiling_fields)
+    tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(problem.seq_kv, request.ignore)
@@ -352,3 +363,65 @@ def _part_of_layer(schedule: Schedule, problem: AnyProblem, node: NodeSpec, fmt:
         words = {CopyProblem: "bytes", GemmProblem: "m, n and k"}.get(cast("Any", kind), "a layer of a workload")
         raise SpecError(f"problem: {schedule.name} needs {words}, not a {type(problem).__name__}")
     return problem
+
+
+# ---------------------------------------------------------------- how long a run itself will take
+# Rough (within a factor of three on the machine of 2026 the figures were taken on, one core): it tells a minute from
+# an hour, so that nobody waits for a night by a slip in a length.
+
+
+def estimate(
+    problem: AnyProblem, tiling: Tiling, method: str, bits: tuple[Choice, Choice] | None
+) -> Mapping[str, float]:
+    """Return seconds by what they are spent on: ``program``, ``time``, ``bits``.
+
+    ``bits`` are the rows and heads whose bits are computed, or None.  Products and copies take no time
+    worth an estimate: nothing is returned.
+    """
+    if not isinstance(problem, Problem):
+        return {}
+    sizes = {name: getattr(tiling, name, None) for name in ("block_q", "block_kv", "block")}
+    rows = int(sizes["block_q"] or sizes["block"] or _TILE)
+    keys = int(sizes["block_kv"] or sizes["block"] or _TILE)
+    heads = problem.batch * problem.heads
+    blocks = heads * ceil_div(problem.seq_q, rows)
+    tiles = heads * problem.attended_pairs() / (rows * keys)
+    seconds = {"program": blocks * BLOCK_S}
+    seconds["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
+    if bits is not None:
+        seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (_sizes(problem) + 1) / 2
+    return seconds
+
+
+def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
+    """Raise `SpecError` with the estimate and what would take less, if it is longer than ``limit_s``."""
+    total = sum(seconds.values())
+    if limit_s is None or total <= limit_s:
+        return
+    most = max(seconds, key=lambda part: seconds[part])
+    less = {
+        "program": "fewer or shorter sequences (--batch, --seq)",
+        "time": "--method auto",
+        "bits": "--rows sample, --heads, or --no-numerics",
+    }[most]
+    spent = {"program": "building the program", "time": "its time", "bits": "its bits"}[most]
+    raise SpecError(
+        f"this run would take about {format_duration(total)} (an estimate; {spent} "
+        f"{seconds[most] / total * 100:.0f} % of it), more than {format_duration(limit_s)}; less: {less}; "
+        "--force runs it all the same"
+    )
+
+
+def _sizes(problem: Problem) -> float:
+    """Return the head sizes relative to twice 128."""
+    return (problem.head_dim + problem.value_head_dim) / 256
+
+
+def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
+    """Return how many pairs of query and key the chosen rows (their whole blocks) and heads have."""
+    count = len(chosen_heads(problem, heads)) * problem.batch
+    which = chosen("rows", rows, problem.seq_q)
+    if which == "all":
+        return count * problem.attended_pairs()
+    blocks = {problem.seq_q - 1} if which == "sample" else {row // block for row in which}
+    return count * len(blocks) * min(block, problem.seq_q) * problem.seq_kv

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
+    from npusim.schedules import Schedule
 
 __all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "RunOptions", "command", "refuse"]
 
@@ -281,6 +282,16 @@ class Request:
         from npusim.schedules import unread_keys
 
         return load_machine(self.named_device(), self.overrides, unread_keys)
+
+    def find_schedule(self) -> Schedule:
+        """Return the schedule on the cores of the device; raise `SpecError` where there is none."""
+        from npusim.schedules import find_schedule
+
+        return find_schedule(self.schedule, self.machine().family)
+
+    def changed_precision(self) -> str:
+        """Return the precision as it is asked for, the matrix arithmetic among its changes."""
+        return ",".join(filter(None, (self.precision, self.arithmetic and f"arithmetic={self.arithmetic}")))
 
     def named_device(self) -> str | Path | DeviceSpec | NodeSpec:
         """Return the device as it is named, or that which the schedule is for."""

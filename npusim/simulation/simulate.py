@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice
@@ -11,9 +12,8 @@ from npusim.errors import SpecError
 from npusim.ir.check import check
 from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.estimate import estimate, refuse_beyond
 from npusim.simulation.node import run_on_node, time_on_node
-from npusim.simulation.plan import ComputedBits, Plan, plan_of
+from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond
 from npusim.simulation.result import PresetOutcome, RunData
 from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices, row_sum_evidence
 from npusim.timing import METHODS
@@ -45,18 +45,11 @@ def run_plan(plan: Plan) -> RunData:
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
-    plan = replace(plan, tiling=tiling)
-    program = warmed(program, device) if r.warm else program
+    built = build(plan)
+    plan, program = built.plan, built.program
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
-    with with_origin(plan.schedule.origin):
-        check(program, device.flags)
-
-    def timed() -> TimingResult | None:
-        if not device.is_timed:
-            return None
-        return simulate_program(program, device, r.method, groups, r.progress, r.window)
-
+    built.check()
+    timed = partial(built.timing, groups, r.progress, r.window)
     if not (r.numerics and device.is_timed and r.method != "des"):
         timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
     else:
@@ -70,7 +63,41 @@ def run_plan(plan: Plan) -> RunData:
     return plan.result(program, timing, bits, _notes(program, device, bits.numerics, timing), presets)
 
 
-def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+@dataclass(frozen=True)
+class BuiltPlan:
+    """A plan whose tiling fits, and its program."""
+
+    plan: Plan
+    program: TileProgram
+
+    def check(self) -> None:
+        """Raise what is wrong with the program: races and all else that a run is checked for."""
+        with with_origin(self.plan.schedule.origin):
+            check(self.program, self.plan.device.flags)
+
+    def timing(
+        self,
+        trace_groups: Sequence[int] = (),
+        progress: Callable[[float], None] | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> TimingResult | None:
+        """Return the time of the program as `simulate_program`; None on a device without times."""
+        device, method = self.plan.device, self.plan.request.method
+        if not device.is_timed:
+            return None
+        return simulate_program(self.program, device, method, trace_groups, progress, window)
+
+
+def build(plan: Plan, *, is_hinted: bool = True) -> BuiltPlan:
+    """Return a plan with its program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+    fitted = plan.schedule.fitted
+    tiling, program = fitted(plan.problem, plan.tiling, plan.device, plan.precision, is_hinted=is_hinted)
+    if plan.request.warm:
+        program = _warmed(program, plan.device)
+    return BuiltPlan(replace(plan, tiling=tiling), program)
+
+
+def _warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
     """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
     size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     room = device.memory.l2.capacity_bytes.value

@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.formats import get_format
-from npusim.ir.check import check
 from npusim.ir.content import Itself, interned
 from npusim.ir.op import Opcode
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
-from npusim.schedules import find_schedule
-from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import simulate_program, warmed
+from npusim.simulation.simulate import build
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -32,21 +29,19 @@ if TYPE_CHECKING:
     from npusim.ir.op import Source, Step
     from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.numerics.paths import Place
-    from npusim.schedules import Schedule
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
-    from npusim.timing.result import TimingResult
+    from npusim.simulation.simulate import BuiltPlan
 
 __all__ = [
     "OPTIONS",
     "PRECISION",
-    "BuiltVariant",
     "Variant",
     "Variants",
+    "bits_key",
     "blocks_key",
     "program_key",
     "row_key",
-    "schedule_of",
     "work_key",
 ]
 
@@ -98,49 +93,6 @@ def _fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
     return tiling.model_dump(exclude_unset=True) if isinstance(tiling, Tiling) else dict(tiling or {})
 
 
-def schedule_of(request: Request) -> Schedule:
-    """Return the schedule of a request on its device."""
-    return find_schedule(request.schedule, request.machine().family)
-
-
-@dataclass(frozen=True)
-class BuiltVariant:
-    """A variant's plan, and its program."""
-
-    plan: Plan
-    program: TileProgram
-
-    def check(self) -> None:
-        """Raise what is wrong with the program: races and all else that a run is checked for."""
-        with with_origin(self.plan.schedule.origin):
-            check(self.program, self.plan.device.flags)
-
-    def timing(self) -> TimingResult | None:
-        """Return the time of the checked program; None on a device without times."""
-        self.check()
-        device = self.plan.device
-        return simulate_program(self.program, device, self.plan.request.method) if device.is_timed else None
-
-    @property
-    def program_key(self) -> Hashable:
-        """What variants share that are one program on one device: one time and the same bits; None if not known."""
-        content = program_key(self.program)
-        return None if content is None else (self.plan.device.name, content)
-
-    @property
-    def bits_key(self) -> str:
-        """What variants share that have the same bits, as a digest; empty where a machine does not say."""
-        contents = [repr(self.plan.problem)]
-        for phase in self.program.phases:
-            if phase.bits is None:
-                return ""
-            content, blocks, sums = cast("Any", phase.bits())
-            contents += [repr(content), *sorted(map(repr, blocks)), repr(sums)]
-        # A function of a module is known by its name; what is shown by its address says nothing of its content.
-        text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
-        return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 class Variants:
     """Builds variants of one request.
 
@@ -173,17 +125,14 @@ class Variants:
         """Return the request with changes by name alone, as :meth:`named`."""
         return self.named(changes).on(self.request)
 
-    def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltVariant:
-        """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+    def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
+        """Return a variant's plan with its program; raises as `build`."""
         scenery = (variant.options, variant.problem, variant.overrides)
         plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
-        arithmetic = request.arithmetic and f"arithmetic={request.arithmetic}"
-        precision = plan.schedule.precision(",".join(filter(None, (request.precision, arithmetic))))
+        precision = plan.schedule.precision(request.changed_precision())
         tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
-        tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
-        plan = replace(plan, tiling=tiling, precision=precision)
-        return BuiltVariant(plan, warmed(program, plan.device) if request.warm else program)
+        return build(replace(plan, tiling=tiling, precision=precision), is_hinted=is_hinted)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)
@@ -200,7 +149,7 @@ class _Scene:
 
     @cached_property
     def tiling_fields(self) -> Collection[str]:
-        return schedule_of(self.request).tiling.model_fields.keys()
+        return self.request.find_schedule().tiling.model_fields.keys()
 
     @cached_property
     def plan(self) -> Plan:
@@ -217,6 +166,19 @@ def program_key(program: TileProgram) -> Hashable:
     rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
     tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
     return rings, tensors, blocks_key(program)
+
+
+def bits_key(built: BuiltPlan) -> str:
+    """Return what variants share that have the same bits, as a digest; empty where a machine does not say."""
+    contents = [repr(built.plan.problem)]
+    for phase in built.program.phases:
+        if phase.bits is None:
+            return ""
+        content, blocks, sums = cast("Any", phase.bits())
+        contents += [repr(content), *sorted(map(repr, blocks)), repr(sums)]
+    # A function of a module is known by its name; what is shown by its address says nothing of its content.
+    text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
+    return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import MeasurementCase, MeasurementFile, load_measurements
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
+from npusim.config.problem import LayerProblem, Problem, SharedProblem, kernel_problem
 from npusim.errors import SpecError, TilingError
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
@@ -347,11 +347,9 @@ def _what(case: MeasurementCase, machine: DeviceSpec) -> dict[str, Any]:
 
 def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     w = case.workload
-    if w.kind == "gemm":
-        sizes = {"m": w.m, "n": w.n, "k": w.k} | ({"dtype": w.dtype} if w.dtype else {})
-        return GemmProblem.model_validate(sizes)
-    if w.kind == "copy":
-        return CopyProblem.model_validate({"bytes": w.bytes})
+    sizes = {name: size for name in ("m", "n", "k", "bytes") if (size := getattr(w, name)) is not None}
+    if (kernel := kernel_problem(sizes, w.dtype)) is not None:
+        return kernel
     if isinstance(machine, NodeDevice):
         return _layer(case, machine, find_schedule(case.schedule, machine.family).problem)
     return w.problem()

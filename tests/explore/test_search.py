@@ -190,7 +190,7 @@ def test_a_best_point_that_a_doubtful_constant_dethrones_is_told(monkeypatch: py
     moved: dict[int, float] = {}
 
     def of(job: Job) -> list[Sensitive]:
-        (index, _), *_ = job.points
+        index = job.tasks[0].index
         listed.append(index)
         own = 10.0 if index == best.index else 11.0
         return [Sensitive(own, {"flags.x": (own, own), "flags.y": (own, own * moved.get(index, 1.0))})]
