@@ -81,8 +81,8 @@ class CyclesRegression(_Stored):
         stored = self._stored(basename)
         why = why_of(ExpectedCycles(device_digest="stored", **stored), result) if "units" in stored else ""
         if rtol and stored:
-            held = {key: obtained[key] for key in ("cycles", "busy_cycles")}
-            obtained = {**obtained, "units": stored.get("units"), **_snapped(held, stored, rtol)}
+            totals = {key: obtained[key] for key in ("cycles", "busy_cycles")}
+            obtained = {**obtained, "units": stored.get("units"), **_snapped(totals, stored, rtol)}
         self._check(obtained, basename, why)
 
 
@@ -130,16 +130,16 @@ def _choices(obtained: dict[str, Any], stored: dict[str, Any]) -> dict[str, obje
 
 def _snapped(obtained: dict[str, object], stored: dict[str, object], rtol: float) -> dict[str, object]:
     """Return ``obtained`` with every number that is near enough replaced by the stored one."""
-    made: dict[str, object] = {}
+    snapped: dict[str, object] = {}
     for key, value in obtained.items():
         old = stored.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
-            made[key] = _snapped(value, old, rtol)
+            snapped[key] = _snapped(value, old, rtol)
         elif isinstance(value, int) and isinstance(old, int) and abs(value - old) <= rtol * old:
-            made[key] = old
+            snapped[key] = old
         else:
-            made[key] = value
-    return made
+            snapped[key] = value
+    return snapped
 
 
 @pytest.fixture

@@ -87,11 +87,11 @@ class Update:
         if old is None:
             self._write(new, self.reason or FIRST)
             return "updated"
-        was = None if old.accepted is None else old.accepted.reason
-        alike = new.model_copy(update={"device_digest": old.device_digest, "accepted": old.accepted}) == old
-        if alike and new.device_digest != old.device_digest:
-            self._write(new, was or FIRST)  # nothing else changed: it names the device of today
-        elif not alike and self.reason:
+        accepted_reason = None if old.accepted is None else old.accepted.reason
+        is_equal = new.model_copy(update={"device_digest": old.device_digest, "accepted": old.accepted}) == old
+        if is_equal and new.device_digest != old.device_digest:
+            self._write(new, accepted_reason or FIRST)  # nothing else changed: it names the device of today
+        elif not is_equal and self.reason:
             self._write(new, self.reason)
             return "updated" if status == "changed" else status
         return status
@@ -194,8 +194,8 @@ def why_of(old: ExpectedCycles, result: RunData) -> str:
 def _is_met(old: ExpectedCycles, new: ExpectedCycles, tolerance: float) -> bool:
     """Return whether a case is as accepted: to the last number, or its cycles and busy pipes within a tolerance."""
     if not tolerance:
-        alike = old.cycles == new.cycles and old.busy_cycles == new.busy_cycles
-        return alike and (not old.units or old.units == new.units)
+        is_equal = old.cycles == new.cycles and old.busy_cycles == new.busy_cycles
+        return is_equal and (not old.units or old.units == new.units)
     pipes = dict.fromkeys([*old.busy_cycles, *new.busy_cycles])
     pairs = [(old.cycles, new.cycles), *((old.busy_cycles.get(p, 0), new.busy_cycles.get(p, 0)) for p in pipes)]
     return all(abs(b - a) <= tolerance * a for a, b in pairs)

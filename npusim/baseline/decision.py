@@ -105,20 +105,20 @@ def decide(candidates: Sequence[CandidateOutcome]) -> Decision:
 
 def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Update | None) -> CheckOutcome:
     """Search a case's space and return what became of its decision; see `check_baselines`."""
-    old = case.expect
+    accepted = case.expect
     try:
         today = decide([_search(case, c, file.parent) for c in case.candidates])
     except NpusimError as error:
         return CheckOutcome("decision", file.stem, file, "failed", reason=fault_text(error))
     new = today.expected()
-    rows = tuple(_changes(old, today, tolerance)) if old is not None else ()
-    status: Status = "new" if old is None else "changed" if rows else "ok"
+    rows = tuple(_changes(accepted, today, tolerance)) if accepted is not None else ()
+    status: Status = "new" if accepted is None else "changed" if rows else "ok"
     if update is not None:
         status = update.accept(status, new)
     margin = today.winner.margin if today.margin is None else today.margin
     winner = Row(
         "winner",
-        None if old is None else _won(old.winner, _choice(old, old.winner)),
+        None if accepted is None else _won(accepted.winner, _choice(accepted, accepted.winner)),
         _won(today.winner.name, today.winner.choice()),
         why="" if margin is None else f"by {percent(margin)}",
     )
@@ -128,7 +128,7 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
         file,
         status,
         (winner, *rows),
-        device_changed=old is not None and old.device_digest != new.device_digest,
+        device_changed=accepted is not None and accepted.device_digest != new.device_digest,
         method=", ".join(dict.fromkeys(f.best.method for f in today.candidates if f.best)),
     )
 
@@ -192,9 +192,9 @@ def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterat
     if before is None or before.name == after.name or before.best is None or after.best is None:
         return
     if (_longer(after.best.latency_us, before.best.latency_us) or 0.0) > tolerance:
-        moved = [f"{f.name} {_us(_choice(old, f.name))} -> {_time(f.best):,.2f} us" for f in (before, after)]
+        latencies = [f"{f.name} {_us(_choice(old, f.name))} -> {_time(f.best):,.2f} us" for f in (before, after)]
         why = _why(before, before.best, after, after.best)
-        yield Row("schedule", before.name, after.name, why="; ".join((*moved, why)))
+        yield Row("schedule", before.name, after.name, why="; ".join((*latencies, why)))
 
 
 def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: float) -> Iterator[Row]:
@@ -216,12 +216,12 @@ def _of_candidate(was: ExpectedChoice, candidate: CandidateOutcome, tolerance: f
 
 def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutcome, best: PointOutcome) -> str:
     """Return how both points' cycles moved since, and what one spends less on today."""
-    moved = [
+    cycles = [
         f"{_at(o.point)}: {was.cycles[o.index]:,} -> {o.cycles:,} cycles"
         for o in (then, best)
         if o.index < len(was.cycles) and was.cycles[o.index] is not None
     ]
-    return "; ".join((*moved, _why(candidate, then, candidate, best)))
+    return "; ".join((*cycles, _why(candidate, then, candidate, best)))
 
 
 def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:

@@ -62,7 +62,7 @@ class Document:
     data: dict[str, object]
     places: Mapping[str, FilePosition]
 
-    def place(self, key: str) -> FilePosition:
+    def position_of(self, key: str) -> FilePosition:
         """Return where ``key`` stands, or its nearest parent that stands somewhere."""
         while key and key not in self.places:
             key = key.rpartition(".")[0]
@@ -74,7 +74,7 @@ class Document:
 
     def line(self, key: str, text: str) -> str:
         """Return one line of such an error."""
-        return f"{self.place(key)}  {key}: {text}" if key else f"{self.place(key)}  {text}"
+        return f"{self.position_of(key)}  {key}: {text}" if key else f"{self.position_of(key)}  {text}"
 
 
 def read_document(path: Path) -> Document:
@@ -233,8 +233,8 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     if isinstance(name, dict) and name.keys() == {"file", "basis"} and name["basis"] == "assumed":
         name, is_assumed = name["file"], True
     if not isinstance(name, str) or not name:
-        wanted = "the name of another file, or {file: NAME, basis: assumed}"
-        raise document.error("extends", f"expected {wanted}, got {name!r}")
+        expected = "the name of another file, or {file: NAME, basis: assumed}"
+        raise document.error("extends", f"expected {expected}, got {name!r}")
     try:
         base_path = find(name, path)
     except SpecError as error:
@@ -245,8 +245,8 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
         raise document.error("extends", f"files extend each other in a circle: {circle}")
     base = _read(base_path, find, seen)
     if is_assumed:
-        taken_over = {key: value for key, value in base.data.items() if key != "facts"}
-        base = Document(base.file, _assumed(taken_over, name), base.places)
+        without_facts = {key: value for key, value in base.data.items() if key != "facts"}
+        base = Document(base.file, _assumed(without_facts, name), base.places)
     return _Merge(base, document).merged()
 
 
@@ -283,7 +283,7 @@ class _Merge:
         old = node.get(name)
         if below:
             if not isinstance(old, dict):  # made if need be; validation judges it
-                old, self.places[path] = {}, self.override.place(key)
+                old, self.places[path] = {}, self.override.position_of(key)
             return {**node, name: self._with(path, old, below, key, value)}
         if _is_branch(old) and _is_branch(value):
             for child, child_value in value.items():
@@ -294,11 +294,11 @@ class _Merge:
             raise self.override.error(key, f"null takes away what the other file has; it has {keys} here")
         for stale in [known for known in self.places if known.startswith(f"{path}.")]:
             del self.places[stale]
-        for spelled, place in self.override.places.items():
+        for spelled, position in self.override.places.items():
             if spelled == key or spelled.startswith(f"{key}."):
-                self.places[path + spelled.removeprefix(key)] = place
+                self.places[path + spelled.removeprefix(key)] = position
         if value is None:
-            return {other: kept for other, kept in node.items() if other != name}
+            return {other: entry for other, entry in node.items() if other != name}
         return {**node, name: value}
 
 

@@ -303,8 +303,8 @@ class LocalMemoryPipe(SpecModel):
     def beside(self, blocks: int, shared_bytes: int) -> int:
         """Return the bytes of the cache left beside so many blocks' shared memory, or as many of them as fit."""
         sizes = sorted(s.value for s in self.carved_bytes)
-        wanted = shared_bytes * min(blocks, sizes[-1] // max(1, shared_bytes))
-        return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= wanted), sizes[-1]))
+        needed_bytes = shared_bytes * min(blocks, sizes[-1] // max(1, shared_bytes))
+        return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= needed_bytes), sizes[-1]))
 
 
 class SyncProductSpec(SpecModel):

@@ -69,18 +69,18 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
     A file of another kind of npusim's is told by its schema alone: its keys are no faults.
     """
-    wanted, schema = _schema_of(model), document.data.get("schema")
-    if wanted and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {wanted.partition("/")[0]}:
-        raise document.error("schema", f"{schema!r} is another kind of file; {wanted!r} is needed here")
+    expected, schema = _schema_of(model), document.data.get("schema")
+    if expected and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {expected.partition("/")[0]}:
+        raise document.error("schema", f"{schema!r} is another kind of file; {expected!r} is needed here")
     try:
         # Which families there are hangs on the packages that can be found.
-        made = _made(model, _Content(repr((document.data, sys.path)), document))
+        instance = _model_of(model, _Content(repr((document.data, sys.path)), document))
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
-    if "name" in document.data and document.place("name").file != document.file:
+    if "name" in document.data and document.position_of("name").file != document.file:
         raise document.error("", "name: missing; what extends another file has a name of its own")
-    return made  # type: ignore[return-value]
+    return instance  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Content:
 
 
 @lru_cache(maxsize=128)
-def _made(model: type[BaseModel], content: _Content) -> BaseModel:
+def _model_of(model: type[BaseModel], content: _Content) -> BaseModel:
     """Return one frozen model for all files of one content: programs of one device share what they have alike."""
     return model.model_validate(content.document.data)
 

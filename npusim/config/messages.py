@@ -66,7 +66,7 @@ def explain(error: ValidationError, data: object = None, model: type | None = No
     ``model`` what its key is for.
     """
     fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
-    wanted = None if model is None or "links" in fields else _descriptions(fields)
+    descriptions = None if model is None or "links" in fields else _descriptions(fields)
     for details in error.errors(include_url=False):
         # A default that is computed from a faulty field: the field itself is reported.
         if details["type"] == "default_factory_not_called":
@@ -75,7 +75,7 @@ def explain(error: ValidationError, data: object = None, model: type | None = No
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue
         path = _path_in_data(details, data)
-        for key, text in _explain_one(details, wanted):
+        for key, text in _explain_one(details, descriptions):
             yield ".".join(str(part) for part in (*path, *([key] if key else []))), text
 
 
@@ -113,7 +113,7 @@ def _child(node: object, part: str | int) -> object:
     return None
 
 
-def _explain_one(details: ErrorDetails, wanted: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
+def _explain_one(details: ErrorDetails, descriptions: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
     """Yield the key below the fault's place (often none) and the text."""
     context = details.get("ctx", {})
     match details["type"]:
@@ -127,10 +127,10 @@ def _explain_one(details: ErrorDetails, wanted: Mapping[str, str] | None) -> Ite
             fault = f"{context['tag']!r} is not" if kind == "union_tag_invalid" else "missing;"
             yield context["discriminator"].strip("'"), f"{fault} one of: {allowed}" if allowed else "missing"
         case _:
-            yield "", _text(details, context, wanted)
+            yield "", _text(details, context, descriptions)
 
 
-def _text(details: ErrorDetails, context: dict[str, Any], wanted: Mapping[str, str] | None) -> str:
+def _text(details: ErrorDetails, context: dict[str, Any], descriptions: Mapping[str, str] | None) -> str:
     kind, value = details["type"], details["input"]
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {value!r}"
@@ -140,9 +140,9 @@ def _text(details: ErrorDetails, context: dict[str, Any], wanted: Mapping[str, s
     match kind:
         case "missing":
             key = str(details["loc"][-1])
-            if wanted is None:
+            if descriptions is None:
                 return _missing(key)
-            return f"missing; {wanted[key]}" if wanted.get(key) and len(details["loc"]) == 1 else "missing"
+            return f"missing; {descriptions[key]}" if descriptions.get(key) and len(details["loc"]) == 1 else "missing"
         case "bare_value":
             return f"{value!r} has no basis and no source; write {_sourced(value)}"
         case "literal_error":

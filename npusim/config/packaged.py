@@ -140,8 +140,8 @@ def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) 
     if name in names:
         path, *others = files[name]
         if others:
-            taken = f"{path.stem!r} is {path} already; give one of the files another name"
-            raise SpecError(f"{others[0]}: {taken}")
+            duplicate = f"{path.stem!r} is {path} already; give one of the files another name"
+            raise SpecError(f"{others[0]}: {duplicate}")
         return path
     from npusim.config.messages import suggest
 

@@ -141,13 +141,13 @@ class Workload(SpecModel):
         """
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
-            own_heads, own_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
+            rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
         else:
-            own_heads, own_kv_heads = heads, heads
+            rank_heads, rank_kv_heads = heads, heads
         sizes: dict[str, object] = {
             "batch": _first(batch, self.batch),
-            "heads": own_heads,
-            "kv_heads": _first(kv_heads, own_kv_heads),
+            "heads": rank_heads,
+            "kv_heads": _first(kv_heads, rank_kv_heads),
             "seq_q": _first(seq_q, seq, self.seq),
             "seq_kv": _first(seq_kv, seq, self.seq_kv, self.seq),
             "head_dim": _first(head_dim, self.head_dim),

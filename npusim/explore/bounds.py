@@ -75,11 +75,11 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     cycles = np.zeros((groups, works.queues), np.int64)
     if phase.body_counts is None:
         return cycles
-    examples, held = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
+    examples, shape_counts = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
     bodies = list(phase.body_counts(examples))
-    often = held @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
-    for number in np.argsort(-often.sum(axis=0), kind="stable").tolist():
-        cycles += often[:, number, None] * works.of(bodies[number][0])
+    runs = shape_counts @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
+    for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
+        cycles += runs[:, number, None] * works.of(bodies[number][0])
         if cycles.max() > cutoff:
             break
     return cycles
@@ -91,11 +91,11 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
     numbers: dict[Hashable, int] = {}
     shapes = [numbers.setdefault(shape(block), len(numbers)) for block in blocks.thing]
     examples = dict(zip(reversed(shapes), reversed(blocks.thing), strict=True))
-    held = np.zeros((groups, len(numbers)), np.int64)
+    shape_counts = np.zeros((groups, len(numbers)), np.int64)
     for group in range(groups):
         shapes_of_group = [shapes[n] for n in dealt[group]] if dealt else shapes[group::groups]
-        held[group] = np.bincount(shapes_of_group, minlength=len(numbers))
-    return [examples[n] for n in range(len(numbers))], held
+        shape_counts[group] = np.bincount(shapes_of_group, minlength=len(numbers))
+    return [examples[n] for n in range(len(numbers))], shape_counts
 
 
 class _Works:

@@ -114,14 +114,14 @@ class ProcessExecutor:
         Tasks of a pool that broke are tried again one by one, so that the one to blame is found.
         """
         self._is_busy = True
-        left = dict.fromkeys(range(len(tasks)))
-        yield from self._all(function, tasks, left)
-        if left and not self._has_done:
+        pending = dict.fromkeys(range(len(tasks)))
+        yield from self._all(function, tasks, pending)
+        if pending and not self._has_done:
             raise NpusimError(
                 "a worker process ended unexpectedly (out of memory?); in a script of your own the "
                 'call must stand under `if __name__ == "__main__":`, or use jobs=1'
             )
-        for number in left:
+        for number in pending:
             one = {number: None}
             for _ in range(TRIES):
                 if one:
@@ -131,17 +131,17 @@ class ProcessExecutor:
         self._is_busy = False
 
     def _all(
-        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], left: dict[int, None]
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], pending: dict[int, None]
     ) -> Iterator[tuple[int, Done]]:
         """Yield results of the tasks that are ``left``, and take them out; some stay where the pool broke."""
         try:
             pool = self._started()
-            with _held_back():
-                futures = {pool.submit(function, tasks[n]): n for n in list(left)}
+            with _interrupts_blocked():
+                futures = {pool.submit(function, tasks[n]): n for n in list(pending)}
             for future in as_completed(futures):
                 result = future.result()
                 self._has_done = True
-                del left[futures[future]]
+                del pending[futures[future]]
                 yield futures[future], result
         except BrokenProcessPool:
             self._shut_down()
@@ -235,7 +235,7 @@ async def _greet(address: str) -> None:
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     """Keep Ctrl-C from processes that begin meanwhile until they can end quietly."""
     if not hasattr(signal, "pthread_sigmask"):  # not on Windows
         yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Job, Task, sensitive
+from npusim.explore.points import Job, PointTask, sensitive
 from npusim.explore.search import Options, run_search
 from npusim.explore.space import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
@@ -147,7 +147,7 @@ class Exploration:
                 best = best_of(rivals)
                 if best is not None:
                     listed = [best, *_neighbours(best, rivals)]
-                    jobs = [Job(variants, (Task(o.index, o.point),)) for o in listed]
+                    jobs = [Job(variants, (PointTask(o.index, o.point),)) for o in listed]
                     times = dict(workers.run(sensitive, jobs))
                     constants[best.index] = _dethroned(listed, [times[n] for n in range(len(listed))])
         return constants

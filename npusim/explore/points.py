@@ -34,7 +34,7 @@ _COMPILED = ("auto", "block", "fold", "steady")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PointTask:
     """One point by number; ``cutoff_us`` is the latency that it would have to beat."""
 
     index: int
@@ -51,7 +51,7 @@ class Job:
     """
 
     variants: bytes
-    tasks: tuple[Task, ...]
+    tasks: tuple[PointTask, ...]
     needs_bits: bool = False
 
 
@@ -72,13 +72,13 @@ def _variants(pickled: bytes) -> Variants:
     return cast("Variants", pickle.loads(pickled))
 
 
-def _built(job: Job, task: Task) -> BuiltPlan:
+def _built(job: Job, task: PointTask) -> BuiltPlan:
     """Return a point's program; raise `TilingError` where it does not fit."""
     variants = _variants(job.variants)
     return variants.build(variants.named(task.point), is_hinted=False)
 
 
-def _run(job: Job, task: Task, *, has_bits: bool = False) -> RunData:
+def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
     """Return the whole run of a point."""
     return run_request(replace(_variants(job.variants).request_of(task.point), numerics=has_bits))
 
@@ -144,7 +144,7 @@ def evaluate(job: Job) -> list[PointOutcome]:
     return [_outcome(job, task) for task in job.tasks]
 
 
-def _outcome(job: Job, task: Task) -> PointOutcome:
+def _outcome(job: Job, task: PointTask) -> PointOutcome:
     request = _variants(job.variants).request
     try:
         if is_node(request.named_device()):

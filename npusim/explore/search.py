@@ -16,7 +16,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, Surveyed, Task, compute_bits, evaluate, narrow, prove, survey
+from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -166,7 +166,7 @@ class Search:
 
     def job(self, indices: Sequence[int]) -> Job:
         """Return a job of these points."""
-        tasks = tuple(Task(i, self.points[i], self.cutoff(i), self.bounds.get(i)) for i in indices)
+        tasks = tuple(PointTask(i, self.points[i], self.cutoff(i), self.bounds.get(i)) for i in indices)
         return Job(self.variants, tasks, self.options.needs_bits)
 
     def done(
@@ -189,16 +189,16 @@ class Search:
 
     def run(self, workers: Executor) -> None:
         """Do all of it."""
-        left = [i for i in range(len(self.points)) if i not in self.outcomes]
+        remaining = [i for i in range(len(self.points)) if i not in self.outcomes]
         if self.options.exhaustive and not self.options.needs_bits:
-            whole = self._chunks(left)
+            whole = self._chunks(remaining)
             parts = [some for part in whole for some in _parts(part, TASK)]
             for _, outcomes in self.done(workers, evaluate, parts):
                 self.keep(outcomes)
             return
         if not self.options.needs_bits:
-            self._seed(workers, left)
-        self._survey(workers, [i for i in left if i not in self.outcomes])
+            self._seed(workers, remaining)
+        self._survey(workers, [i for i in remaining if i not in self.outcomes])
         if self.options.needs_bits:
             self._compute_bits(workers)
         self._simulate(workers)
@@ -209,27 +209,27 @@ class Search:
 
     def _unchecked(self) -> list[int]:
         """Return pruned points to check for races: all, or as few as have every value of an axis that no other has."""
-        left = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
+        values = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
         if self.options.check_all:
-            return list(left)
+            return list(values)
         seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
         chosen: list[int] = []
-        while left := {i: new for i, own in left.items() if (new := own - seen)}:
-            chosen.append(max(left, key=lambda i: (len(left[i]), -i)))
-            seen |= left[chosen[-1]]
+        while values := {i: new for i, values_of_point in values.items() if (new := values_of_point - seen)}:
+            chosen.append(max(values, key=lambda i: (len(values[i]), -i)))
+            seen |= values[chosen[-1]]
         return chosen
 
     def _values(self, index: int) -> set[tuple[object, ...]]:
         point = self.points[index]
         return {(point.get("schedule"), name, value) for name, value in point.items()}
 
-    def _seed(self, workers: Executor, left: Sequence[int]) -> None:
+    def _seed(self, workers: Executor, remaining: Sequence[int]) -> None:
         """Simulate the points nearest to the defaults: without a time to beat no bound says anything."""
         by_group: dict[object, list[int]] = defaultdict(list)
-        for index in left:
+        for index in remaining:
             by_group[self.groups[index]].append(index)
-        far = {index: (self.setting.distance(self.points[index]), index) for index in left}
-        nearest = [i for own in by_group.values() for i in sorted(own, key=lambda i: far[i])[:SEEDS]]
+        far = {index: (self.setting.distance(self.points[index]), index) for index in remaining}
+        nearest = [i for group in by_group.values() for i in sorted(group, key=lambda i: far[i])[:SEEDS]]
         for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest]):
             self.keep(outcomes)
 
@@ -237,19 +237,19 @@ class Search:
         """Return points in the parts in which they are looked at together."""
         return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
 
-    def _survey(self, workers: Executor, left: Sequence[int]) -> None:
-        for _, surveyed in self.done(workers, survey, self._chunks(left)):
+    def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
+        for _, surveyed in self.done(workers, survey, self._chunks(remaining)):
             self.bounds |= {i: bound for i, bound in surveyed if isinstance(bound, Surveyed)}
             misfits = {i: reason for i, reason in surveyed if isinstance(reason, str)}
             self.keep(PointOutcome(i, self.points[i], "infeasible", reason=reason) for i, reason in misfits.items())
 
     def _compute_bits(self, workers: Executor) -> None:
         """Compute bits once for all points that cannot differ in them, and reject those whose error is too large."""
-        alike: dict[object, list[int]] = defaultdict(list)
+        indices_by_bits: dict[object, list[int]] = defaultdict(list)
         for index, surveyed in sorted(self.bounds.items()):
             scene = tuple(self.points[index].get(n) for n in self.setting.scene_names)
-            alike[scene, surveyed.bits].append(index)
-        classes = {indices[0]: indices for indices in alike.values()}
+            indices_by_bits[scene, surveyed.bits].append(index)
+        classes = {indices[0]: indices for indices in indices_by_bits.values()}
         for (first, *_), (bits, *_) in self.done(workers, compute_bits, [[index] for index in classes]):
             self.bits |= dict.fromkeys(classes[first], bits)
         rejected = ((i, self._rejected(bits)) for i, bits in sorted(self.bits.items()))
@@ -276,15 +276,15 @@ class Search:
         while any(waiting.values()):
             wide: list[int] = []
             chosen: list[int] = []
-            for own in waiting.values():
-                own.sort(key=lambda i: (self.bounds[i].bound_us, i))
-                self._prune(own)
-                wide += (mine := [i for i in own[:each] if self.bounds[i].groups])
-                ready = [i for i in own[:each] if not self.bounds[i].groups]
+            for group in waiting.values():
+                group.sort(key=lambda i: (self.bounds[i].bound_us, i))
+                self._prune(group)
+                wide += (unnarrowed := [i for i in group[:each] if self.bounds[i].groups])
+                ready = [i for i in group[:each] if not self.bounds[i].groups]
                 # A narrow bound says nearly the time: the first few will do away with the others.
-                few = max(1, each // NARROWED) if mine or self.narrowed.intersection(ready) else each
+                few = max(1, each // NARROWED) if unnarrowed or self.narrowed.intersection(ready) else each
                 chosen += ready[:few]
-                own[:] = [i for i in own if i not in ready[:few]]
+                group[:] = [i for i in group if i not in ready[:few]]
             self.narrowed.update(wide)
             for _, narrowed in self.done(workers, narrow, _parts(sorted(wide), TASK)):
                 for index, bound in narrowed:
@@ -292,15 +292,15 @@ class Search:
             for _, outcomes in self.done(workers, evaluate, _parts(chosen, 1)):
                 self.keep(outcomes)
 
-    def _prune(self, own: list[int]) -> None:
+    def _prune(self, group: list[int]) -> None:
         """Take out of points by bounds those that cannot beat their cutoff."""
         if self.options.needs_bits:
-            pruned = [i for i in own if self.bounds[i].bound_us > self.cutoff(i)]
+            pruned = [i for i in group if self.bounds[i].bound_us > self.cutoff(i)]
         else:
-            limit = self.cutoff(own[0]) if own else math.inf
-            pruned = [i for i in own if self.bounds[i].bound_us > limit]
-        gone = set(pruned)
-        own[:] = [i for i in own if i not in gone]
+            limit = self.cutoff(group[0]) if group else math.inf
+            pruned = [i for i in group if self.bounds[i].bound_us > limit]
+        removed = set(pruned)
+        group[:] = [i for i in group if i not in removed]
         self.keep(PointOutcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
 
     def _merge(self) -> None:

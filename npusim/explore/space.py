@@ -219,13 +219,13 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
     for name, (tiling, precision) in fields.items():
         known = [*tiling, *precision, *OPTIONS, *keys]
         # What one schedule has and another has not is an axis of that one; what none has is refused.
-        own = {n: v for n, v in values.items() if n in known or n not in everywhere}
+        axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
         if not values and len(names) > 1:  # schedules alone are compared by what each of them can compute in
-            own = {PRECISION: tuple(schedules[name].precisions)}
-        if not own:
+            axes_of_schedule = {PRECISION: tuple(schedules[name].precisions)}
+        if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
-        spaces[name] = Space.of(own, known)
+        spaces[name] = Space.of(axes_of_schedule, known)
     for name, one in requests.items():
         _check(one, schedules[name], spaces[name], keys)
     return SearchSpec(request, names, values, spaces, keys, _content(request), notes)
@@ -233,18 +233,18 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
 
 def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
-    left, notes = list(schedules), []
+    ranked, notes = list(schedules), []
     for name in schedules:
         study = replace(request, schedule=name).find_schedule().study
         why = study(request.problem or request.attention(), request.machine()) if study else ""
         if why and studies:
             notes.append(f"{name} is a study: {why}")
         elif why:
-            left.remove(name)
+            ranked.remove(name)
             notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
-    if not left:
+    if not ranked:
         raise SpecError(f"nothing to rank: {'; '.join(notes)}")
-    return tuple(left), tuple(notes)
+    return tuple(ranked), tuple(notes)
 
 
 def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -298,9 +298,9 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
     axes: dict[str, dict[Value, None]] = {}
     for name in schedules:
         device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
-        left = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
+        unsearched = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
         for field, values in declared(schedule.tiling).items():
-            if field not in left:
+            if field not in unsearched:
                 axes.setdefault(field, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in axes.items()}
 

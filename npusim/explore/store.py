@@ -90,14 +90,14 @@ class Store:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Keep rows of ``(key, configuration, outcome)``, all or none; raise `OutputError` if that is impossible."""
-        with _told(self.path), self.connection:
+        with _sqlite_errors(self.path), self.connection:
             self._insert(rows)
 
     def replace(self, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
         """Keep these rows in place of all others, and say what they are about; as `add` otherwise."""
-        with _told(self.path), self.connection:
+        with _sqlite_errors(self.path), self.connection:
             self.connection.execute("DELETE FROM points")
-            _say(self.connection, about)
+            _write_about(self.connection, about)
             self._insert(rows)
 
     def _insert(self, rows: Iterable[Row]) -> None:
@@ -140,7 +140,7 @@ def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _sqlite_errors(path: Path) -> Iterator[None]:
     """Raise `SpecError` for what SQLite says of a damaged file, `OutputError` for all else."""
     try:
         yield
@@ -158,7 +158,7 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
     Raises `OutputError` if the file cannot be written, `SpecError` if it is another search's, another
     version's, damaged, none of ours, or if another search is writing to it.
     """
-    with _locked(path), _told(path), closing(sqlite3.connect(path, timeout=10)) as connection:
+    with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
         # A search that was killed before it was begun leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
         if not is_blank:
@@ -211,10 +211,10 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
             "CREATE TABLE points (key TEXT PRIMARY KEY, number INTEGER, status TEXT, point TEXT, config TEXT, "
             "outcome TEXT)"
         )
-        _say(connection, about)
+        _write_about(connection, about)
 
 
-def _say(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
+def _write_about(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
     values = [(name, json.dumps(value)) for name, value in {"schema": SCHEMA, **about}.items()]
     connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", values)
 

@@ -183,7 +183,7 @@ def examine(
 
 
 @dataclass(frozen=True)
-class _Way:
+class _VariedCall:
     """A call run otherwise, and where its first sequence lies in the batch."""
 
     what: str
@@ -191,7 +191,7 @@ class _Way:
     position: int = 0
 
     @classmethod
-    def of_field(cls, name: str, value: object) -> _Way:
+    def of_field(cls, name: str, value: object) -> _VariedCall:
         return cls(f"{name}={value}", Variant(tiling={name: value}))
 
 
@@ -225,15 +225,15 @@ class _Examination:
 
     def findings(self, vary: Collection[str]) -> Invariance:
         """Return the findings, in the order of `ASPECTS`."""
-        ways = {name: listed for name, listed in self._ways().items() if name in vary}
-        self.total = sum(map(len, ways.values())) + (2 if "order" in vary else 0)
-        findings = {name: self._finding(name, listed) for name, listed in ways.items()}
+        calls = {name: listed for name, listed in self._calls().items() if name in vary}
+        self.total = sum(map(len, calls.values())) + (2 if "order" in vary else 0)
+        findings = {name: self._finding(name, listed) for name, listed in calls.items()}
         if "order" in vary:
             findings["order"] = self._orders()
         listed = tuple(findings[name] for name in ASPECTS if name in findings)
         return Invariance(self.base, self.place.row, self.heads, listed)
 
-    def _told(self, tried: Tried) -> Tried:
+    def _counted(self, tried: Tried) -> Tried:
         self.count += 1
         if self.on_tried:
             self.on_tried(self.count, self.total)
@@ -241,18 +241,18 @@ class _Examination:
 
     # ---------------------------------------------------------------- what is tried
 
-    def _ways(self) -> dict[Aspect, list[_Way]]:
+    def _calls(self) -> dict[Aspect, list[_VariedCall]]:
         """Return what is tried, by aspect; none where a call cannot be run otherwise."""
         batches = [n * self.problem.batch for n in BATCHES]
         largest = Variant(problem={"batch": batches[-1]})
         return {
-            "batch": [_Way(f"batch={n}", Variant(problem={"batch": n})) for n in batches],
-            "position": [_Way(f"sequence {n} of {batches[-1]}", largest, n) for n in (1, batches[-1] - 1)],
-            **self._ways_of_fields(),
-            "ranks": list(self._ways_of_ranks()),
+            "batch": [_VariedCall(f"batch={n}", Variant(problem={"batch": n})) for n in batches],
+            "position": [_VariedCall(f"sequence {n} of {batches[-1]}", largest, n) for n in (1, batches[-1] - 1)],
+            **self._calls_of_fields(),
+            "ranks": list(self._calls_of_ranks()),
         }
 
-    def _ways_of_fields(self) -> dict[Aspect, list[_Way]]:
+    def _calls_of_fields(self) -> dict[Aspect, list[_VariedCall]]:
         """Return what other values of tiling fields there are."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
@@ -268,7 +268,7 @@ class _Examination:
         if "pack" in known and self.problem.group_size > 1:
             # Packed: rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
-        return {aspect: [_Way.of_field(*value) for value in listed] for aspect, listed in values.items()}
+        return {aspect: [_VariedCall.of_field(*value) for value in listed] for aspect, listed in values.items()}
 
     @cached_property
     def splits(self) -> int:
@@ -276,81 +276,81 @@ class _Examination:
         spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
         return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
 
-    def _ways_of_ranks(self) -> Iterator[_Way]:
+    def _calls_of_ranks(self) -> Iterator[_VariedCall]:
         """Yield shares of the heads: whole groups, or a KV head that several ranks have."""
         p = self.problem
         for ranks in RANKS:
             heads, kv_heads = p.heads // ranks, max(1, p.kv_heads // ranks)
             if p.heads % ranks == 0 and heads % kv_heads == 0 and heads // kv_heads <= p.group_size:
-                yield _Way(f"tensor_parallel={ranks}", Variant(problem={"heads": heads, "kv_heads": kv_heads}))
+                yield _VariedCall(f"tensor_parallel={ranks}", Variant(problem={"heads": heads, "kv_heads": kv_heads}))
 
-    def _try(self, way: _Way) -> Tried:
+    def _try(self, call: _VariedCall) -> Tried:
         try:
-            built = self.variants.build(way.variant)
+            built = self.variants.build(call.variant)
         except TilingError as error:
-            return Tried(way.what, reason=one_line(error))
+            return Tried(call.what, reason=one_line(error))
         latency, program, key = _latency(built), built.program, self.key
         problem = cast("Problem", built.plan.problem)
-        place, group = replace(self.place, batch=way.position), problem.group_size
-        if way.position:
+        place, group = replace(self.place, batch=call.position), problem.group_size
+        if call.position:
             key = row_key(program, self.place, group)
         if row_key(program, place, group) == key:
-            return Tried(way.what, is_same_structure=True, latency_us=latency)
-        mine = self._computed(program, group) if way.position else self._own
-        other = compute(program, place, group, self._moved(way.position), min(self.heads, problem.heads))
-        at, difference = first_difference(mine.rows, other.rows), None
+            return Tried(call.what, is_same_structure=True, latency_us=latency)
+        base = self._computed(program, group) if call.position else self._base_bits
+        changed = compute(program, place, group, self._swapped_inputs(call.position), min(self.heads, problem.heads))
+        at, difference = first_difference(base.rows, changed.rows), None
         if at is not None:
             head, row, column = at
-            values = (float(one.rows[head][row, column]) for one in (mine, other))
+            values = (float(one.rows[head][row, column]) for one in (base, changed))
             difference = BitDifference(f"O head {head} row {self.place.row + row} column {column}", *values)
-        return Tried(way.what, False, difference, str(parting(mine.events, other.events) or ""), latency)
+        return Tried(call.what, False, difference, str(parting(base.events, changed.events) or ""), latency)
 
     @cached_property
-    def _own(self) -> Computed:
+    def _base_bits(self) -> Computed:
         """The bits of the call itself."""
         return self._computed(self.base.program, self.problem.group_size)
 
     def _computed(self, program: TileProgram, group: int) -> Computed:
         return compute(program, self.place, group, self.source, self.heads)
 
-    def _moved(self, position: int) -> HeadSource:
+    def _swapped_inputs(self, position: int) -> HeadSource:
         """Return the inputs with the first sequence at another place of the batch."""
         swapped = {0: position, position: 0}
         return lambda name, batch, head: self.source(name, swapped.get(batch, batch), head)
 
     # ---------------------------------------------------------------- guarantees
 
-    def _finding(self, aspect: Aspect, ways: list[_Way]) -> Finding:
-        tried = [self._told(self._try(way)) for way in ways]
-        finding, own = Finding(aspect, tuple(tried)), self.latency
+    def _finding(self, aspect: Aspect, calls: list[_VariedCall]) -> Finding:
+        tried = [self._counted(self._try(call)) for call in calls]
+        finding, latency = Finding(aspect, tuple(tried)), self.latency
         if finding.verdict != "changes":
             return finding
         times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
         match aspect:
             case "splits":
-                one = next((time for time, what in times if what == "splits=1"), own)
-                cost = None if own is None or one is None else one - own
+                one = next((time for time, what in times if what == "splits=1"), latency)
+                cost = None if latency is None or one is None else one - latency
                 where = "" if cost is None else "this call"
                 return replace(finding, guarantee="splits=1", cost_us=cost, cost_at=where)
             case "tile" | "merge":
-                names = dict.fromkeys(name for way in ways for name in way.variant.tiling)
+                names = dict.fromkeys(name for call in calls for name in call.variant.tiling)
                 fixed = " ".join(f"{n}={getattr(self.base.tiling, n)}" for n in names)
-                return _against(replace(finding, guarantee=fixed), own, times)
+                return _against(replace(finding, guarantee=fixed), latency, times)
             case _:
-                return self._fixed_splits(finding, ways)
+                return self._fixed_splits(finding, calls)
 
-    def _fixed_splits(self, finding: Finding, ways: list[_Way]) -> Finding:
+    def _fixed_splits(self, finding: Finding, calls: list[_VariedCall]) -> Finding:
         """Return what it costs that splits do not go by the number of blocks."""
         if "splits" not in type(self.base.tiling).model_fields:
             return finding
         costs: list[tuple[float, str]] = []
-        for tried, way in zip(finding.tried, ways, strict=True):
+        for tried, call in zip(finding.tried, calls, strict=True):
             if not tried.difference:
                 continue
-            variant = replace(way.variant, tiling={**way.variant.tiling, "splits": self.splits})
+            variant = replace(call.variant, tiling={**call.variant.tiling, "splits": self.splits})
             fixed = self.variants.build(variant)
             group = cast("Problem", fixed.plan.problem).group_size
-            if row_key(fixed.program, replace(self.place, batch=way.position), group) != self.key:
+            if row_key(fixed.program, replace(self.place, batch=call.position), group) != self.key:
                 return finding  # it is not the splits
             latency = _latency(fixed)
             if tried.latency_us is not None and latency is not None:
@@ -365,19 +365,19 @@ class _Examination:
 
     def _orders(self) -> Finding:
         sums = _sums(self.request, self.base.device.name, self.problem)
-        own, steps = sums.results(sums.algorithm)
+        call_sums, steps = sums.results(sums.algorithm)
         latency, tried = sums.latency_us(sums.algorithm), list[Tried]()
         for algorithm in (a for a in ALGORITHMS if a != sums.algorithm):
             other, others = sums.results(algorithm)
-            at, difference, parted = first_difference({0: own[None]}, {0: other[None]}), None, ""
+            at, difference, parted = first_difference({0: call_sums[None]}, {0: other[None]}), None, ""
             if at is not None:
                 element = at[2]
                 pairs = zip(_of_element(steps, element), _of_element(others, element), strict=False)
                 (what, a), (_, b) = next((one, two) for one, two in pairs if one[1] != two[1])
                 parted = f"AllReduce: {what}, shard of element {element}: {a:.9g} | {b:.9g}"
-                values = float(own[element]), float(other[element])
+                values = float(call_sums[element]), float(other[element])
                 difference = BitDifference(f"sum {element} of {sums.ranks} ranks", *values)
-            tried.append(self._told(Tried(algorithm, False, difference, parted, sums.latency_us(algorithm))))
+            tried.append(self._counted(Tried(algorithm, False, difference, parted, sums.latency_us(algorithm))))
         finding = Finding("order", tuple(tried))
         if finding.verdict != "changes":
             return finding
@@ -392,13 +392,13 @@ def _latency(built: BuiltPlan) -> float | None:
     return None if timing is None else timing.latency_s * 1e6
 
 
-def _against(finding: Finding, own: float | None, times: list[tuple[float, str]]) -> Finding:
+def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:
     """Return the finding with what a call costs as it is, against the fastest of others."""
-    if own is None:
+    if latency is None:
         return finding
-    best, what = min(times, default=(own, ""))
-    where = f"against {what}" if best < own else "none tried is faster"
-    return replace(finding, cost_us=own - min(own, best), cost_at=where)
+    best, what = min(times, default=(latency, ""))
+    where = f"against {what}" if best < latency else "none tried is faster"
+    return replace(finding, cost_us=latency - min(latency, best), cost_at=where)
 
 
 def _row(base: RunData) -> int:

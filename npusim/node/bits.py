@@ -112,7 +112,7 @@ class LayerEvaluation:
         self.layer, self.fmt, self.inputs = layer, fmt, inputs
         self.operations = list(operations(program))
         which = chosen("rows", rows, layer.seq_q)
-        self.wanted = None if which == "all" else sample_rows(layer.seq_q) if which == "sample" else which
+        self.chosen_rows = None if which == "all" else sample_rows(layer.seq_q) if which == "sample" else which
         self.programs: dict[Child, TileProgram] = {}
         self.program_of = program_of
         self.log = EventLog()
@@ -172,10 +172,10 @@ class LayerEvaluation:
 
     def _rows_of(self, row: int, piece: Problem) -> Choice:
         """Return the chosen rows of the piece of attention that starts at ``row``, counted from there."""
-        if self.wanted is None:
+        if self.chosen_rows is None:
             return "all"
         first = row % self.layer.seq_q
-        return [r - first for r in self.wanted if first <= r < first + piece.seq_q]
+        return [r - first for r in self.chosen_rows if first <= r < first + piece.seq_q]
 
     def _linear(self, op: KernelOp) -> None:
         """Compute each rank's partial sums of a row block from its share of W_o."""

@@ -260,11 +260,11 @@ def plan_collective(node: NodeSpec, topology: Topology, call: CollectiveCall) ->
     """Return how ``call`` runs: the mode with the smallest closed form, as NCCL's tuner chooses."""
     rounds = collective(call.kind, call.algorithm, topology.ranks, topology.ring())
     driver = node.driver(call.driver)
-    ways = [
+    candidates = [
         PlannedCollective(call, rounds, driver, name, _closed(node, topology, call, rounds, mode))
         for name, mode in driver.modes.items()
     ]
-    return min(ways, key=lambda way: way.seconds)
+    return min(candidates, key=lambda candidate: candidate.seconds)
 
 
 def _closed(

@@ -76,17 +76,17 @@ class Device:
         if work.waves is None:
             yield from self._progress(work.alone_fs, work.demand)
             return
-        waves, left = work.waves, work.waves.block_count
-        while left:
+        waves, remaining = work.waves, work.waves.block_count
+        while remaining:
             # Who came in the same instant takes its cores before the next blocks start.
             yield self.env.timeout(0)
             cores = max(1, waves.core_count - self.held_cores)
-            started = min(left, cores * waves.resident)
+            started = min(remaining, cores * waves.resident)
             self._wave_ends = self.env.event()
             yield from self._progress(ceil_div(started, cores) * waves.block_fs, work.demand)
             ended, self._wave_ends = self._wave_ends, None
             ended.succeed()
-            left -= started
+            remaining -= started
 
     def _progress(self, work_fs: int, demand: tuple[tuple[str, float], ...]) -> Steps:
         if not work_fs:

@@ -108,8 +108,8 @@ def paper_layers(p: ModelProblem, capacity_bytes: int, *, output: int = 0) -> fl
     """Return L_GPU by equation 37 as printed: a real number, of any sign, beyond the layers there are too."""
     n, h1, h2 = p.ranks, p.hidden, p.intermediate
     weights, s = p.layers * (8 * h1 * h1 + 4 * h1 * h2), p.seq_kv
-    left = n * capacity_bytes - weights - 6 * p.batch * s * h1 - n * p.vocab * h1
-    return left / (4 * p.batch * h1 * (s + output))
+    free_bytes = n * capacity_bytes - weights - 6 * p.batch * s * h1 - n * p.vocab * h1
+    return free_bytes / (4 * p.batch * h1 * (s + output))
 
 
 def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
@@ -125,8 +125,8 @@ def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:
 def refuse_too_large(p: ModelProblem, machine: NodeDevice, layers_on_host: int, output: int) -> None:
     """Raise `SpecError` where a model does not fit: how much is missing, the largest tenant, what would fit."""
     memory = memory_plan(p, machine, output=output)
-    kept = memory.kv_bytes * (memory.layers - layers_on_host)
-    missing = kept - memory.free_bytes
+    device_bytes = memory.kv_bytes * (memory.layers - layers_on_host)
+    missing = device_bytes - memory.free_bytes
     on_host = layers_on_host * memory.kv_bytes * p.ranks
     budget = memory.host_bytes
     if missing <= 0 and (budget is None or on_host <= budget):

@@ -257,8 +257,8 @@ def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queue
     allocator, slots = _handed_on(tasks)
 
     def body(_rank: int) -> Iterator[Item]:
-        for task, own in zip(tasks, slots, strict=True):
-            yield replace(task.op, handshake=own)
+        for task, handshake in zip(tasks, slots, strict=True):
+            yield replace(task.op, handshake=handshake)
 
     parts = [(q, *q.split(".", 1)) for q in named]
     return TileProgram(
@@ -282,13 +282,13 @@ def operations(program: TileProgram) -> Iterator[Any]:
 def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, ...]]]:
     """Return the rings from queue to queue, a slot for each result, and what each task fills and takes."""
     # A queue waits once for a result: its later tasks come after the one that did.
-    taken: dict[tuple[int, str], int] = {}
+    receivers: dict[tuple[int, str], int] = {}
     for number, task in enumerate(tasks):
         for source in task.after:
             if tasks[source].op.queue != task.op.queue:
-                taken.setdefault((source, task.op.queue), number)
+                receivers.setdefault((source, task.op.queue), number)
     sizes: dict[tuple[str, str], list[int]] = {}
-    for (source, queue), number in sorted(taken.items()):
+    for (source, queue), number in sorted(receivers.items()):
         sizes.setdefault((tasks[source].op.queue, queue), []).append(tasks[number].size_bytes)
     total = sum(max(s) * len(s) for s in sizes.values())
     space = AddressSpace(MEMORY, 2 * total + 2, get_format("float16").size_bytes)
@@ -298,7 +298,7 @@ def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, .
         for (a, b), s in sizes.items()
     }
     slots: list[list[RingTile]] = [[] for _ in tasks]
-    for (source, queue), number in sorted(taken.items()):
+    for (source, queue), number in sorted(receivers.items()):
         ring, size = rings[tasks[source].op.queue, queue], tasks[number].size_bytes
         slots[source].append(ring.fill(1, size, "int8"))
         slots[number].append(ring.front(1, size, "int8"))

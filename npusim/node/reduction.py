@@ -61,35 +61,35 @@ def execute(
     shapes = {a.shape for a in inputs}
     if len(inputs) != collective.ranks or len(shapes) != 1:
         raise TensorError(f"{len(inputs)} arrays of shapes {sorted(shapes)}; needed: {collective.ranks} of one shape")
-    held = [np.array(a).reshape(-1) for a in inputs]
-    size = held[0].size
+    partials = [np.array(a).reshape(-1) for a in inputs]
+    size = partials[0].size
     if edges is None:
         edges = [np.cumsum([0, *shard_sizes(size, collective.shard_count)]).tolist()]
     for chunk in edges:
         cuts = [min(max(edge, 0), size) for edge in chunk]
         if cuts[0] < cuts[-1]:
-            _chunk(collective, held, cuts, fmt, watch)
-    return [a.reshape(inputs[0].shape) for a in held]
+            _chunk(collective, partials, cuts, fmt, watch)
+    return [a.reshape(inputs[0].shape) for a in partials]
 
 
-def _chunk(collective: Collective, held: list[Array], cuts: Sequence[int], fmt: str, watch: Watch | None) -> None:
+def _chunk(collective: Collective, partials: list[Array], cuts: Sequence[int], fmt: str, watch: Watch | None) -> None:
     """Take one chunk through all rounds."""
     for transfers in collective.rounds:
-        sent = [[held[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers]
+        sent = [[partials[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers]
         if collective.is_ordered and all(t.adds for t in transfers):
-            _add_by_rank(held, cuts, transfers, sent, fmt)
+            _add_by_rank(partials, cuts, transfers, sent, fmt)
             continue
         for transfer, parts in zip(transfers, sent, strict=True):
             for shard, part in zip(transfer.shards, parts, strict=True):
-                held_part = held[transfer.target][cuts[shard] : cuts[shard + 1]]
-                result = formats.add(held_part, part, fmt) if transfer.adds else part
+                partial = partials[transfer.target][cuts[shard] : cuts[shard + 1]]
+                result = formats.add(partial, part, fmt) if transfer.adds else part
                 if watch is not None and transfer.adds:
-                    watch(transfer, cuts[shard], (held_part, part), result)
-                held_part[...] = result
+                    watch(transfer, cuts[shard], (partial, part), result)
+                partial[...] = result
 
 
 def _add_by_rank(
-    held: list[Array], cuts: Sequence[int], transfers: Sequence[Transfer], sent: Sequence[Sequence[Array]], fmt: str
+    partials: list[Array], cuts: Sequence[int], transfers: Sequence[Transfer], sent: Sequence[Sequence[Array]], fmt: str
 ) -> None:
     """Add what arrives at each target in one round in the order of ranks, its own among them."""
     terms: dict[tuple[int, int], dict[int, Array]] = {}
@@ -97,12 +97,12 @@ def _add_by_rank(
         for shard, part in zip(transfer.shards, parts, strict=True):
             terms.setdefault((transfer.target, shard), {})[transfer.source] = part
     for (target, shard), arrived in terms.items():
-        held_part = held[target][cuts[shard] : cuts[shard + 1]]
-        by_rank = [part for _, part in sorted({**arrived, target: held_part.copy()}.items())]
+        partial = partials[target][cuts[shard] : cuts[shard + 1]]
+        by_rank = [part for _, part in sorted({**arrived, target: partial.copy()}.items())]
         total = by_rank[0]
         for part in by_rank[1:]:
             total = formats.add(total, part, fmt)
-        held_part[...] = total
+        partial[...] = total
 
 
 @dataclass(slots=True)

@@ -204,10 +204,10 @@ class _Simulation:
     def _plan(self, call: CollectiveCall) -> PlannedCollective:
         if call not in self.plans:
             plan = plan_collective(self.node, self.topology, call)
-            core, taken = plan.driver.core, plan.driver.engine_count.value
-            if core is not None and taken > self.spec.core_count(core):
+            core, engines = plan.driver.core, plan.driver.engine_count.value
+            if core is not None and engines > self.spec.core_count(core):
                 raise SpecError(
-                    f"{self.node.name}: drivers.{call.driver}.engine_count: {taken}, but {self.spec.name} "
+                    f"{self.node.name}: drivers.{call.driver}.engine_count: {engines}, but {self.spec.name} "
                     f"has {self.spec.core_count(core)} {core}"
                 )
             self.plans[call] = plan
@@ -301,11 +301,11 @@ class _Simulation:
 
     def _busiest_links(self) -> dict[str, int]:
         """Return, for each kind of link, the bytes that crossed the busiest one of them."""
-        moved: dict[str, int] = {}
+        bytes_by_kind: dict[str, int] = {}
         for name, link in self.fabric.links.items():
             kind = name.partition(" ")[0]
-            moved[kind] = max(moved.get(kind, 0), link.total_bytes)
-        return {**moved, **self.host.link_bytes()}
+            bytes_by_kind[kind] = max(bytes_by_kind.get(kind, 0), link.total_bytes)
+        return {**bytes_by_kind, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
         """Return the least time of kernels one after the other, and of each kind of link for its bytes."""

@@ -81,8 +81,8 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
     for result in results:
         for kind, used in _busiest(result).items():
             busy[kind] += used
-        moved = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
-        busy["hbm"] += moved * device.clock_hz.value
+        hbm_seconds = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
+        busy["hbm"] += hbm_seconds * device.clock_hz.value
     demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
     terms: dict[str, float] = defaultdict(float)
     for result in results:

@@ -133,7 +133,7 @@ class Topology:
         """Yield the devices next to one: over fast links first, then those with fewest ways on."""
 
         def rank(v: Vertex) -> tuple[float, int, int]:
-            ways_on = sum(n not in used for n in self.graph.successors(v))
-            return self.graph.edges[device, v]["weight"], ways_on, int(v)
+            onward = sum(n not in used for n in self.graph.successors(v))
+            return self.graph.edges[device, v]["weight"], onward, int(v)
 
         return iter([int(v) for v in sorted(self.graph.successors(device), key=rank)])

@@ -260,9 +260,9 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
     node, notes = machine.node, list[str]()
     calls = [op.call for op in operations(program) if isinstance(op, CollectiveOp)]
     if calls:
-        ways = ", ".join(dict.fromkeys(timing.modes))
+        modes = ", ".join(dict.fromkeys(timing.modes))
         notes.append(
-            f"collectives: {len(timing.modes)}, {ways}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
+            f"collectives: {len(timing.modes)}, {modes}; alpha-beta form {timing.closed_form_s * US:.1f} us, "
             f"simulated {timing.running_s[1] * US:.1f} us{_issue(timing)}"
         )
     if calls and timing.compute_s:

@@ -126,13 +126,13 @@ class Plan:
         ``q`` (rows, d) begins at query ``row``; ``k`` and ``v`` have all keys.  Raises `SpecError` for another shape
         than (rows, dv).
         """
-        own, sees = self.schedule.reference, self.schedule.sees
-        if own is not None:
+        reference, sees = self.schedule.reference, self.schedule.sees
+        if reference is not None:
             with with_origin(self.schedule.origin):
-                rows = np.asarray(own(q, k, v, problem, row, self.tiling), np.float64)
+                rows = np.asarray(reference(q, k, v, problem, row, self.tiling), np.float64)
                 if rows.shape != (len(q), v.shape[1]):
-                    wanted = (len(q), v.shape[1])
-                    raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {wanted}")
+                    shape = (len(q), v.shape[1])
+                    raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {shape}")
                 return rows
         if sees is None:
             return attention(q, k, v, problem, row)
@@ -200,7 +200,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         device = NodeDevice.alone(device)
     is_one = not isinstance(device, NodeDevice)
     schedule = find_schedule(r.schedule, device.family)
-    there = {
+    conditions = {
         "workload": r.problem is None,
         "model": r.problem is None or isinstance(r.problem, Problem),
         "attention": issubclass(schedule.problem, Problem),
@@ -210,7 +210,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         "bits": has_bits and schedule.problem is not ModelProblem,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
-    features = frozenset(name for name, is_there in there.items() if is_there)
+    features = frozenset(name for name, is_met in conditions.items() if is_met)
     request.refuse_unread(features)
     return Target(schedule, device, features)
 
@@ -262,7 +262,8 @@ def _problem_of(
     if tensors is None:
         attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
     else:
-        attention = given_problem(workload, tensors, {**sizes, "dtype": None}, ranks or 1)  # they are rounded already
+        # They are rounded already.
+        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1)
     if not ranks:
         return attention
     kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
@@ -302,7 +303,7 @@ def layer_problem(
     )
 
 
-def given_problem(workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1) -> Problem:
+def problem_of_tensors(workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1) -> Problem:
     """Return the problem of one of ``devices`` that share the heads of the tensors given.
 
     ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.

@@ -89,8 +89,10 @@ def _other_arithmetics(name: str) -> Iterator[str]:
 
 def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
     """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
-    own = device.row_sum
-    return {order: own.basis if own is not None and own.value == order else "chosen" for order in bits.row_sum_orders}
+    fact = device.row_sum
+    return {
+        order: fact.basis if fact is not None and fact.value == order else "chosen" for order in bits.row_sum_orders
+    }
 
 
 def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None]:

@@ -45,8 +45,10 @@ def run_plan(plan: Plan) -> RunData:
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    built = build(plan)
-    plan, program = built.plan, built.program
+    tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+    plan = replace(plan, tiling=tiling)
+    program = warmed(program, device) if r.warm else program
+    built = BuiltPlan(plan, program)
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     built.check()
     timed = partial(built.timing, groups, r.progress, r.window)
@@ -88,22 +90,13 @@ class BuiltPlan:
         return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
-def build(plan: Plan, *, is_hinted: bool = True) -> BuiltPlan:
-    """Return a plan with its program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
-    fitted = plan.schedule.fitted
-    tiling, program = fitted(plan.problem, plan.tiling, plan.device, plan.precision, is_hinted=is_hinted)
-    if plan.request.warm:
-        program = _warmed(program, plan.device)
-    return BuiltPlan(replace(plan, tiling=tiling), program)
-
-
-def _warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
     """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
     size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    room = device.memory.l2.capacity_bytes.value
-    if size > room:
+    capacity = device.memory.l2.capacity_bytes.value
+    if size > capacity:
         raise SpecError(
-            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(room)}"
+            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"
         )
     return replace(program, is_warm=True)
 

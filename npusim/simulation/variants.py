@@ -21,7 +21,7 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import build
+from npusim.simulation.simulate import BuiltPlan, warmed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from npusim.numerics.paths import Place
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
-    from npusim.simulation.simulate import BuiltPlan
 
 __all__ = [
     "OPTIONS",
@@ -73,7 +72,7 @@ class Variant:
 
     def on(self, request: Request) -> Request:
         """Return the request with these changes; no bits, no timeline."""
-        kept = [part for part in (request.precision or "").split(",") if part.partition("=")[0] not in self.precision]
+        rest = [part for part in (request.precision or "").split(",") if part.partition("=")[0] not in self.precision]
         changed = [str(v) if k == PRECISION else f"{k}={v}" for k, v in self.precision.items()]
         return replace(
             request,
@@ -81,7 +80,7 @@ class Variant:
             problem=request.problem and request.problem.model_copy(update=dict(self.problem)),
             overrides={**(request.overrides or {}), **self.overrides} or None,
             tiling={**_fields(request.tiling), **self.tiling},
-            precision=",".join(filter(None, (*kept, *changed))) or None,
+            precision=",".join(filter(None, (*rest, *changed))) or None,
             numerics=False,
             trace_groups=(),
             presets=False,
@@ -126,13 +125,15 @@ class Variants:
         return self.named(changes).on(self.request)
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
-        """Return a variant's plan with its program; raises as `build`."""
+        """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
         scenery = (variant.options, variant.problem, variant.overrides)
         plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
         precision = plan.schedule.precision(request.changed_precision())
         tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
-        return build(replace(plan, tiling=tiling, precision=precision), is_hinted=is_hinted)
+        tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
+        program = warmed(program, plan.device) if request.warm else program
+        return BuiltPlan(replace(plan, tiling=tiling, precision=precision), program)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)

@@ -53,5 +53,5 @@ def simulate(
             return mean_field.approximate(code, classes, widest)
         except ProgramError:
             pass  # its blocks cannot be told apart, or the band is too wide
-    kept = trace_groups if operations <= FEW_OPERATIONS else ()
-    return Run(code, classes, kept, periodic=True).result("steady")
+    traced = trace_groups if operations <= FEW_OPERATIONS else ()
+    return Run(code, classes, traced, periodic=True).result("steady")

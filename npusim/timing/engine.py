@@ -146,14 +146,14 @@ class Run:
     def _spans(self) -> tuple[Span, ...]:
         """Return the operations of the traced groups, each class's once for each of its groups."""
         queues, operations = self.streams.program.queues, self.code.operations
-        kept = []
+        spans = []
         for e, op, start, end in self.state.span[: self.state.size[SPANS]].tolist():
             member, queue = divmod(e, len(queues))
             for group in self.classes.groups[member]:
                 if group in self.trace_groups:
                     use = QueueUse(queues[queue].name, group)
-                    kept.append(span_of(operations[op], self.streams, use, start, end))
-        return tuple(kept)
+                    spans.append(span_of(operations[op], self.streams, use, start, end))
+        return tuple(spans)
 
     def _describe(self, phase: ProgramPhase) -> str:
         """Return who waits for what, as ``des`` says it."""
@@ -219,7 +219,7 @@ def busiest_dispatcher(code: Code, members: Sequence[Sequence[int]]) -> int:
     busiest = sizes.index(max(sizes))
     issuers = code.streams.issuers
     issued = [0] * len(issuers)
-    for block, often in Counter(members[busiest]).items():
+    for block, count_of_block in Counter(members[busiest]).items():
         for queue, count in zip(code.streams.program.queues, code.blocks[block].operations, strict=True):
-            issued[issuers.index(queue.issuer)] += often * count
+            issued[issuers.index(queue.issuer)] += count_of_block * count
     return busiest * len(issuers) + issued.index(max(issued))

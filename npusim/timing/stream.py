@@ -135,9 +135,9 @@ class Streams:
                 if isinstance(part, LoopTemplate):
                     parts.append(TimedLoop(part.count, part.start, self.timed(part.body, issuer)))
                 else:
-                    mine = tuple(self._timed_op(o) for o in part if self._issues(issuer, o))
-                    if mine:
-                        parts.append(mine)
+                    operations = tuple(self._timed_op(o) for o in part if self._issues(issuer, o))
+                    if operations:
+                        parts.append(operations)
             self._timed[key] = TimedBody(tuple(parts), template.advance)
         return self._timed[key]
 
@@ -180,11 +180,11 @@ class Streams:
 
     def advanced(self, phase: ProgramPhase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
         """Return the cursors after ``blocks``."""
-        moved = list(cursors)
+        advanced_cursors = list(cursors)
         for block in blocks:
             for i, advance in enumerate(self.templates.of(phase, block).advance):
-                moved[i] += advance
-        return moved
+                advanced_cursors[i] += advance
+        return advanced_cursors
 
     def queue_depths(self) -> tuple[int, ...]:
         """Return how many instructions each queue of the program holds."""
@@ -201,8 +201,8 @@ class Streams:
 
     def _issue_of(self, queue: Queue) -> int:
         engines = self.device.core(queue.core).engines.values()
-        own = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
-        return int(own.value) if own else 0
+        scalar_cycles = next((e.issue_cycles for e in engines if isinstance(e, ScalarEngine)), None)
+        return int(scalar_cycles.value) if scalar_cycles else 0
 
     def flag_latency(self, endpoint: int) -> int:
         """Return the cycles from an endpoint's set to the earliest end of a wait for it."""

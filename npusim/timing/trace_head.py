@@ -39,17 +39,17 @@ def first_spans(
     code = code_of(streams)
     for part, is_cut in _parts(equal_groups(code)):
         if operations_of(code, part) > MOST_OPERATIONS:
-            asked = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
+            window = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
             raise SpecError(
-                f"window{asked}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
+                f"window{window}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
                 "choose an earlier window"
             )
         run = Run(code, part, trace_groups)
         result = run.result("fold")
         known = _known(run, is_cut) if any(is_cut) else result.cycles
         spans = tuple(s for s in result.spans if max(s.end, s.done) <= known)
-        wanted = len(spans) >= ENOUGH_SPANS if until is None else known >= until
-        if wanted or not any(is_cut):
+        is_enough = len(spans) >= ENOUGH_SPANS if until is None else known >= until
+        if is_enough or not any(is_cut):
             return spans, known
     raise AssertionError("the last part is the whole")
 

@@ -183,12 +183,12 @@ def _options(family: str, archive: Any, name: str) -> tuple[dict[str, object], d
     }
 
 
-def _array(archive: Any, key: str, wanted: type, axes: int = 0) -> Any:
+def _array(archive: Any, key: str, kind: type, axes: int = 0) -> Any:
     """Return the array of a key; raise `TensorError` if it is missing, empty, of another type or of other axes."""
     array = archive.get(key)
-    if array is None or not np.issubdtype(array.dtype, wanted) or array.ndim != axes or not array.size:
+    if array is None or not np.issubdtype(array.dtype, kind) or array.ndim != axes or not array.size:
         stored = "missing" if array is None else f"{array.dtype} {array.shape}"
-        raise TensorError(f"{key}: {stored}; {wanted.__name__} with {axes} axes is needed")
+        raise TensorError(f"{key}: {stored}; {kind.__name__} with {axes} axes is needed")
     return array if axes else array.item()
 
 

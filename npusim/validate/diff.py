@@ -160,30 +160,30 @@ class _Search:
 
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
-        mine = self._compute(self.base.program, place)
+        base = self._compute(self.base.program, place)
         singles = _alternatives(self.base)
         self.total = len(singles)
-        own = self._probe(mine, place)
-        ranked = sorted(self._try([(c,) for c in singles], place, mine), key=lambda e: -e.matched)
+        base_matched = self._probe(base, place)
+        ranked = sorted(self._try([(c,) for c in singles], place, base), key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total]
         if explained:
             return explained, None
-        better = [e for e in ranked if e.matched > own][:NEAREST]
+        better = [e for e in ranked if e.matched > base_matched][:NEAREST]
         pairs = [(e.changes[0], c) for e in better for c in singles if c.field != e.changes[0].field]
         self.total += len(pairs)
-        ranked = sorted([*ranked, *self._try(pairs, place, mine)], key=lambda e: -e.matched)
+        ranked = sorted([*ranked, *self._try(pairs, place, base)], key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total]
         near = next((e for e in ranked if not any(map(self._is_foreign, e.changes))), None)
-        if explained or near is None or near.matched - own < CLOSES * (near.of - own):
+        if explained or near is None or near.matched - base_matched < CLOSES * (near.of - base_matched):
             return explained, None
         return [], near
 
     def _is_foreign(self, change: Change) -> bool:
         """Return whether a change is to the matrix arithmetic of another maker's device."""
-        own = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
-        return change.field == "arithmetic" and str(change.value).partition(".")[0] not in own
+        makers = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
+        return change.field == "arithmetic" and str(change.value).partition(".")[0] not in makers
 
-    def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, mine: Computed) -> Iterator[Explanation]:
+    def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
         """Yield what changes give on the block of the first difference; on all rows where that is equal."""
         variants = Variants(self.request)
         for changes in listed:
@@ -200,15 +200,15 @@ class _Search:
             matched, of = self._probe(other, place), other.rows[place.head].size
             if matched == of:
                 matched, of = self._equal(self._rows(built.program))
-            yield Explanation(changes, matched, of, parting(mine.events, other.events))
+            yield Explanation(changes, matched, of, parting(base.events, other.events))
 
     def _compute(self, program: TileProgram, place: Place) -> Computed:
         return compute(program, place, self.problem.group_size, self.source)
 
     def _probe(self, computed: Computed, place: Place) -> int:
         """Return how many outputs of the block from a row on are equal."""
-        mine = computed.rows[place.head]
-        return _count(mine, self.out[place.batch, place.head, place.row : place.row + len(mine)])
+        rows = computed.rows[place.head]
+        return _count(rows, self.out[place.batch, place.head, place.row : place.row + len(rows)])
 
     def _rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
         r, problem = self.request, self.problem

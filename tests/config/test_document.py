@@ -41,7 +41,7 @@ def test_place_of_a_missing_key_is_its_parents() -> None:
 def test_aliases_stand_for_their_anchor() -> None:
     document = parse_document("a: &x {v: 1}\nb: *x\n", file="f.yaml")
     assert document.data == {"a": {"v": 1}, "b": {"v": 1}}
-    assert document.place("b.v").line == 1
+    assert document.position_of("b.v").line == 1
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_dotted_keys_are_the_same_as_nested_ones(write: Callable[..., Path]) -> 
     nested = read_inherited(write("extends: base\na: {c: {d: 5}}\n", "nested.yaml"), _beside)
     dotted = read_inherited(write("extends: base\na.c.d: 5\n", "dotted.yaml"), _beside)
     assert nested.data == dotted.data == {"a": {"b": 1, "c": {"d": 5}}}
-    assert str(dotted.place("a.c.d")).endswith("dotted.yaml:2")
+    assert str(dotted.position_of("a.c.d")).endswith("dotted.yaml:2")
 
 
 def test_quantities_are_replaced_whole(write: Callable[..., Path]) -> None:

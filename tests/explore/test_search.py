@@ -16,7 +16,7 @@ from npusim.machines.ascend.group import AscendGroup
 from npusim.report.search import front_of
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.simulation import variants
+from npusim.simulation import simulate
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 
@@ -121,7 +121,7 @@ def test_another_limit_is_held_against_what_a_store_has(tmp_path: Path, monkeypa
     errors = {str(o.point["precision"]): o.relative_rmse or 0.0 for o in whole.outcomes}
     assert whole.best is not None
     assert whole.best.point["precision"] == "fa16"
-    monkeypatch.setattr(variants, "simulate_program", lambda *_: pytest.fail("simulated again"))
+    monkeypatch.setattr(simulate, "simulate_program", lambda *_: pytest.fail("simulated again"))
     strict = search(max_rmse=errors["fa2_fp32"], resume=True)
     assert strict.best is not None
     assert strict.best.point["precision"] == "fa2_fp32"
