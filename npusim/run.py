@@ -124,7 +124,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     limit_s
         Seconds of computing beyond which the run is refused, by an estimate (`npusim.simulation.plan.estimate`).
     progress
-        Is told now and then how much of the bits, or of method ``des``, is done: 0 to 1.
+        Called now and then with the share of the bits, or of method ``des``, that is done: 0 to 1.
 
     Returns
     -------

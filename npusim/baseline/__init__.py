@@ -1,4 +1,4 @@
-"""What was accepted, held against what npusim gives today: cycles to the last one, and which schedule and tile wins.
+"""Compares accepted results with today's: cycles to the last one, and which schedule and tile wins.
 
 A case is a small YAML file (`config.cases`); ``npusim check`` runs a folder of them, and the
 fixtures of `npusim.pytest_plugin` do the same inside a test suite.

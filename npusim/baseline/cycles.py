@@ -1,4 +1,4 @@
-"""Cases and what became of them; and cycles against accepted ones: on which pipe, operation and wait any moved.
+"""Cases and their outcomes; and cycles compared with accepted ones: which pipe, operation and wait changed.
 
 Cycles are whole and deterministic, so any difference counts unless a tolerance is given.
 """

@@ -1,6 +1,6 @@
-"""Which schedule and tile wins a space, against what was accepted: by what margin, and finite or not.
+"""Which schedule and tile wins a space, compared with the accepted winner: by what margin, and finite or not.
 
-Cycles may move as they like here, as long as nobody would choose otherwise for it.
+Cycles may change here as long as the choice does not.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _problem(case: DecisionFile) -> GemmProblem | CopyProblem | None:
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:
-    """Yield what somebody would choose otherwise, or no longer could, with the reason."""
+    """Yield the choices that changed, or no longer fit, with the reason."""
     for candidate in today.candidates:
         was = _choice(old, candidate.name)
         if was is not None:

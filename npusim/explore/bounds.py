@@ -1,6 +1,6 @@
-"""What a program takes at least, from its own operations: without a simulation, and of one core group alone.
+"""Lower bounds of a program's time, from its own operations: without a simulation, and of one core group alone.
 
-Both are proofs for a search: a program whose bound is no better than what is known need not be
+Both are proofs for a search: a program whose bound is no better than the best time known need not be
 simulated.  Neither is a second model: costs, bodies and the order of a queue are those of the program.
 """
 
@@ -99,7 +99,7 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
 
 
 class _Works:
-    """Cycles that each queue is busy with one iteration, as far as they do not hang on what L2 holds."""
+    """Cycles that each queue is busy with one iteration, apart from those that depend on what L2 holds."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         assert program.pricing is not None

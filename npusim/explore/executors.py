@@ -1,4 +1,4 @@
-"""Who evaluates the tasks of a search: this process, a pool of processes, or workers of ``dask.distributed``.
+"""Executors of a search's tasks: this process, a pool of processes, or workers of ``dask.distributed``.
 
 All yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
 spawned, not forked: threads of numeric libraries do not survive a fork.
@@ -111,7 +111,7 @@ class ProcessExecutor:
     def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        Tasks of a pool that broke are tried again one by one, so that the one to blame is found.
+        Tasks of a pool that broke are repeated one by one, to identify the one that breaks it.
         """
         self._is_busy = True
         pending = dict.fromkeys(range(len(tasks)))

@@ -1,7 +1,7 @@
-"""Searches: every point of a space simulated, proved to be no winner, merged with its like, or told why it misfits.
+"""Searches: each point of a space is simulated, proved to be no winner, merged with an equal one, or does not fit.
 
 Points are built and bounded first; then those that may still win are simulated, the most promising first, in
-batches whose composition hangs on nothing but the results before: whoever works gives the same.
+batches that depend on earlier results alone: any number of workers gives the same.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Options:
 
     @property
     def limits(self) -> list[object]:
-        """What verdicts on points hang on, besides their bits and times."""
+        """What verdicts on points depend on, besides their bits and times."""
         return [self.pareto, self.max_rmse, self.finite]
 
     @property
@@ -89,7 +89,7 @@ class Search:
         self.keys = [self.setting.key(point) for point in self.points]
 
     def group(self, point: Point) -> tuple[object, ...]:
-        """Return what a point is compared within: the problem and device, and the schedule unless fronts are wanted."""
+        """Return the group in which a point is ranked: its problem and device, its schedule unless fronts are wanted."""
         names = self.setting.scene_names
         return tuple(point.get(n) for n in names if n != "schedule" or not self.options.pareto)
 
@@ -132,7 +132,7 @@ class Search:
         self._report(self.outcomes.values())
 
     def _judged(self, outcome: PointOutcome) -> PointOutcome | None:
-        """Return what is known of a point under these limits; None where there was a verdict alone."""
+        """Return a stored outcome judged by these limits; None where the store has a verdict alone."""
         if outcome.status in ("infeasible", "failed"):
             return outcome
         if outcome.status not in ("ok", "rejected") or outcome.cycles is None:
@@ -172,7 +172,7 @@ class Search:
     def done(
         self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
-        """Yield the results of tasks; one that loses its worker is done point by point, and who is to blame skipped."""
+        """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
         jobs, lost = [self.job(part) for part in parts], []
         for number, results in workers.run(function, jobs):
             if isinstance(results, Lost):
@@ -234,7 +234,7 @@ class Search:
             self.keep(outcomes)
 
     def _chunks(self, indices: Sequence[int]) -> list[list[int]]:
-        """Return points in the parts in which they are looked at together."""
+        """Return points in the parts that are surveyed together."""
         return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a search is about: its request with files read, the axes of each schedule, and the points of these.
+"""The subject of a search: its request with files read, the axes of each schedule, and their points.
 
 People write an axis as ``block_kv=128,256:512:64``.
 """
@@ -152,7 +152,7 @@ class SearchSpec:
         return [{"schedule": name, **p} for name, space in self.spaces.items() for p in space.points()]
 
     def config(self, point: Point) -> dict[str, object]:
-        """Return all that a point's result hangs on."""
+        """Return all that a point's result depends on."""
         r = self.request
         fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": dict(cast("Any", r.tiling or {}))}
         return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content, "point": point}
@@ -190,7 +190,7 @@ def _digest(what: object) -> str:
 
 
 def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> SearchSpec:
-    """Return what a search is about; raise what every point would raise.
+    """Return the subject of a search; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
     no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or, where

@@ -79,7 +79,7 @@ FIGURES = tuple(f.name for f in fields(PointOutcome) if f.name not in ("index", 
 
 
 class Store:
-    """One search's rows in an open file, and what that said it is ``about`` when it was opened."""
+    """One search's rows in an open file, and what the file was ``about`` when it was opened."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
         self.connection, self.path, self.about = connection, path, about
@@ -141,7 +141,7 @@ def _outcome(number: int, point: str, outcome: str) -> PointOutcome:
 
 @contextmanager
 def _sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise `SpecError` for what SQLite says of a damaged file, `OutputError` for all else."""
+    """Raise `SpecError` where SQLite finds a file damaged, `OutputError` for its other errors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -199,7 +199,7 @@ def _check_kind(path: Path) -> None:
 
 
 def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
-    """Begin anew: all that is there goes, at one moment with what comes in its place."""
+    """Begin anew: replace all that is there in one transaction."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:

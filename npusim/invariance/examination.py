@@ -1,4 +1,4 @@
-"""Runs a call otherwise, aspect by aspect, and holds the bits of one row block against its own.
+"""Varies a call, aspect by aspect, and compares the bits of one row block with those of the call as it is.
 
 Aspects are other batches, places in them, splits, tiles, ranks, and orders of a sum.
 """
@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
-import numpy as np
-
 from npusim import formats
 from npusim.config.node import NodeDevice, list_nodes, load_node
 from npusim.config.problem import CopyProblem, Problem
 from npusim.config.tiling import Tiling, tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.node.collective import ALGORITHMS, collective
-from npusim.node.reduction import execute
+from npusim.node.reduction import execute, normal_samples
 from npusim.node.topology import Topology
 from npusim.numerics.inputs import recipe_source
 from npusim.numerics.paths import Place, compute, first_difference, parting
@@ -66,7 +64,7 @@ class BitDifference:
 
 @dataclass(frozen=True)
 class Tried:
-    """One way to run the call otherwise; ``reason`` says why it cannot be.
+    """One varied call; ``reason`` says why it cannot be run.
 
     ``parted`` is the first operation and tile whose values differ, even where the result rounds to the same bits.
     """
@@ -169,7 +167,7 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
 def examine(
     request: Request, vary: Collection[str] = ASPECTS, on_tried: Callable[[int, int], None] | None = None
 ) -> Invariance:
-    """Examine a request; see :func:`invariant`.  ``on_tried`` is told how many of how many variants are done."""
+    """Examine a request; see :func:`invariant`.  ``on_tried`` gets the variants done and all there are."""
     unknown = [name for name in vary if name not in ASPECTS]
     if unknown or not vary:
         raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
@@ -184,7 +182,7 @@ def examine(
 
 @dataclass(frozen=True)
 class _VariedCall:
-    """A call run otherwise, and where its first sequence lies in the batch."""
+    """A varied call, and where its first sequence lies in the batch."""
 
     what: str
     variant: Variant
@@ -242,7 +240,7 @@ class _Examination:
     # ---------------------------------------------------------------- what is tried
 
     def _calls(self) -> dict[Aspect, list[_VariedCall]]:
-        """Return what is tried, by aspect; none where a call cannot be run otherwise."""
+        """Return the calls to try, by aspect; none where a call cannot be varied."""
         batches = [n * self.problem.batch for n in BATCHES]
         largest = Variant(problem={"batch": batches[-1]})
         return {
@@ -253,7 +251,7 @@ class _Examination:
         }
 
     def _calls_of_fields(self) -> dict[Aspect, list[_VariedCall]]:
-        """Return what other values of tiling fields there are."""
+        """Return calls with other values of tiling fields."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
         values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "merge": [], "tile": [], "packing": []}
@@ -410,8 +408,6 @@ def _row(base: RunData) -> int:
 
 # ---------------------------------------------------------------- sums over ranks
 
-#: Elements of a sample of partial sums: some in every shard of 64 ranks.
-SAMPLE = 4096
 #: First element, who sent and who added, and the sums.
 Addition = tuple[int, int, int, "NDArray[Any]"]
 
@@ -431,14 +427,13 @@ class _Sums:
 
     def results(self, algorithm: Algorithm) -> tuple[NDArray[Any], list[Addition]]:
         """Return the sums, and every addition in order."""
-        draw, added = np.random.default_rng(0), list[Addition]()
-        inputs = [formats.cast(draw.standard_normal(SAMPLE), self.fmt) for _ in range(self.ranks)]
+        added = list[Addition]()
 
         def watch(transfer: Transfer, first: int, _: Any, result: NDArray[Any]) -> None:
             added.append((first, transfer.source, transfer.target, result.copy()))
 
         call = collective("allreduce", algorithm, self.ranks)
-        return execute(call, inputs, self.fmt, watch=watch)[0], added
+        return execute(call, normal_samples(self.ranks, self.fmt), self.fmt, watch=watch)[0], added
 
     def latency_us(self, algorithm: Algorithm) -> float | None:
         """Return the microseconds of one step's AllReduce on a packaged node of the device, if there is one."""

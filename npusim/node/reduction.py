@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from npusim.node.topology import Topology
 
 Array = NDArray[Any]
+#: Elements of a sample of partial sums: some in every shard of 64 ranks, enough for two digits of an error.
+SAMPLE = 4096
 #: Is told the transfer, the first element, both addends and their sum, before the sum is stored.
 Watch = Callable[[Transfer, int, tuple[Array, Array], Array], None]
 
@@ -103,6 +105,12 @@ def _add_by_rank(
         for part in by_rank[1:]:
             total = formats.add(total, part, fmt)
         partial[...] = total
+
+
+def normal_samples(ranks: int, fmt: str) -> list[Array]:
+    """Return partial sums drawn from a normal distribution, one array a rank: the same ones at each call."""
+    draw = np.random.default_rng(0)
+    return [formats.cast(draw.standard_normal(SAMPLE), fmt) for _ in range(ranks)]
 
 
 @dataclass(slots=True)

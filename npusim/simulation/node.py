@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from npusim import formats
 from npusim.config.load import load_device
 from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
 from npusim.config.tiling import Tiling, build_tiling
@@ -18,7 +17,7 @@ from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
 from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
 from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
-from npusim.node.reduction import execute
+from npusim.node.reduction import execute, normal_samples
 from npusim.node.result import folded
 from npusim.node.simulate import simulate
 from npusim.node.times import simulated_work, stated_work
@@ -235,9 +234,7 @@ def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
 
 def _sums_note(algorithm: Algorithm, ranks: int, fmt: str) -> str:
     """Return how the sum of the collective's real order differs from float64, on normal samples."""
-    draw = np.random.default_rng(0)
-    sample = 4096  # elements: enough for two digits of the error
-    inputs = [formats.cast(draw.standard_normal(sample), fmt) for _ in range(ranks)]
+    inputs = normal_samples(ranks, fmt)
     other = "mesh" if algorithm == "ring" else algorithm
     sums = {
         name: execute(collective("allreduce", name, ranks), inputs, fmt)[0].astype(np.float64)

@@ -1,4 +1,4 @@
-"""What is asked for, resolved: a plan is made once of a request, and a device and a node alike take it."""
+"""Resolves a request into a plan, once; devices and nodes both run plans."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComputedBits:
-    """Bits of a run with what is said of them, as `RunData` has it; ``inputs`` None: as the plan says."""
+    """Bits of a run with their notes, as `RunData` has them; ``inputs`` None: as the plan says."""
 
     numerics: NumericResult | None = None
     spread: tuple[Spread, ...] = ()
@@ -98,7 +98,7 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
-    #: What presets side by side are held against: computed once.
+    #: References that all presets are compared with: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, problem: Problem) -> HeadSource:
@@ -121,7 +121,7 @@ class Plan:
     def reference(
         self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int
     ) -> NDArray[np.float64]:
-        """Return what errors are against, in float64; what goes wrong in a file's own names its place.
+        """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
 
         ``q`` (rows, d) begins at query ``row``; ``k`` and ``v`` have all keys.  Raises `SpecError` for another shape
         than (rows, dv).
@@ -193,7 +193,7 @@ class Plan:
 def target_of(request: Request, *, has_bits: bool) -> Target:
     """Return what a request is to run; raise `SpecError` for options that nothing of it reads.
 
-    ``has_bits``: whether bits are computed, by the run or by who asks for it.
+    ``has_bits``: whether bits are computed, by the run or by its caller.
     """
     r, device = request, request.machine()
     if is_of_models(r.schedule) and not isinstance(device, NodeDevice):
@@ -216,9 +216,9 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
 
 
 def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
-    """Return what is asked for, resolved; raise a subclass of `NpusimError` that says what is wrong with it.
+    """Return the plan of a request; raise a subclass of `NpusimError` that says what is wrong with it.
 
-    ``is_bare``: without bits and timeline, for those who compute bits in a way of their own.
+    ``is_bare``: without bits and timeline, for callers that compute bits themselves.
     """
     schedule, device, features = target_of(request, has_bits=is_bare or request.numerics)
     workload = request.load()

@@ -1,6 +1,6 @@
-"""What is asked for, one object from the command line to the program: each option is named here and nowhere else.
+"""A request: one object from the command line to the program, which alone names each option.
 
-It imports nothing of weight, since a help text is made of it.
+It imports nothing that takes long to load, since help texts are made from it.
 """
 # ruff: noqa: RUF009 - `_option` makes dataclass fields.
 
@@ -43,7 +43,7 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a command line says one field of a request.
+    """How one field of a request is written on a command line.
 
     ``names`` are its spellings, ``metavar`` what stands for its value (empty: a flag), ``panel`` the heading
     of its help; ``choices`` are all its values, where they can be listed; ``typed`` is its
@@ -68,7 +68,7 @@ def names_and_metavar(usage: str) -> tuple[tuple[str, ...], str]:
 
 
 def _option(panel: str, usage: str, text: str, default: Any = None, needs: str = "", **more: Any) -> Any:
-    """Return a field of a request that a command line can say: ``usage`` are its names and what stands for a value."""
+    """Return a field of a request with its option: ``usage`` are its names and what stands for a value."""
     names, metavar = names_and_metavar(usage)
     more.setdefault("typed", default if isinstance(default, str | bool) else None)
     more.setdefault("shown", bool(metavar or "choices" in more))
@@ -109,7 +109,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One run, asked for; fields are the arguments of `npusim.run`, which describes them."""
+    """A request for one run; fields are the arguments of `npusim.run`, which describes them."""
 
     schedule: str = field(kw_only=False)
     workload: str | Path | Workload | None = _what(
@@ -255,7 +255,7 @@ class Request:
         return cls(**{f.name: entries[f.name] for f in fields(cls) if f.name in entries})
 
     def sizes(self) -> dict[str, Any]:
-        """Return what replaces a workload's sizes, mask and format."""
+        """Return the replacements for a workload's sizes, mask and format."""
         names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
         sizes = {name: getattr(self, name) for name in names}
         if self.phase == "decode":
@@ -326,9 +326,9 @@ class Request:
         return self.load().problem(**self.sizes())
 
     def asked(self) -> Asked | None:
-        """Return the options that say what is run, as a command line has them.
+        """Return the options that reproduce the run on a command line.
 
-        None where it cannot say it: a problem or a device made in Python, tensors of one's own.
+        None where there are none: for a problem or a device made in Python, or tensors of one's own.
         """
         if self.tensors is not None or self.arithmetic is not None or self.layout != "bnsd":
             return None
@@ -435,7 +435,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
-    """Return one option as words; None where no words stand for its value."""
+    """Return one option as words; None where its value has none."""
     from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.config.tiling import Tiling
 
@@ -462,7 +462,7 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
-    """Raise `SpecError` naming those options that are given, where they would change nothing."""
+    """Raise `SpecError` naming the options that are set, where they would change nothing."""
     names = [name for name, value in options.items() if value is not None and value != ()]
     if names:
         raise SpecError(f"{', '.join(names)}: {why}")

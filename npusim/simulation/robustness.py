@@ -1,4 +1,4 @@
-"""What bits hang on that could be otherwise: assumed arithmetic, and where an output is not finite its precision."""
+"""Alternatives that change bits: other assumed arithmetic and, where an output is not finite, other precisions."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def run_request(request: Request, *, is_bare: bool = False) -> RunData:
-    """Predict bits and cycles of what is asked for; `npusim.run` describes it, `plan_of` ``is_bare``."""
+    """Predict bits and cycles of a request; `npusim.run` describes it, `plan_of` ``is_bare``."""
     return run_plan(plan_of(request, is_bare=is_bare))
 
 
@@ -102,7 +102,7 @@ def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
 
 
 def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
-    """Return the bits of an attention program, and what says more of them."""
+    """Return the bits of an attention program, with their uncertainty and finite alternatives."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
         return ComputedBits()

@@ -1,6 +1,6 @@
-"""Variants of a request: its named changes, what they build, and which of them are one program or have the same bits.
+"""Variants of a request: named changes, the plans they build, and which of them are one program or have equal bits.
 
-Searches, sensitivity, invariance and comparisons with a kernel's output all change a request by name and build it.
+Searches, invariance and comparisons with a kernel's output all change a request by name and build it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
 class Variants:
     """Builds variants of one request.
 
-    Those of one problem and device have them as one object, so that programs share what hangs on these.
+    Variants of one problem and device share these objects, so that their programs share what depends on them.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = ()) -> None:
@@ -143,7 +143,7 @@ class Variants:
 
 
 class _Scene:
-    """What variants share that differ in tiling and precision alone: a request whose files are read, and its plan."""
+    """The request, its files read, and the plan that variants of other tilings and precisions share."""
 
     def __init__(self, request: Request) -> None:
         self.request = replace(request, tiling=None, precision=None)

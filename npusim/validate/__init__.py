@@ -1,4 +1,4 @@
-"""Holds predictions against what was measured: times, matrix-unit vectors, whole kernels.
+"""Compares predictions with measurements: times, matrix-unit vectors, whole kernels.
 
 ``validate(path)`` looks at the file and returns the report of its kind.
 """
@@ -30,7 +30,7 @@ def validate(
     """Return the report of a file: ``.yaml`` of timings, ``.npz`` of vectors or kernels.
 
     ``only`` selects cases by name, schedule or device (a glob); ``band`` is the relative error
-    allowed where the file states none; ``progress`` is told each case before it is predicted.
+    allowed where the file states none; ``progress`` is called with each case before it is predicted.
     """
     file = Path(path)
     if not file.exists():

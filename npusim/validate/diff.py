@@ -1,4 +1,4 @@
-"""A kernel's output against predicted bits: where they part, and which stated choice made otherwise explains it."""
+"""A kernel's output compared with predicted bits: where they differ, and which other choice explains it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPLITS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class Change:
-    """One stated choice made otherwise: a field of the precision or of the tiling, and its value."""
+    """Another value of a stated choice: a field of the precision or of the tiling."""
 
     kind: Literal["precision", "tiling"]
     field: str
@@ -63,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Stated choices made otherwise: how many outputs are then equal, and the step that makes the difference.
+    """Other values of stated choices: how many outputs are then equal, and the step that makes the difference.
 
     ``of`` are all outputs that are compared, or those of the block of the first difference from its row on,
     where not all of these are equal.
@@ -111,7 +111,7 @@ def diff(
 
     ``output`` is (batch, heads, seq_q, value head size), the first axis left out where it is 1, in the
     run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
-    ``o``, ``out`` or ``output``, or alone.  ``on_tried`` is told how many of how many changes are tried.
+    ``o``, ``out`` or ``output``, or alone.  ``on_tried`` gets the number of changes tried, and of all.
 
     Raises
     ------
@@ -266,7 +266,7 @@ def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
     return arrays[name]
 
 
-# ---------------------------------------------------------------- what may have been done otherwise
+# ---------------------------------------------------------------- other choices
 
 
 def _alternatives(base: RunData) -> tuple[Change, ...]:
