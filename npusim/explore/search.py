@@ -89,7 +89,7 @@ class Search:
         self.keys = [self.setting.key(point) for point in self.points]
 
     def group(self, point: Point) -> tuple[object, ...]:
-        """Return the group in which a point is ranked: its problem and device, its schedule unless fronts are wanted."""
+        """Return the group in which a point is ranked: its problem, device and (but for fronts) schedule."""
         names = self.setting.scene_names
         return tuple(point.get(n) for n in names if n != "schedule" or not self.options.pareto)
 
