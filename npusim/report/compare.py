@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
 from npusim.report import charts
-from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.sheet import Breakdown, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
@@ -271,13 +270,13 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
         return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
     timing, bits = record.timing, record.numerics
     if timing is not None:
-        busiest = bottleneck(timing)
+        busiest = timing.busiest
         values["latency us", "time"] = timing.latency_us
         values["method", "text"] = method_text(timing.method, timing.band)
         values["operations", "count"] = timing.operations
         values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
-        for queue in queues_of(timing, deciding_group(timing)):
-            values[f"{_core(queue.queue)} busy", "share"] = queue.busy_cycles / (timing.cycles or 1)
+        for use in timing.uses_of(timing.last_group):
+            values[f"{_core(use.queue)} busy", "share"] = timing.busy_share(use)
         values |= {(f"{name} bytes", "bytes"): size for name, size in timing.link_bytes.items()}
     if bits is not None:
         if bits.against != "float64":

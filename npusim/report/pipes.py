@@ -102,8 +102,7 @@ def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: l
         f"{kind}_total_cycles": total,
     }
     for use in uses:
-        pipe = use.queue.rpartition(".")[2]
-        name = PROFILED_PIPES.get(pipe, pipe.lower())
+        name = PROFILED_PIPES.get(use.pipe, use.pipe.lower())
         row[f"{kind}_{name}_time(us)"] = us(use.busy_cycles)
         row[f"{kind}_{name}_ratio"] = round(use.busy_cycles / total, 6) if total else 0.0
     return {**row, "method": timing.method, "band": timing.band}

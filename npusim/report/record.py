@@ -20,7 +20,7 @@ from npusim.numerics.result import NumericRecord
 from npusim.sanitize import json_safe, regular_file
 from npusim.simulation.result import PresetOutcome
 from npusim.simulation.robustness import FiniteChoice, Spread, row_sum_evidence
-from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, Roofline, TimingRecord
+from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, TimingRecord, units_of
 from npusim.units import MIB
 
 if TYPE_CHECKING:
@@ -133,11 +133,6 @@ def _timing(result: RunData, timing: TimingResult) -> TimingRecord:
         roofline=roofline_of(result),
         validated=validated(result.device, result.schedule),
     )
-
-
-def units_of(queues: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
-    """Return what executes: the queues, or the pipes if they share some (then a queue only issues)."""
-    return tuple(q for q in queues if q.is_pipe) or queues
 
 
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.bottleneck import deciding_group, queues_of
 from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
 
@@ -142,8 +141,8 @@ def _place(path: Path) -> Path:
 
 def _units(timing: TimingRecord) -> Iterator[Unit]:
     account = timing.account
-    group = deciding_group(timing) if account is None else account.group
-    for queue in queues_of(timing, group):
+    group = timing.last_group if account is None else account.group
+    for queue in timing.uses_of(group):
         if account is None:
             yield Unit(queue.queue, queue.busy_cycles, queue.is_pipe, waits=None if queue.is_pipe else queue.stalls)
             continue
@@ -161,7 +160,7 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
 
 def _unprefixed(queue: QueueUse) -> Any:
     """Return what strips the place of a block (``B0``) from its rings' names: they then go by what they hold."""
-    place = re.match(r"B\d+", queue.queue.rpartition(".")[2])
+    place = re.match(r"B\d+", queue.pipe)
     return lambda cause: cause.removeprefix(f"{place[0]} ") if place else cause
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report import bits, times
 from npusim.report.advice import advise, decoding
-from npusim.report.bottleneck import bottleneck
 from npusim.report.charts import FigureTile
 from npusim.report.inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
@@ -84,9 +83,9 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
         at = timing.roofline
         reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
         yield FigureTile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached)
-    busiest = bottleneck(timing)
+    busiest = timing.busiest
     if busiest is not None:
-        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(busiest.busy_share)} of the kernel")
+        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(timing.busy_share(busiest))} of the kernel")
 
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
