@@ -205,7 +205,7 @@ def validate(
         return
     if file is None:
         raise SpecError("which file? For example: npusim validate --template > measured.yaml")
-    from npusim.report.validation import validation_document, validation_table
+    from npusim.report.findings import validation_document, validation_table
     from npusim.validate import validate as hold
 
     number = count(1)
