@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_json, show_markdown, working, write
+from npusim.cli.console import show_either, show_markdown, working, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
+from npusim.report.charts import altair
 from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
@@ -58,16 +59,16 @@ def compare(
     if len(runs) < 2:
         raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
     if html is not None:
-        check_reports()
+        altair()  # refuses before the work, not after it
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
     comparison = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
     if html is not None:
         write(html, comparison_page(comparison))
-    if json:
-        show_json(comparison_document(comparison))
+    if markdown:
+        show_markdown(comparison_table(comparison))
     else:
-        (show_markdown if markdown else show)(comparison_table(comparison))
+        show_either(json, lambda: comparison_document(comparison), lambda: comparison_table(comparison))
 
 
 def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
@@ -130,19 +131,12 @@ def report(
 
     It needs no network and no server; send it to anyone. Needs npusim[report].
     """
-    check_reports()
     from npusim.report.output import check_file_writable
     from npusim.report.page import page_file, saved_page
 
+    altair()
     if out is not None:
         check_file_writable(out)
     with working("drawing"):
         page = saved_page(runs)
     write(page_file(runs) if out is None else out, page)
-
-
-def check_reports() -> None:
-    """Raise `NpusimError` before the work, not after it, where a library of reports is missing."""
-    from npusim.report.charts import altair
-
-    altair()

@@ -63,9 +63,14 @@ def show_markdown(blocks: Iterable[Block]) -> None:
     typer.echo(markdown(blocks), nl=False)
 
 
-def show_document(kind: str, *, version: int = 1, **content: object) -> None:
-    """Print a verb's own document as JSON, led by its kind and the version of its keys."""
-    show_json({"schema_version": version, "kind": f"npusim.{kind}", **content})
+def show_either(
+    as_json: bool, document: Callable[[], Mapping[str, object]], table: Callable[[], Iterable[Block]]
+) -> None:
+    """Print a verb's result as JSON or as a table; only the one that is printed is made."""
+    if as_json:
+        show_json(document())
+    else:
+        show(table())
 
 
 def show_json(document: Mapping[str, object]) -> None:

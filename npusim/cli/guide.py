@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show_document
+from npusim.cli.console import say, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import OutputError, SpecError, reason_of
+from npusim.report.text import document
 
 app = Verbs()
 new = Verbs(
@@ -73,7 +74,7 @@ def schedule(
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
     if json:
-        show_document("new", file=str(path))
+        show_json(document("new", file=str(path)))
     else:
         say(f"wrote {path}; run it: npusim run {path}:{name} --seq 1024")
 

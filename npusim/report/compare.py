@@ -24,6 +24,7 @@ from npusim.report.text import (
     Heading,
     Style,
     cells,
+    document,
     percent,
     plain,
     pre_html,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from npusim.report.sheet import Part, PartStep, Sheet
     from npusim.simulation.result import RunData
 
-SCHEMA_VERSION = 2
 Value = int | float | str | None
 Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 
@@ -184,25 +184,27 @@ def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
 def comparison_document(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as JSON data."""
     c = comparison
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.compare",
-        "runs": list(c.labels),
-        "problems": list(c.problems),
-        "differences": {key: list(values) for key, values in c.differences.items()},
-        "latency": None if c.latency is None else _latency(c, c.latency),
-        "moved": [{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
-        "figures": [
-            {
-                "name": f.name,
-                "kind": f.kind,
-                "values": list(f.values),
-                "changes": [f.change(i) for i in range(1, len(f.values))],
-                "relative_changes": [f.relative_change(i) for i in range(1, len(f.values))],
-            }
-            for f in c.figures
-        ],
-    }
+    runs = range(1, len(c.sheets))
+    figures = [
+        {
+            "name": f.name,
+            "kind": f.kind,
+            "values": list(f.values),
+            "changes": [f.change(i) for i in runs],
+            "relative_changes": [f.relative_change(i) for i in runs],
+        }
+        for f in c.figures
+    ]
+    return document(
+        "compare",
+        version=2,
+        runs=list(c.labels),
+        problems=list(c.problems),
+        differences={key: list(values) for key, values in c.differences.items()},
+        latency=None if c.latency is None else _latency(c, c.latency),
+        moved=[{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
+        figures=figures,
+    )
 
 
 def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:

@@ -10,7 +10,20 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, percent, whole
+from npusim.report.text import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Fact,
+    Facts,
+    Heading,
+    Style,
+    cells,
+    document,
+    percent,
+    whole,
+)
 from npusim.validate.bits import BitsReport
 from npusim.validate.times import median_error
 
@@ -50,11 +63,6 @@ SENSITIVITY = Columns(
 def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:
     """Return one entry a constant, the strongest first."""
     return SENSITIVITY.records(constants, "key", "value", "basis", "minus_20_percent", "plus_20_percent")
-
-
-def sensitivity_table(constants: Iterable[Sensitivity]) -> tuple[Block, ...]:
-    """Return the change of latency with each constant a fifth lower and a fifth higher."""
-    return (SENSITIVITY.grid(constants),)
 
 
 # ---------------------------------------------------------------- what changes bits
@@ -109,28 +117,28 @@ def _details(f: Finding) -> Iterator[Cell]:
 def invariance_document(invariance: Invariance, required: Collection[str] = ()) -> dict[str, object]:
     """Return the findings as JSON data."""
     base = invariance.base
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.invariant",
-        "name": base.name,
-        "schedule": base.schedule,
-        "device": base.device.name,
-        "precision": base.precision,
-        "latency_us": None if base.timing is None else base.latency_us,
-        "row": invariance.row,
-        "heads": invariance.heads,
-        "aspects": {
-            f.aspect: {
-                "verdict": f.verdict,
-                "guarantee": f.guarantee or None,
-                "cost_us": f.cost_us,
-                "cost_at": f.cost_at or None,
-                "tried": [_tried_document(t) for t in f.tried],
-            }
-            for f in invariance.findings
-        },
-        "required": {name: invariance.holds(name) for name in required},
+    aspects = {
+        f.aspect: {
+            "verdict": f.verdict,
+            "guarantee": f.guarantee or None,
+            "cost_us": f.cost_us,
+            "cost_at": f.cost_at or None,
+            "tried": [_tried_document(t) for t in f.tried],
+        }
+        for f in invariance.findings
     }
+    return document(
+        "invariant",
+        name=base.name,
+        schedule=base.schedule,
+        device=base.device.name,
+        precision=base.precision,
+        latency_us=None if base.timing is None else base.latency_us,
+        row=invariance.row,
+        heads=invariance.heads,
+        aspects=aspects,
+        required={name: invariance.holds(name) for name in required},
+    )
 
 
 def _tried_document(t: Tried) -> dict[str, object]:
@@ -180,25 +188,23 @@ def _step(one: Explanation) -> tuple[Cell, ...]:
     return () if one.parted is None else (Cell(f"first at {one.parted}", "dim"),)
 
 
-def difference_document(output: Path, difference: Difference) -> dict[str, object]:
+def difference_document(output: Path, d: Difference) -> dict[str, object]:
     """Return the difference as JSON data."""
-    d = difference
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.diff",
-        "output": str(output),
-        "run": d.run.name,
-        "precision": d.run.precision,
-        "matched": d.matched,
-        "total": d.total,
-        "first": d.first,
-        "given": d.given if d.first else None,
-        "predicted": d.predicted if d.first else None,
-        "explained": [_explanation(one) for one in d.explained],
-        "nearest": None if d.nearest is None else _explanation(d.nearest),
-        "tried": d.tried,
-        "passed": d.passed,
-    }
+    return document(
+        "diff",
+        output=str(output),
+        run=d.run.name,
+        precision=d.run.precision,
+        matched=d.matched,
+        total=d.total,
+        first=d.first,
+        given=d.given if d.first else None,
+        predicted=d.predicted if d.first else None,
+        explained=[_explanation(one) for one in d.explained],
+        nearest=None if d.nearest is None else _explanation(d.nearest),
+        tried=d.tried,
+        passed=d.passed,
+    )
 
 
 def _explanation(one: Explanation) -> dict[str, object]:

@@ -18,7 +18,7 @@ from npusim.report import charts
 from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.pipes import read_csv
-from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, percent, whole
+from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,15 +105,14 @@ def exploration_document(
         row = outcome.row()
         return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
 
-    return {
-        "schema_version": 1,
-        "kind": "npusim.explore",
-        "schedule": schedule,
-        "complete": exploration is not None,
-        "best": point(best) if best else None,
-        "front": [] if exploration is None else [*map(point, exploration.front)],
-        "points": [*map(point, outcomes)],
-    }
+    return document(
+        "explore",
+        schedule=schedule,
+        complete=exploration is not None,
+        best=point(best) if best else None,
+        front=[] if exploration is None else [*map(point, exploration.front)],
+        points=[*map(point, outcomes)],
+    )
 
 
 def _ranking_blocks(

@@ -111,6 +111,11 @@ class Columns:
         return [{name: c.of(row) for name, c in zip(names, self.columns, strict=True)} for row in rows]
 
 
+def document(kind: str, *, version: int = 1, **content: object) -> dict[str, object]:
+    """Return JSON data led by its kind and the version of its keys, which changes when a key changes its meaning."""
+    return {"schema_version": version, "kind": f"npusim.{kind}", **content}
+
+
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
     """Return cells of one style."""
     return tuple(Cell(text, style) for text in texts)
