@@ -5,7 +5,6 @@ Colour is used on a terminal only, and not where ``NO_COLOR`` is set; the words 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from npusim.sanitize import json_safe, visible
+from npusim.report.text import to_json
+from npusim.sanitize import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,7 +75,7 @@ def show_either(
 
 def show_json(document: Mapping[str, object]) -> None:
     """Print a document as JSON."""
-    typer.echo(json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)))
+    typer.echo(to_json(document), nl=False)
 
 
 def say(message: str) -> None:

@@ -12,7 +12,7 @@ from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
 from npusim.report import charts
 from npusim.report.charts import Figure, FigureTile, PagePart
-from npusim.report.sheet import Breakdown, breakdown, chain, parts_of, sheets_of
+from npusim.report.sheet import Breakdown, Moved, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
     Block,
     Cell,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row
     from npusim.report.record import RunRecord
-    from npusim.report.sheet import Part, PartStep, Sheet
+    from npusim.report.sheet import Part, Sheet
     from npusim.simulation.result import RunData
 
 Value = int | float | str | None
@@ -111,15 +111,6 @@ class ComparedFigure:
         return "~0 %" if change in ("+0.0 %", "-0.0 %") else change
 
 
-@dataclass(frozen=True)
-class Moved:
-    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
-
-    unit: str
-    part: Part
-    times: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs compared with the first of them.
@@ -146,11 +137,11 @@ class Comparison:
         return tuple(k for k in self.differences if k in ("workload", "ignored") or k.startswith("problem."))
 
     @cached_property
-    def chains(self) -> tuple[tuple[PartStep, ...], ...]:
+    def chains(self) -> tuple[tuple[Moved, ...], ...]:
         """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
         return tuple(self._chain(run) for run in range(len(self.sheets)))
 
-    def _chain(self, run: int) -> tuple[PartStep, ...]:
+    def _chain(self, run: int) -> tuple[Moved, ...]:
         causes = self.latency.causes(run) if self.latency and run else ()
         if not self.latency or not causes or causes[0].kind != "wait":
             return ()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import OutputError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of, to_json
+from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of
+from npusim.report.text import to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 

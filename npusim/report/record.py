@@ -17,15 +17,13 @@ from npusim.config.node import NodeDevice
 from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
-from npusim.sanitize import json_safe, regular_file
+from npusim.sanitize import regular_file
 from npusim.simulation.result import PresetOutcome
 from npusim.simulation.robustness import FiniteChoice, Spread, row_sum_evidence
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, TimingRecord, units_of
 from npusim.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.config.device import DeviceSpec
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
@@ -178,11 +176,6 @@ def roofline_of(result: RunData) -> Roofline | None:
         memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
         attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
     )
-
-
-def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
-    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
-    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def load_result(path: str | Path) -> RunRecord:

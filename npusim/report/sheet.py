@@ -231,11 +231,12 @@ LAUNCH = Part("launch", "launch", ())
 
 
 @dataclass(frozen=True)
-class PartStep:
-    """One step along a chain of waits: what moved most in the same direction, in the queue waited for."""
+class Moved:
+    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
 
     unit: str
     part: Part
+    times: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -341,13 +342,13 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
     return tuple(max(queues(s), key=lambda n: busy(s, n)) for s in sheets)
 
 
-def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]:
+def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
     """Follow a wait to who is waited for, and what moved most there in the same direction, and so on.
 
     It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
     are the pace of a loop of hand-overs, which its depth and the work in it decide.
     """
-    seen, steps = {unit}, list[PartStep]()
+    seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)
     while len(steps) < LONGEST:
         account = new.units.get(unit) or old.units.get(unit)
@@ -360,7 +361,7 @@ def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]
             break
         kind, cause = max(same, key=lambda row: abs(same[row]))
         cycles = tuple(s.rows(unit).get((kind, cause), 0) for s in (old, new))
-        steps.append(PartStep(unit, Part(kind, cause, cycles)))
+        steps.append(Moved(unit, Part(kind, cause, cycles)))
         if kind != "wait" or unit in seen:
             break
         seen.add(unit)

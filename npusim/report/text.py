@@ -6,13 +6,14 @@ Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colo
 from __future__ import annotations
 
 import html
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.sanitize import visible
+from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -114,6 +115,11 @@ class Columns:
 def document(kind: str, *, version: int = 1, **content: object) -> dict[str, object]:
     """Return JSON data led by its kind and the version of its keys, which changes when a key changes its meaning."""
     return {"schema_version": version, "kind": f"npusim.{kind}", **content}
+
+
+def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
+    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
+    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
