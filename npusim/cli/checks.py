@@ -1,4 +1,4 @@
-"""``npusim check``, ``validate``, ``diff`` and ``invariant``: what is held against something, by the exit code too."""
+"""``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -141,7 +141,7 @@ def _text(value: int | str | None) -> str:
 
 
 def _why(outcome: "CheckOutcome") -> "Iterator[str]":
-    """Yield what is to be said of a case beside its row."""
+    """Yield the lines about a case below the table."""
     if outcome.reason:
         yield " ".join(outcome.reason.split())
     for row in outcome.rows[1:]:
@@ -314,7 +314,8 @@ def invariant(
     from npusim.invariance import ASPECTS, examine
     from npusim.report.findings import invariance_document, invariance_table
 
-    required, varied = (_names(text, option, ASPECTS) for text, option in ((require, "--require"), (vary, "--vary")))
+    required = o.names(require, "--require", ASPECTS) if require else ()
+    varied = o.names(vary, "--vary", ASPECTS) if vary else ()
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {request.schedule}") as advance:
@@ -323,11 +324,3 @@ def invariant(
     broken = [name for name in required if not invariance.holds(name)]
     if broken:
         raise CheckFailedError(f"bits change with {', '.join(broken)}")
-
-
-def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = o.names(text, option) if text else ()
-    for name in names:
-        if name not in known:
-            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
-    return names

@@ -72,31 +72,31 @@ def compare(
 
 
 def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
-    """Return files as paths, and what is no file as the results of runs, named as they were asked for.
+    """Return files as paths, all else as results of runs, each named by its word.
 
     Everything is read before anything is run.
     """
     from npusim.report.record import load_result
     from npusim.simulation.simulate import run_request
 
-    asked = [Path(w) if _is_file(w) else _request(w, base) for w in words]
-    if all(isinstance(one, Path) for one in asked):
+    sources = [Path(w) if _is_file(w) else _request(w, base) for w in words]
+    if all(isinstance(source, Path) for source in sources):
         refuse(base.changed(), "runs that were kept are not run again; leave these options out")
-    for path in asked:
-        if isinstance(path, Path) and path.suffix != ".csv":
-            load_result(path)
+    for source in sources:
+        if isinstance(source, Path) and source.suffix != ".csv":
+            load_result(source)
     results: list[Path | RunData] = []
-    for word, one in zip(words, asked, strict=True):
-        if isinstance(one, Path):
-            results.append(one)
+    for word, source in zip(words, sources, strict=True):
+        if isinstance(source, Path):
+            results.append(source)
             continue
         with working(f"simulating {word}") as progress:
-            results.append(replace(run_request(replace(one, progress=progress)), name=word))
+            results.append(replace(run_request(replace(source, progress=progress)), name=word))
     return results
 
 
 def _request(word: str, base: Request) -> Request:
-    """Return the request that a word is: a schedule, with options of its own if it is quoted with them."""
+    """Return the request of a word: a schedule, with its own options where they are quoted with it."""
     from npusim.schedules import find_schedule
 
     request = o.worded(word, base)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-#: Seconds for which a run that is not watched on a terminal says nothing.
+#: Seconds for which a run without a terminal reports no progress.
 QUIET_S = 30.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -93,13 +93,12 @@ def write(file: Path, text: str, note: str = "") -> None:
 
 @contextmanager
 def working(message: str) -> Iterator[Callable[[float], None]]:
-    """Show on stderr that something is going on, and how much of it is done.
+    """Show progress on stderr; yield a function that takes the share done.
 
-    Yields a function that takes the share done.  A terminal shows it at once, in per cent; a file gets a
-    line for each tenth, and none of a run that is over soon.
+    A terminal shows it at once, in per cent; a file gets a line for each tenth, and none of a short run.
     """
     if not sys.stderr.isatty():
-        yield _Tenths(message).tell
+        yield _Tenths(message).report
         return
     from rich.console import Console
 
@@ -108,16 +107,16 @@ def working(message: str) -> Iterator[Callable[[float], None]]:
 
 
 class _Tenths:
-    """Says each further tenth of what takes long."""
+    """Reports each further tenth of what takes long."""
 
     def __init__(self, message: str) -> None:
-        self._message, self._begun, self._said = message, time.monotonic(), 0
+        self._message, self._begun, self._reported = message, time.monotonic(), 0
 
-    def tell(self, share: float) -> None:
+    def report(self, share: float) -> None:
         tenth = int(share * 10)
-        if tenth == self._said or time.monotonic() - self._begun < QUIET_S:
+        if tenth == self._reported or time.monotonic() - self._begun < QUIET_S:
             return
-        self._said = tenth
+        self._reported = tenth
         say(f"npusim: {self._message} {tenth * 10} %")
 
 
@@ -148,7 +147,7 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _width() -> int | None:
-    """Return the columns to wrap to; None where nobody says how many there are."""
+    """Return the columns to wrap to; None where they are not known."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None

@@ -90,8 +90,8 @@ def run(
         "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
-        asked = {name: value for name, value in request.changed().items() if name != "hw"}
-        refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
+        changed = {name: value for name, value in request.changed().items() if name != "hw"}
+        refuse({**changed, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
         _show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
@@ -99,10 +99,9 @@ def run(
     from npusim.simulation.simulate import run_plan
 
     plan = plan_of(request)
-    there = plan.features
-    if "time" not in there:
+    if "time" not in plan.features:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
-    if not {"attention", "bits"} <= there:
+    if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     if no_save:
         refuse(written, "nothing is written with --no-save; leave it out, or these options")

@@ -1,7 +1,7 @@
-"""One piece of advice on a run, by a short table of rules, the first that applies, and values that it could try.
+"""Advice on a run: the first rule of a short table that applies, and values that the user could try.
 
-A rule reads the run's own counts and says what they show and what to try: on this very run, with values
-that fit and that change what is run.  It never promises a gain, since the next run shows it.
+A rule reads the run's counts and names what they show and what to try on this same run: values that fit and that
+change the program.  It promises no gain: the next run shows it.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def decoding(record: RunRecord) -> str | None:
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
     lines, fields = [], record.tiling
-    working, there = len(timing.group_ends), record.device.group_count
-    if working < there:
+    working, groups = len(timing.group_ends), record.device.group_count
+    if working < groups:
         part, split = "", "split_kv, which splits keys over cores, or"
         if "splits" in fields:
             part, split = "part of ", "more splits or"
         lines.append(
-            f"{working} of {there} core groups work: a block is {part}a head of a sequence; "
+            f"{working} of {groups} core groups work: a block is {part}a head of a sequence; "
             f"{split} a larger --batch fills them"
         )
     is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
@@ -100,11 +100,11 @@ def decoding(record: RunRecord) -> str | None:
 
 
 def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
-    working, there = len(timing.group_ends), record.device.group_count
-    # How many of a node's devices share a layer was asked for: no block is missing.
-    if working >= there or decoding(record) or timing.overlap is not None:
+    working, groups = len(timing.group_ends), record.device.group_count
+    # On a node, the user chose how many devices share a layer: no block is missing.
+    if working >= groups or decoding(record) or timing.overlap is not None:
         return None
-    text = f"only {working} of {there} core groups have a block to work on"
+    text = f"only {working} of {groups} core groups have a block to work on"
     return Advice(text, "block_q", _smaller)
 
 
@@ -171,7 +171,7 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
 
 def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     stall = busiest.main_stall
-    # A node's queue has no constants of its own that another rule could name: busy is busy.
+    # No other rule can name constants of a node's queue; one that is busy is no waiting one.
     if stall is None or (timing.overlap is not None and timing.busy_share(busiest) >= BOUND_SHARE):
         return None
     cause, cycles = stall
@@ -185,8 +185,8 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
 def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
     """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's own."""
     core = busiest.queue.partition(".")[0].rstrip("0123456789")
-    own = f"cores.{core}.engines.{busiest.pipe}."
-    return {c.key.removeprefix(own): c.cycles for c in timing.constants if c.key.startswith(own)}
+    prefix = f"cores.{core}.engines.{busiest.pipe}."
+    return {c.key.removeprefix(prefix): c.cycles for c in timing.constants if c.key.startswith(prefix)}
 
 
 def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
@@ -229,7 +229,7 @@ class Trial:
 
     def __init__(self, result: RunData) -> None:
         self._result = r = result
-        # The fields one by one, not a tiling as it was made: a field's own limits count too.
+        # Field by field, not the tiling as a whole, so that the limits of each field are checked too.
         fields = r.tiling.model_dump()
         self._variants = Variants(
             Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)

@@ -1,6 +1,6 @@
 """Charts as Vega-Lite specifications, made with Altair: for pages and, drawn once, for studies.
 
-A specification holds its data and says what is to be seen, never a colour: those come from the theme
+A specification holds its data and encodings, but no colours: those come from the theme
 (`npusim.report.page.theme`), by the scale's kind or by a style's name (``wait``, ``cross``, ``quiet``, ``label``).
 """
 
@@ -69,13 +69,13 @@ def altair() -> Any:
 
 
 def chart_of(name: str) -> Any:
-    """Return a chart of the rows that `finished` is given by that name."""
+    """Return a chart of the rows that `finished` adds under that name."""
     alt = altair()
     return alt.Chart(alt.NamedData(name=name))
 
 
 def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
-    """Return a specification as wide as its place; rows come last, since Altair would check every one."""
+    """Return a specification as wide as its container; rows are added last, since Altair would check every one."""
     spec: Spec = chart.properties(width="container", height=height).to_dict(validate=False)
     return {**spec, "datasets": {name: list(data) for name, data in rows.items()}}
 
@@ -226,9 +226,9 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
     colour = alt.Color("run:N", title=None, sort=runs, scale={"range": "category"}, legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
-    for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
+    for is_less, sign, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
         if any((row["value"] < 0) is is_less for row in rows):
-            beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
+            beside = base.transform_filter(f"datum.value {sign} 0").mark_text(style="label", align=align, dx=dx)
             layers.append(beside.encode(text=written))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 

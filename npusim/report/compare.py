@@ -75,7 +75,7 @@ POINTS = Columns(
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One quantity of every run; ``kind`` says how it is written and how its change is."""
+    """One quantity of every run; ``kind`` decides how it and its change are written."""
 
     name: str
     kind: Kind
@@ -216,7 +216,7 @@ def _part(part: Part) -> dict[str, object]:
 
 
 def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
-    """Return the inputs that differ, by dotted key; a profiler's file says nothing of its own."""
+    """Return the inputs that differ, by dotted key; a profiler's file has none."""
     known = [s for s in sheets if s.record is not None]
     keys = dict.fromkeys(key for s in known for key in s.inputs)
     changed = [key for key in keys if len({repr(s.inputs.get(key)) for s in known}) > 1]
@@ -419,7 +419,7 @@ def _figures_grid(c: Comparison) -> Grid:
 
 
 def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
-    """Return whether a second core of a kind only repeats what the first one's row says."""
+    """Return whether a second core of a kind only repeats the first one's row."""
     first = re.sub(r"core[1-9]\d* ", "core0 ", figure.name)
     return first != figure.name and any(f.values == figure.values for f in figures if f.name == first)
 
@@ -458,7 +458,7 @@ def _style(figure: ComparedFigure, run: int) -> Style:
 
 
 def comparison_part(c: Comparison) -> PagePart:
-    """Return what a page says of runs side by side, before it shows each of them."""
+    """Return the part of a page that compares runs."""
     table = comparison_table(c)
     facts = [b for b in table if isinstance(b, Facts)]
     subtitle = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"

@@ -1,7 +1,7 @@
 """``figures.json``: what the report of a run draws beyond its result, as plain numbers.
 
 A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
-errors row by row, and the magnitudes of scores: what would not be known any more once the run is over.
+errors row by row, and the magnitudes of scores: what is lost once the run is over.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SCHEMA_VERSION = 1
 KIND = "npusim.figures"
 #: Operations that a window shows: as many as can be told apart on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the run for which it is said how busy each track was, and of the rows how wrong.
+#: Parts of the run, and of the rows, for which utilisation and errors are kept.
 PARTS = 60
 
 
 def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
-    """Return the figures of a run as JSON data; parts that a run has not are empty."""
+    """Return the figures of a run as JSON data; parts that it lacks are empty."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -95,7 +95,7 @@ def _span(slices: list[Slice]) -> tuple[int, int]:
 
 
 def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, object]:
-    """Return the slices of a window; waits are cut to it, each track's place among the others is kept."""
+    """Return the slices of a window, cut to it; tracks keep their order."""
     shown = timeline.within(start, end)
     return {
         "name": name,

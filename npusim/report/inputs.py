@@ -1,4 +1,4 @@
-"""What a run is given, in words and as tables: sizes, devices, workloads, the fields of a schedule."""
+"""The inputs of a run as text and as tables: sizes, devices, workloads, the fields of a schedule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``result.json``: what is kept of a run, as plain numbers; all that tables, comparisons and advice need.
+"""``result.json``: the record of a run, all that tables, comparisons and advice need.
 
-A `RunRecord` is made from a live result (`record_of`) or read back (`load_result`); whatever prints or compares
-takes records, so that a run of last week is treated like one of this minute.  Its parts are the results' own types.
+A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); whatever prints or compares takes
+records, so that old and new runs are treated alike.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RunRecord:
 
 
 def record_of(result: RunData) -> RunRecord:
-    """Return what is kept of ``result``."""
+    """Return the record of a result."""
     bits = result.numerics
     return RunRecord(
         npusim_version=__version__,
@@ -161,7 +161,7 @@ def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
 
 
 def roofline_of(result: RunData) -> Roofline | None:
-    """Return a run's place; None for nodes, copies, and devices without matrix unit or time."""
+    """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None

@@ -248,7 +248,7 @@ def _number(text: Any) -> Any:
 
 
 def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
-    """Return what a page says of a search."""
+    """Return the part of a page on a search."""
     axes, ranked = varied(rows), _ranked(rows)
     counts = Counter(str(r["status"]) for r in rows)
     statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
@@ -351,28 +351,29 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
-    """Yield the best time over pairs of axes; of points that are like the best in what is said in words."""
+    """Yield the best time over pairs of numeric axes, of points that have the best's values on all other axes."""
     best = ranked[0]
     alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
     text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
     for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
-        spec, places = map_of(alike, x, y)
+        spec, squares = map_of(alike, x, y)
         table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
-        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(places))
+        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(squares))
 
 
 def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
-    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its places."""
-    places: dict[tuple[Any, Any], Row] = {}
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its squares."""
+    squares: dict[tuple[Any, Any], Row] = {}
     for r in rows:
         at, status = (r.get(x), r.get(y)), str(r["status"])
         time = r["latency_us"] if status == "ok" else None
         bound = r.get("bound_us") if status == "pruned" else None
-        place = places.setdefault(at, {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status})
-        if time is not None and (place["value"] is None or time < place["value"]):
-            place.update(value=time, what="ok")
-        elif bound is not None and place["value"] is None and (place["bound"] is None or bound < place["bound"]):
-            place.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
-    ordered = [places[at] for at in sorted(places, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
+        blank: Row = {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status}
+        square = squares.setdefault(at, blank)
+        if time is not None and (square["value"] is None or time < square["value"]):
+            square.update(value=time, what="ok")
+        elif bound is not None and square["value"] is None and (square["bound"] is None or bound < square["bound"]):
+            square.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
+    ordered = [squares[at] for at in sorted(squares, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
     return charts.heatmap(ordered, x, y), ordered

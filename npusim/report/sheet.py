@@ -21,17 +21,17 @@ from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 
-#: What a unit's time goes to: the kind of it, and which.
-Row = tuple[str, str]
-BUSY: Row = ("work", "all operations")
-SHARED: Row = ("links", "others on shared links or pipes")
-END: Row = ("end", "its last operation is over, others are not")
-UNKNOWN: Row = ("idle", "not busy")
+#: What a unit's time goes to: its kind and its name.
+Item = tuple[str, str]
+BUSY: Item = ("work", "all operations")
+SHARED: Item = ("links", "others on shared links or pipes")
+END: Item = ("end", "its last operation is over, others are not")
+UNKNOWN: Item = ("idle", "not busy")
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Unit:
     phases: Mapping[str, int] = field(default_factory=dict)
     givers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Row, int]:
+    def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
         """Return what the unit spends ``cycles`` on; they add up to it.
 
         Without ``works`` operations are one row, without ``waits`` all else is.
         """
-        spent_on: dict[Row, int] = {}
+        spent_on: dict[Item, int] = {}
         if works and self.work is not None:
             spent_on.update({("work", label): spent for label, (_, spent) in self.work.items()})
             spent_on[SHARED] = self.busy - sum(spent_on.values())
@@ -87,7 +87,7 @@ class Sheet:
         """Return cycles of the run's clock in microseconds."""
         return cycles / self.clock_hz * 1e6
 
-    def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Row, int]:
+    def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
         """Return what a unit spends the kernel's cycles on; nothing where the run has no such unit."""
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
@@ -125,7 +125,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
 
 def _labels(runs: list[Any]) -> list[str]:
     """Return a name for each run: its folder's, or its own; told apart where they are alike."""
-    paths = [_place(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
+    paths = [_named_path(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
     depth = 1
     while depth < max(map(len, paths)) and len({p[-depth:] for p in paths}) < len(set(paths)):
         depth += 1
@@ -133,10 +133,10 @@ def _labels(runs: list[Any]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n} #{names[: i + 1].count(n)}" for i, n in enumerate(names)]
 
 
-def _place(path: Path) -> Path:
-    """Return what names a run: the folder of its result, or a file of another name."""
-    known = path.name in ("result.json", "PipeUtilization.csv", "pipes.csv") and path.parent.name
-    return path.parent if known else path
+def _named_path(path: Path) -> Path:
+    """Return the path whose name is the run's: the folder of its result, or a file of another name."""
+    has_usual_name = path.name in ("result.json", "PipeUtilization.csv", "pipes.csv") and path.parent.name
+    return path.parent if has_usual_name else path
 
 
 def _units(timing: TimingRecord) -> Iterator[Unit]:
@@ -158,14 +158,14 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
         )
 
 
-def _unprefixed(queue: QueueUse) -> Any:
-    """Return what strips the place of a block (``B0``) from its rings' names: they then go by what they hold."""
-    place = re.match(r"B\d+", queue.pipe)
-    return lambda cause: cause.removeprefix(f"{place[0]} ") if place else cause
+def _unprefixed(use: QueueUse) -> Callable[[str], str]:
+    """Return a function that strips the resident block (``B0``) from names of its rings."""
+    slot = re.match(r"B\d+", use.pipe)
+    return lambda cause: cause.removeprefix(f"{slot[0]} ") if slot else cause
 
 
 def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
-    """Yield what a run was given, by dotted key."""
+    """Yield the inputs of a run, by dotted key."""
     yield from {
         "npusim_version": record.npusim_version,
         "schedule": record.schedule,
@@ -368,7 +368,7 @@ def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
     return tuple(steps)
 
 
-def _change(old: Sheet, new: Sheet, unit: str) -> dict[Row, int]:
+def _change(old: Sheet, new: Sheet, unit: str) -> dict[Item, int]:
     before, after = old.rows(unit), new.rows(unit)
     rows = dict.fromkeys([*before, *after])
     return {row: after.get(row, 0) - before.get(row, 0) for row in rows}

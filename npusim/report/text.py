@@ -67,7 +67,7 @@ Fact = tuple[str, tuple[Cell, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a table says of each row under ``title``.
+    """One column of a table, under ``title``.
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
     function, that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of

@@ -236,14 +236,14 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
 
 def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tracks have, under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
-    kept: dict[str, tuple[list[str], Any]] = {}
+    groups: dict[str, tuple[list[str], Any]] = {}
     for track, content in tracks.items():
         core, _, pipe = short(track).rpartition(" ")
-        twin = next((n for n, (_, other) in kept.items() if other == content and n.rpartition(" ")[2] == pipe), None)
-        kept.setdefault(twin or f"{core} {pipe}", ([], content))[0].append(core)
+        twin = next((n for n, (_, other) in groups.items() if other == content and n.rpartition(" ")[2] == pipe), None)
+        groups.setdefault(twin or f"{core} {pipe}", ([], content))[0].append(core)
     return {
         f"{cores[0]}{f'-{cores[-1][-1]}' if len(cores) > 1 else ''} {name.rpartition(' ')[2]}": content
-        for name, (cores, content) in kept.items()
+        for name, (cores, content) in groups.items()
     }
 
 
