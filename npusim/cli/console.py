@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from npusim.report.text import to_json
+from npusim.report.text import lines, markdown, to_json
 from npusim.sanitize import visible
 
 if TYPE_CHECKING:
@@ -36,30 +36,26 @@ def show(blocks: Iterable[Block]) -> None:
 
     It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
     """
-    from npusim.report.text import lines
-
     show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, _width()))
 
 
-def show_lines(lines: Iterable[Iterable[tuple[str, str]]]) -> None:
+def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
     """Print lines made of pieces of text, each with a style of rich's, which only a terminal shows."""
     if not _is_coloured():
-        for line in lines:
-            typer.echo("".join(text for text, _ in line).rstrip())
+        for row in rows:
+            typer.echo("".join(text for text, _ in row).rstrip())
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for line in lines:
-        # What is still too long is the terminal's to wrap: a copied command stays one line.
-        console.print(Text.assemble(*line), soft_wrap=True)
+    for row in rows:
+        # The terminal wraps what is still too long, so that a copied command stays one line.
+        console.print(Text.assemble(*row), soft_wrap=True)
 
 
 def show_markdown(blocks: Iterable[Block]) -> None:
     """Print a table as Markdown."""
-    from npusim.report.text import markdown
-
     typer.echo(markdown(blocks), nl=False)
 
 
@@ -98,26 +94,21 @@ def working(message: str) -> Iterator[Callable[[float], None]]:
     A terminal shows it at once, in per cent; a file gets a line for each tenth, and none of a short run.
     """
     if not sys.stderr.isatty():
-        yield _Tenths(message).report
+        start, reported = time.monotonic(), 0
+
+        def report(share: float) -> None:
+            nonlocal reported
+            tenth = int(share * 10)
+            if tenth != reported and time.monotonic() - start >= QUIET_S:
+                reported = tenth
+                say(f"npusim: {message} {tenth * 10} %")
+
+        yield report
         return
     from rich.console import Console
 
     with Console(stderr=True).status(f"{message} ...") as status:
         yield lambda share: status.update(f"{message} {share * 100:.0f} % ...")
-
-
-class _Tenths:
-    """Reports each further tenth of what takes long."""
-
-    def __init__(self, message: str) -> None:
-        self._message, self._begun, self._reported = message, time.monotonic(), 0
-
-    def report(self, share: float) -> None:
-        tenth = int(share * 10)
-        if tenth == self._reported or time.monotonic() - self._begun < QUIET_S:
-            return
-        self._reported = tenth
-        say(f"npusim: {self._message} {tenth * 10} %")
 
 
 @contextmanager
@@ -137,10 +128,10 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task, begun = bar.add_task(message, total=None, rate=""), time.monotonic()
+        task, start = bar.add_task(message, total=None, rate=""), time.monotonic()
 
         def advance(done: int, total: int) -> None:
-            rate = done / max(1e-9, time.monotonic() - begun)
+            rate = done / max(1e-9, time.monotonic() - start)
             bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}/s")
 
         yield advance

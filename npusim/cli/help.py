@@ -90,11 +90,8 @@ class Verbs(typer.Typer):
 
     def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
         """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
-
-        def decorated(verb: Function) -> Function:
-            return self.command(name, cls=Command, help=text_of(verb), epilog=examples(*commands) + after)(verb)
-
-        return decorated
+        epilog = examples(*commands) + after
+        return lambda verb: self.command(name, cls=Command, help=text_of(verb), epilog=epilog)(verb)
 
 
 class Group(TyperGroup):

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the reading of their small notations."""
+"""Options that several verbs share, and parsers of their values."""
 
 import inspect
 import math
@@ -201,7 +201,7 @@ def _read(name: str, value: Any) -> Any:
         case "window":
             return window(value)
         case "numerics":
-            return not value  # its option switches it off
+            return not value  # the option is --no-numerics
     return value
 
 

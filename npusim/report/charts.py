@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
-#: Colours that tiles next to one another take in turn.
+#: Number of colours that successive tiles cycle through.
 TILE_COLOURS = 5
-#: Share of a chart's width that a letter of a label needs.
+#: Width of a letter of a label, as a share of the chart's.
 LETTER = 0.0085
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
@@ -93,7 +93,7 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
 
 
 def tooltip(**fields: str) -> list[Any]:
-    """Return what a tooltip says: ``column="title|us"``, ``|share``, ``|number``, or text."""
+    """Return the fields of a tooltip: ``column="title|us"``, ``|share``, ``|number``, or text."""
     alt = altair()
     formats = {"us": ",.3f", "share": ".1%", "number": ",.4~g"}
     parts = []
@@ -254,14 +254,14 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
 
 
 def _apart(points: Sequence[Row]) -> list[Row]:
-    """Return points with the names of some below them, where the one to the left is too near."""
+    """Return points, those with a name too near to the one on the left marked to have it ``below``."""
     reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
     placed: list[Row] = []
     for point in sorted(points, key=lambda p: p["latency_us"]):
         near = [
             p
             for p in placed
-            # An eighth of the width is a name, a factor of 1.3 its height.
+            # A name is about an eighth of the width wide, and a factor of 1.3 high.
             if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
         ]
         placed.append({**point, "below": bool(near) and not near[-1]["below"]})
@@ -272,7 +272,7 @@ def _apart(points: Sequence[Row]) -> list[Row]:
 
 
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
-    """Return roofs and the run's place under them, both axes logarithmic.
+    """Return roofs and the run's points under them, both axes logarithmic.
 
     A level is ``name``, ``bytes_per_s``, ``intensity`` (operations a byte that crossed it) and ``attained``
     (operations a second); ``peak`` is that of the matrix units.

@@ -1,4 +1,4 @@
-"""``figures.json``: what the report of a run draws beyond its result, as plain numbers.
+"""``figures.json``: numbers that the page of a run draws and that its result does not have.
 
 A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
 errors row by row, and the magnitudes of scores: what is lost once the run is over.
@@ -167,21 +167,21 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
         overflows[batch, head, (row - first) // step] += count
     for (batch, head, part), values in sorted(parts.items()):
         start = first + part * step
-        wrong = sum(not math.isfinite(e) for e in values)
+        nonfinite = sum(not math.isfinite(e) for e in values)
         yield {
             "head": f"{head}" if bits.shape[0] == 1 else f"{batch}.{head}",
             "first_row": start,
             "last_row": min(start + step, last) - 1,
-            "error": None if wrong else math.sqrt(sum(e * e for e in values) / len(values)),
-            "nonfinite_rows": wrong,
+            "error": None if nonfinite else math.sqrt(sum(e * e for e in values) / len(values)),
+            "nonfinite_rows": nonfinite,
             "overflows": overflows[batch, head, part],
         }
 
 
 def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int, int, int]]:
     """Yield batch, head and row of the first of each operation's overflows, and how many elements they are."""
-    wanted = {e.block for e in bits.events if e.kind == "overflow"}
-    blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in wanted}
+    overflowed = {e.block for e in bits.events if e.kind == "overflow"}
+    blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in overflowed}
     for event in bits.events:
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):

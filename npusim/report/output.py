@@ -24,7 +24,6 @@ from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
 
 PIPES_FILE = "pipes.csv"
@@ -120,7 +119,12 @@ def save_run(
     record, timeline = record_of(result), timeline_of(result)
     drawn = figures_document(result, timeline)
     shown = timeline.windowed(window)
-    page = _page(result, record, drawn) if report else ""
+    page = ""
+    if report:
+        from npusim.report.advice import Trial
+        from npusim.report.page import run_page
+
+        page = run_page(record, drawn, Trial(result))
     with _replacing(target) as fresh:
         (fresh / RESULT_FILE).write_text(to_json(record.to_document()), encoding="utf-8")
         (fresh / FIGURES_FILE).write_text(to_json(drawn, indent=None), encoding="utf-8")
@@ -133,13 +137,6 @@ def save_run(
         if save_output and result.numerics is not None:
             _save_tensor(result, fresh / TENSOR_FILE)
     return target
-
-
-def _page(result: RunData, record: RunRecord, drawn: dict[str, object]) -> str:
-    from npusim.report.advice import Trial
-    from npusim.report.page import run_page
-
-    return run_page(record, drawn, Trial(result))
 
 
 def save_trace(result: RunData, path: str | Path, window: tuple[float, float] | None = None) -> Path:
@@ -196,7 +193,7 @@ def _hidden_prefix(folder: Path) -> str:
 
 @contextmanager
 def _hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder, removed at the end with what is in it, as are those that killed processes left."""
+    """Yield a new folder, removed at the end with its content; so are those that killed processes left behind."""
     for leftover in parent.iterdir():
         # A new one may not be locked yet.
         if leftover.name.startswith(prefix) and time.time() - leftover.stat().st_mtime > 1:

@@ -158,7 +158,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
     if not clock:
         raise SpecError(f"{file}: no column {kinds[0]}_time(us): how long a cycle is, is not said")
     last = max(totals, key=lambda b: totals[b])
-    # Its times are rounded, clocks are not that odd.
+    # Times in the file are rounded; real clocks are multiples of 10 kHz.
     return MeasuredPipes(round(clock, -4), totals[last], blocks[last])
 
 

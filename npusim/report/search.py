@@ -1,4 +1,4 @@
-"""A search: what is fastest and what proves it, fronts, gains of another device; as text, and as a page.
+"""A search: the ranking and its proof, fronts, gains of another device; as text, and as a page.
 
 The page is made of the rows of a search's table, so that one written by another version, or by hand, is shown too.
 """
@@ -155,7 +155,7 @@ def _ranking_blocks(
 def _margin(
     best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome], sensitive: Mapping[int, str]
 ) -> Iterator[Cell]:
-    """Yield how far the best is ahead of the next, against how far methods may be off, and what might dethrone it."""
+    """Yield the best's lead over the next, against the method's error band, and which constants could change it."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
@@ -190,8 +190,8 @@ def _assurances(exploration: Exploration) -> list[Block]:
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     counts = exploration.counts()
     if pruned := counts.get("pruned", 0):
-        beside = f" and {exploration.checked} pruned" if exploration.checked else ""
-        some = f"in the {counts.get('ok', 0)} simulated{beside}, which have every value of every axis"
+        also = f" and {exploration.checked} pruned" if exploration.checked else ""
+        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis"
         is_part = exploration.checked < pruned
         facts.append(
             ("races", cells(f"none {some}; --check-all looks at all" if is_part else "none in any point that fits"))
@@ -257,7 +257,7 @@ def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
 
 
 def drawings_of(exploration: Exploration) -> dict[str, Spec]:
-    """Return ranking, front and heatmaps of a search, those that its points allow, by the names of their files."""
+    """Return ranking, front and heatmaps of a search, as far as its points allow, by the names of their files."""
     rows = [o.row() for o in exploration.outcomes]
     axes = varied(rows)
     specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}

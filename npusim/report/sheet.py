@@ -1,7 +1,7 @@
-"""What comparing needs of runs: their inputs, and where the time of every unit goes, to the cycle.
+"""Runs as `compare` needs them: their inputs, and what every unit spends its time on, to the cycle.
 
-A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.csv`` that a vendor's
-profiler wrote on the hardware; that says no more than how long each pipe was busy.
+A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.csv`` of a vendor's
+profiler on the hardware, which has no more than how long each pipe was busy.
 
 A difference of latency is split in parts that add up to it, by construction.  The core group that ends last takes the
 kernel's time, and each unit of it spends all of that time on something: its operations, what others on shared links
@@ -252,7 +252,7 @@ class Breakdown:
 
     @property
     def is_one_clock(self) -> bool:
-        """Whether cycles of all runs are as long as each other."""
+        """Whether all runs have the same clock."""
         return len({s.clock_hz for s in self.sheets}) == 1
 
     def us(self, part: Part, run: int) -> float:
@@ -343,10 +343,10 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
 
 
 def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
-    """Follow a wait to who is waited for, and what moved most there in the same direction, and so on.
+    """Follow a wait to the queue that is waited for, to what moved most there in the same direction, and so on.
 
-    It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
-    are the pace of a loop of hand-overs, which its depth and the work in it decide.
+    It ends at something other than a wait, or at a queue that it has visited: waits in a ring are the pace of a
+    loop of queues, which the ring's depth and the work in the loop decide.
     """
     seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)

@@ -150,11 +150,7 @@ def pipes_grid(timing: TimingRecord) -> Grid:
         Column("waits most for", lambda row: waits(row)[0]),
         Column("share", lambda row: waits(row)[1], align=">"),
     )
-    queues = _cores(timing.uses_of(timing.last_group))
-    before = ["", *(core for core, _ in queues)]
-    return table.grid(
-        (core if core != last else "", queue) for (core, queue), last in zip(queues, before, strict=False)
-    )
+    return table.grid(_cores(timing.uses_of(timing.last_group)))
 
 
 def _pipes_title(timing: TimingRecord) -> str:

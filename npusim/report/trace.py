@@ -27,7 +27,7 @@ TraceFormat = Literal["perfetto", "chrome"]
 TRACE_FILES = MappingProxyType({"perfetto": "trace.pftrace", "chrome": "trace.json"})
 
 _SEQUENCE = 1
-#: What a slice of a track where nothing ran is called: its cause follows.
+#: Prefix of the name of a slice in which nothing ran; its cause follows.
 _WAIT = "wait: "
 _NANOSECONDS_PER_MICROSECOND = 1000
 
