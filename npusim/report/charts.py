@@ -28,7 +28,7 @@ ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 @dataclass(frozen=True)
 class FigureTile:
-    """One of the few numbers at the head of a page; ``is_bad`` where it should alarm."""
+    """One of the few numbers at the head of a page; ``is_bad`` marks it as alarming."""
 
     name: str
     value: str

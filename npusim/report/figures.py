@@ -120,7 +120,7 @@ def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, ob
 
 
 def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield which share of each part of the run a track was busy."""
+    """Yield the busy share of each track in each part of the run."""
     step = timeline.end / PARTS
     for track, slices in timeline.tracks.items():
         busy = [0.0] * PARTS
@@ -133,7 +133,7 @@ def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
 
 
 def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield each memory's name, bytes allocated, bytes there, and the most that rings held at one time."""
+    """Yield each memory's name, allocated bytes, capacity, and the most that rings held at one time."""
     held: dict[str, int] = {}
     for track, levels in timeline.counters.items():
         if track.pipe.endswith(" bytes"):

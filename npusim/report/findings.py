@@ -44,7 +44,7 @@ SCHEMA_VERSION = 1
 SHOWN = 5
 
 
-# ---------------------------------------------------------------- doubtful constants
+# ---------------------------------------------------------------- what the time depends on
 
 
 def _change(share: float) -> str:

@@ -41,7 +41,7 @@ class Square:
 
     @property
     def name(self) -> str:
-        """The element's seat: ``T5V2``, value 2 of lane (thread) 5."""
+        """Where the element is held: ``T5V2``, value 2 of lane (thread) 5."""
         return f"T{self.lane}V{self.value}"
 
     @property

@@ -200,7 +200,7 @@ def _measured(file: Path, label: str) -> Sheet:
 
 # ---------------------------------------------------------------- a difference in parts
 
-#: Links of a chain of waits that are followed at most.
+#: Most steps of a chain of waits that are followed.
 LONGEST = 12
 
 
@@ -302,7 +302,7 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return what one unit of each run spends its time on, as far as all runs say; nothing where it is missing.
+    """Return what one unit of each run spends its time on, in the detail that all runs have; none where it is missing.
 
     Operations come first, the end last.
     """

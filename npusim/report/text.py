@@ -1,4 +1,4 @@
-"""Lays out headings, facts and grids as lines of text, once for terminals, pipes and notebooks.
+"""Tables: headings, facts and grids as text for terminals, notebooks and Markdown; and what JSON documents share.
 
 Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colours, or none.
 """
@@ -23,7 +23,7 @@ Line = tuple[tuple[str, Style], ...]
 
 _INDENT = "  "
 _GAP = "  "
-#: Text is not squeezed into less: then lines run over.
+#: Text is wrapped to no narrower column: lines are then too long.
 _NARROWEST = 12
 
 
@@ -235,7 +235,7 @@ def _grid(grid: Grid, width: int | None) -> Iterator[Line]:
 
 
 def _narrow(grid: Grid, widths: list[int], width: int) -> None:
-    """Take room from columns of text, the one with most to give first, until the grid fits or none has any."""
+    """Narrow columns of text, the one with most room to spare first, until the grid fits or none has any."""
     words = [[len(w) for text in _column(grid, i) for w in text.split()] for i in range(len(widths))]
     least = [min(now, max(_NARROWEST, *lengths, 0)) for now, lengths in zip(widths, words, strict=True)]
     texts = [i for i, side in enumerate(grid.align) if side == "<"]

@@ -144,7 +144,7 @@ def _is_of_waits(timing: TimingResult, track: Track) -> bool:
 
 
 class _Replay:
-    """Goes through a core group's program with its spans, and adds what they show to a timeline."""
+    """Walks a core group's program in step with its spans, and adds slices, flows and levels to a timeline."""
 
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
@@ -161,9 +161,9 @@ class _Replay:
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
         self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link
-        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that moved it on
-        self.visible: dict[int, list[int]] = defaultdict(list)  # and when that was seen
-        self.free: dict[str, int] = {}  # by queue, in the phase at hand
+        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag
+        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which that is visible
+        self.free: dict[str, int] = {}  # by queue, in the current phase
         self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
         self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
         self.begun: set[tuple[int, int]] = set()  # ring and generation
@@ -259,20 +259,20 @@ class _Replay:
     def _add_ring_levels(self, span: Span, resolved: ResolvedOp) -> None:
         """A slot is held from its first producer's begin to its last consumer's end."""
         for (name, is_producer), generation in resolved.cursors.items():
-            ring = self.sides[name, resolved.op.queue, is_producer].ring_number
-            at = self.program.rings[ring]
-            if is_producer and (ring, generation) not in self.begun:
-                self.begun.add((ring, generation))
-                self.changes[at.space].append((span.start, at.slot_bytes))
+            number = self.sides[name, resolved.op.queue, is_producer].ring_number
+            ring = self.program.rings[number]
+            if is_producer and (number, generation) not in self.begun:
+                self.begun.add((number, generation))
+                self.changes[ring.space].append((span.start, ring.slot_bytes))
         for index in resolved.sets:
             endpoint = self.walker.endpoints[index]
             if endpoint.is_producer:
                 continue
-            at = self.program.rings[endpoint.ring_number]
+            ring = self.program.rings[endpoint.ring_number]
             ends = self.released[endpoint.ring_number, len(self.sets[index])]
             ends.append(max(span.end, span.done))
-            if len(ends) == len(at.consumers):
-                self.changes[at.space].append((max(ends), -at.slot_bytes))
+            if len(ends) == len(ring.consumers):
+                self.changes[ring.space].append((max(ends), -ring.slot_bytes))
 
     def _add_link_rates(self, span: Span, timed: TimedOp | None) -> None:
         end = max(span.end, span.done)

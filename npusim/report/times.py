@@ -203,7 +203,7 @@ def _gb_per_s(rate: float) -> str:
 
 
 def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
-    """Yield on which evidence the busy time rests, and the weakest constants by name."""
+    """Yield the shares of busy time by evidence, and the weakest constants by name."""
     shares = timing.basis_shares
     if shares:
         text = ", ".join(f"{basis} {percent(share)}" for basis, share in shares.items())
@@ -231,7 +231,7 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
 
 
 def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tracks have, under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
+    """Return the tracks' content under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
     groups: dict[str, tuple[list[str], Any]] = {}
     for track, content in tracks.items():
         core, _, pipe = short(track).rpartition(" ")
@@ -354,7 +354,7 @@ def memories_figure(memories: Sequence[Row]) -> Figure:
 
 
 def constants_figure(timing: TimingRecord) -> Figure:
-    """Return on which evidence the busy time rests."""
+    """Return the constants behind the busy time, and the shares of each basis."""
     total = sum(c.cycles for c in timing.constants)
     rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])

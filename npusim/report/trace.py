@@ -1,4 +1,4 @@
-"""Traces for people's viewers: Perfetto protobuf, and Chrome JSON as B/E pairs.
+"""Traces for viewers: Perfetto protobuf, and Chrome JSON as B/E pairs.
 
 Both are written from one list of marks: begins, ends and instants of each track in the order of time, with
 the flows that leave and reach them, then the levels of counters.
