@@ -1,8 +1,8 @@
 """Coordinate to index functions: layouts and their algebra, fractals, fragments, banks.
 
-* ``algebra`` (shape:stride), ``tiling``, ``swizzle``: layouts as such.
+* ``algebra`` (shape:stride, tilings, swizzles): layouts as such.
 * ``fractal``: ND, NZ, ZN, ZZ of the Ascend.
-* ``instruction``, ``fragment``, ``arrangement``: which lane of a warp holds what.
+* ``instruction``, ``fragment`` (and warps' arrangement): which lane of a warp holds what.
 * ``execute``: products from registers to registers; ``chain``: one into the next.
 * ``memory``: wavefronts of shared-memory banks.
 
