@@ -16,6 +16,7 @@ import npusim
 from npusim.cli.app import app
 from npusim.errors import NpusimError
 from npusim.report.record import load_result, record_of
+from npusim.timing.result import units_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +110,20 @@ def test_an_exploration_fits_a_line_and_becomes_a_frame(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(NpusimError, match="pip install pandas"):
         found.to_pandas()
+
+
+def test_a_live_result_has_all_that_its_record_has() -> None:
+    result = npusim.run("flash", seq=64, heads=[0])
+    timing, bits = result.timing, result.numerics
+    assert timing is not None
+    assert bits is not None
+    assert timing.flops == result.program.flops > 0
+    assert {use.queue for use in timing.uses} == {use.queue for group in timing.queues for use in group}
+    assert sum(c.cycles for c in timing.constants) == sum(use.busy_cycles for use in units_of(timing.uses))
+    assert timing.roofline is not None
+    assert timing.validated is not None
+    assert bits.row_sums is not None
+    assert set(bits.row_sums) == set(bits.row_sum_orders)
 
 
 def test_a_comparison_fits_a_line() -> None:

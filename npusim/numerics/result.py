@@ -159,7 +159,7 @@ class NumericResult(NumericRecord):
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.events.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
-    for.  ``row_sums`` is added when a run is put on record: a device says how their ``row_sum_orders`` are known.
+    for.  ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from npusim.numerics.result import NumericRecord
     from npusim.report.record import RunRecord
-    from npusim.simulation.robustness import Spread
+    from npusim.simulation.result import Spread
 
 #: Ranges of a diagnosis by what they are of; keys end in ``_min`` and ``_max``.
 _RANGES = (("K", "key"), ("K'", "shifted_key"), ("Q K^T", "raw_score"), ("in the accumulator", "score"))

@@ -26,7 +26,7 @@ from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond
-from npusim.simulation.robustness import Spread
+from npusim.simulation.result import Spread
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
 from npusim.units import format_bytes, format_duration

@@ -23,7 +23,7 @@ from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
 from npusim.simulation.request import refuse
-from npusim.simulation.result import RunData
+from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from npusim.schedules.precision import Precision
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Layout, Request
-    from npusim.simulation.result import PresetOutcome
-    from npusim.simulation.robustness import FiniteChoice, Spread
+    from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
     from npusim.timing.result import TimingResult
 
 #: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
@@ -167,7 +166,7 @@ class Plan:
             name = f"{self.schedule.name}-{title}-{problem.seq_kv}"
         else:
             name = f"{self.schedule.name}-{problem.flops() or 'bytes'}"
-        return RunData(
+        result = RunData(
             name=name,
             schedule=request.schedule,
             precision=self.precision.name,
@@ -188,6 +187,7 @@ class Plan:
             presets=presets,
             asked=request.asked(),
         )
+        return with_evidence(result)
 
 
 def target_of(request: Request, *, has_bits: bool) -> Target:

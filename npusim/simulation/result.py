@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.device_tables import validated
+from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
+from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -14,8 +17,14 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Asked
-    from npusim.simulation.robustness import FiniteChoice, Spread
     from npusim.timing.result import TimingResult
+
+
+#: Key of cycles that no constant of a queue explains: transfers slowed by others on their link.
+SHARED_LINKS = "links"
+
+# Weakest first: where two constants share the blame, the weaker one names the basis.
+_WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,29 @@ class PresetOutcome:
     precision: str
     relative_rmse: float | None
     latency_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Outputs under another arithmetic against those of the run, over the rows of one head.
+
+    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
+    Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
+    other's outputs are not all finite.
+    """
+
+    arithmetic: str
+    rmse: float | None
+    differing: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteChoice:
+    """A schedule and preset whose output is finite, with its relative RMSE against float64."""
+
+    schedule: str
+    precision: str
+    rmse: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,3 +127,81 @@ class RunData:
     def tflops(self) -> float:
         """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
         return self.program.flops / self._timed().latency_s / 1e12
+
+
+def with_evidence(result: RunData) -> RunData:
+    """Return a run with what its device's file, the roofline and measurements say of its time and its row sums."""
+    timing, bits = result.timing, result.numerics
+    return replace(
+        result,
+        timing=None if timing is None else _on_record(result, timing),
+        numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits, result.device)),
+    )
+
+
+def _on_record(result: RunData, timing: TimingResult) -> TimingResult:
+    """Return a run's time with what is known of it beside the simulation."""
+    # Groups of one class share their uses.
+    uses = tuple(replace(use, group=g) for g, group in enumerate(timing.queues) for use in group)
+    return replace(
+        timing,
+        flops=result.program.flops,
+        uses=uses,
+        constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
+        overlap=timing if isinstance(timing, OverlapRecord) else None,
+        roofline=roofline_of(result),
+        validated=validated(result.device, result.schedule),
+    )
+
+
+def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:
+    """Return the constants behind the busy cycles, the largest share first."""
+    basis = {key: fact.basis for key, fact in device.facts()}
+    constants = [ConstantRecord(key, basis.get(key, "unknown"), cycles) for key, cycles in timing.term_cycles.items()]
+    stretched = busy_cycles - sum(c.cycles for c in constants)
+    if stretched > 0:
+        of_links = {basis.get(f"links.{name}.bytes_per_s") for name in device.links}
+        weakest = next((b for b in _WEAKEST_FIRST if b in of_links), "unknown")
+        constants.append(ConstantRecord(SHARED_LINKS, weakest, stretched))
+    return tuple(sorted(constants, key=lambda c: (-c.cycles, c.key)))
+
+
+def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
+    """Return the matrix units' rate for a format (their fastest for one they do not multiply).
+
+    A multiply-add is two operations.  None for a device whose file describes no matrix unit.
+    """
+    for name, unit in device.matrix_engines.items():
+        chosen = unit.fractals.get(input_format)
+        steps = [chosen] if chosen is not None else list(unit.fractals.values())
+        products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
+        cores = device.group_count.value * device.cores[name].per_group_count.value
+        rate = 2 * products / unit.cycles_per_fractal.value
+        return float(cores * rate * device.clock_hz.value)
+    return None
+
+
+def roofline_of(result: RunData) -> Roofline | None:
+    """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
+    timing, device = result.timing, result.device
+    if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
+        return None
+    peak = peak_flops_per_s(device, str(getattr(result.problem, "dtype", "")))
+    moved = timing.link_bytes.get("hbm", 0)
+    if not (peak and result.program.flops and timing.compulsory_bytes and moved):
+        return None
+    return Roofline(
+        intensity=result.program.flops / timing.compulsory_bytes,
+        moved_intensity=result.program.flops / moved,
+        peak_flops_per_s=peak,
+        memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
+        attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
+    )
+
+
+def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
+    """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
+    fact = device.row_sum
+    return {
+        order: fact.basis if fact is not None and fact.value == order else "chosen" for order in bits.row_sum_orders
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.reductions import ORDERS
 from npusim.numerics.evaluate import execute_rows
 from npusim.schedules import SCHEDULES
+from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,24 +24,8 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericResult
     from npusim.simulation.plan import Plan
 
-__all__ = ["FiniteChoice", "Spread", "arithmetic_uncertainty", "finite_choices", "row_sum_evidence"]
-
 
 # ---------------------------------------------------------------- assumed arithmetic
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Outputs under another arithmetic against those of the run, over the rows of one head.
-
-    ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
-    Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
-    other's outputs are not all finite.
-    """
-
-    arithmetic: str
-    rmse: float | None
-    differing: float | None
 
 
 def arithmetic_uncertainty(bits: NumericResult, plan: Plan) -> tuple[Spread, ...]:
@@ -87,14 +72,6 @@ def _other_arithmetics(name: str) -> Iterator[str]:
             yield other
 
 
-def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
-    """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
-    fact = device.row_sum
-    return {
-        order: fact.basis if fact is not None and fact.value == order else "chosen" for order in bits.row_sum_orders
-    }
-
-
 def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None]:
     """Return the relative distance, and the share of differing values; None if not all are finite."""
     if not np.isfinite(after).all():
@@ -105,15 +82,6 @@ def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, 
 
 
 # ---------------------------------------------------------------- finite choices
-
-
-@dataclass(frozen=True, slots=True)
-class FiniteChoice:
-    """A schedule and preset whose output is finite, with its relative RMSE against float64."""
-
-    schedule: str
-    precision: str
-    rmse: float
 
 
 def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:

@@ -14,8 +14,8 @@ from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.node import run_on_node, time_on_node
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond
-from npusim.simulation.result import PresetOutcome, RunData
-from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices, row_sum_evidence
+from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
+from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams

@@ -265,8 +265,8 @@ class TimingResult(TimingRecord):
     ``queues[group][i]`` is the use of queue i of that core group; groups of one class share their uses.
     ``stream_s`` is what launches cost on the device alone, ``term_cycles`` maps keys of the device's file to the busy
     cycles that rest on them.  ``spans`` are those of the first ``traced_cycles``, of the whole where that is None.
-    ``flops``, ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are added when a run is put on
-    record.
+    ``flops``, ``uses``, ``constants``, ``overlap``, ``roofline`` and ``validated`` are those of a run
+    (`npusim.simulation.result.with_evidence`): empty in what `npusim.timing` itself returns.
     """
 
     flops: int = 0

@@ -12,6 +12,7 @@ from npusim.report.output import save_run
 from npusim.report.record import record_of
 from npusim.report.text import markdown
 from npusim.run import run
+from npusim.simulation.result import with_evidence
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _priced(result: RunData, change: Callable[[Any, Cost], Cost]) -> RunData:
         return costs
 
     program = replace(result.program, pricing=pricing)
-    return replace(result, program=program, timing=METHODS["steady"](program, result.device))
+    return with_evidence(replace(result, program=program, timing=METHODS["steady"](program, result.device)))
 
 
 def _alone(result: RunData) -> RunData:

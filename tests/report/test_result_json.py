@@ -10,8 +10,7 @@ from npusim import __version__
 from npusim.errors import SpecError
 from npusim.report.record import load_result, record_of
 from npusim.report.text import to_json
-from npusim.simulation.result import PresetOutcome
-from npusim.simulation.robustness import FiniteChoice, Spread
+from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
 from npusim.timing.result import OverlapRecord, Roofline
 
 if TYPE_CHECKING:

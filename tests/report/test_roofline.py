@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.record import load_result, peak_flops_per_s, record_of, roofline_of
+from npusim.report.record import load_result, record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, to_json
 from npusim.run import run
+from npusim.simulation.result import peak_flops_per_s, roofline_of
 from npusim.timing.result import Roofline
 
 if TYPE_CHECKING:

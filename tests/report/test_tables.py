@@ -9,7 +9,7 @@ from npusim.report.record import load_result, record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain
 from npusim.run import run
-from npusim.simulation.robustness import FiniteChoice, Spread
+from npusim.simulation.result import FiniteChoice, Spread
 
 if TYPE_CHECKING:
     from pathlib import Path
