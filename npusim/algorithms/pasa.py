@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.cells import grid
-from npusim.algorithms.flash import attention_phase
+from npusim.algorithms.flash import NamedFormats, attention_phase
 from npusim.algorithms.language import Value, exp, full, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import BySize, Phase
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PasaPrecision:
+class PasaPrecision(NamedFormats):
     """Format of every intermediate; ``input`` stands for the format of Q, K and V.
 
     vector
@@ -67,11 +67,7 @@ class PasaPrecision:
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        names = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
-        return {n: getattr(self, n) for n in names}
+    intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
 
 
 @dataclass(frozen=True, slots=True)

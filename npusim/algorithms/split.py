@@ -37,10 +37,7 @@ class SplitPrecision(FlashPrecision):
     """FlashAttention's formats, and ``partial``: that of an output of a split."""
 
     partial: str = EXACT
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {**FlashPrecision.formats(self), "partial": self.partial}
+    intermediates = (*FlashPrecision.intermediates, "partial")
 
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")

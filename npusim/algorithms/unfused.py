@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cells import MASKED, AttentionTensors, attention_tensors, grid, with_columns
+from npusim.algorithms.flash import NamedFormats
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -30,7 +31,7 @@ WIDE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class UnfusedPrecision:
+class UnfusedPrecision(NamedFormats):
     """What frameworks store between kernels; ``input`` stands for the format of Q, K and V.
 
     scores
@@ -51,10 +52,8 @@ class UnfusedPrecision:
     exp_variant: str = "exp.correct"
     sum_order: str = ""
     arithmetic: str = ""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {"scores": self.scores, "softmax": "float32", "operand": self.operand, "output": self.output}
+    softmax = "float32"
+    intermediates = ("scores", "softmax", "operand", "output")
 
 
 @kernel(x="row col", mask="row col")

@@ -157,7 +157,7 @@ class NumericResult(NumericRecord):
 
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
     operation of every computed block that had some, in program order (the first
-    `npusim.numerics.events.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
+    `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
     for.  ``row_sums`` is added when a run is put on record: a device says how their ``row_sum_orders`` are known.
     """

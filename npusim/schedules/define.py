@@ -27,18 +27,17 @@ from npusim.errors import SpecError, TilingError
 from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.ascend.machine import AscendMachine
+from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
-from npusim.schedules.precision import for_inputs
-from npusim.schedules.registry import Schedule
+from npusim.schedules.registry import Schedule, for_inputs
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.schedules.precision import Precision
+    from npusim.schedules.registry import Precision
 
 #: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
 Phases = Sequence["Phase | tuple[Phase, Any]"]

@@ -24,8 +24,8 @@ from npusim.algorithms.flash import (
 )
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.ascend.group import SLICE_ELEMENTS
+from npusim.machines.ascend.plan import VectorFields
 from npusim.machines.sm.fields import GroupFields
 from npusim.schedules.define import Blocks, schedule
 

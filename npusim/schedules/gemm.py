@@ -12,7 +12,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.library import GpuGemmFields
+from npusim.machines.sm.groups import GpuGemmFields
 from npusim.schedules.define import schedule
 from npusim.units import ceil_div
 

@@ -1,4 +1,4 @@
-"""How products run on the AIC, as data: tiles in L0, what waits in L1, which loop is outside."""
+"""Tiling fields of an Ascend device, and how products run on its AIC: tiles in L0, what waits in L1, loop order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
+from npusim.algorithms.cells import BlockOrder
+from npusim.config.tiling import Field, Tiling
 from npusim.formats import get_format
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Stage
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
+
 
 #: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
 #: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
@@ -138,3 +141,42 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     piece = max(1, rows // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)
+
+
+#: Whose published kernel is meant.
+KernelName = Literal["cann", "pto", "tilelang"]
+
+
+class VectorFields(Tiling):
+    """How rows are cut into slices, how far stages run ahead, and which core gets which block."""
+
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+    )
+    depth: int = Field(
+        default=2,
+        ge=0,
+        le=14,
+        description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
+    )
+    deal: BlockOrder = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
+
+
+class KernelFields(VectorFields):
+    """The same, and what published kernels do differently."""
+
+    kernel: KernelName | None = Field(
+        default=None,
+        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result",
+    )
+    barriers: Barriers | None = Field(
+        default=None, description="between vector instructions: every, or where needed; default: the kernel's"
+    )
+    together: int | None = Field(
+        default=None, ge=1, description="tiles that cores hand one another at a time; default: the kernel's"
+    )
+    running: Literal["core", "gm"] = Field(
+        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
+    )

@@ -17,13 +17,11 @@ from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.sm.block import ResidentBlock
+from npusim.machines.sm.block import GroupBlock, ResidentBlock
 from npusim.machines.sm.core import SM, WARPS, SmCore, SmTiling, has_concurrent_warp_groups
 from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
-from npusim.machines.sm.group_block import GroupBlock
-from npusim.machines.sm.groups import group_tiling, plain_tiling
+from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
-from npusim.machines.sm.library import GpuGemmFields, library_tiling, operator_tiling
 from npusim.machines.sm.pricing import SmPricing
 
 if TYPE_CHECKING:
@@ -119,27 +117,17 @@ class SmMachine(Machine):
         return self._lanes, note
 
     def product(
-        self,
-        label: str,
-        a: GlobalTensor,
-        b: GlobalTensor,
-        c: GlobalTensor,
-        tiling: Any,
-        *,
-        is_transposed: bool = False,
-        arithmetic: str = "",
-        role: str = "result",
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **how: Any
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
-        del role  # of accumulated tiles the last is the result
+        how.pop("role", None)  # of accumulated tiles the last is the result
         if not self.has_groups:
             raise SpecError(
                 f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
             )
         fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
         tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
-        how: dict[str, Any] = {"arithmetic": arithmetic, "splits": splits, "is_transposed": is_transposed}
-        first, *rest = gemm_tiles(a, b, c, tile, label=label, **how)
+        first, *rest = gemm_tiles(a, b, c, tile, label=label, splits=splits, **how)
         tiles = f"tiles of {tile[0]} x {tile[1]}, {splits} splits of k"
         first = replace(first, notes=(f"{label}: {tiles}, {of_product.residents} resident blocks",))
         return [(first, of_product), *((phase, plain_tiling(self.device)) for phase in rest)]
