@@ -9,8 +9,8 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
+from npusim.formats.mma_arithmetic import get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, Path, multiply
-from npusim.formats.mma_registry import get_arithmetic
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat

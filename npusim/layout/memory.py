@@ -1,7 +1,12 @@
-"""What an access of a warp costs: wavefronts of shared memory.
+"""Matrices in memory, and what an access of a warp costs: wavefronts of shared memory.
 
-Pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
+Costs are pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
 between machines is in `BankModel`.
+
+The Ascend keeps plain rows (ND), or fractals (NZ, ZN, ZZ).  A fractal is a small block stored whole.  The format's
+first letter orders the fractals, its second the elements of one: Z by rows, N by columns.  The Ascend's own texts often
+write the inner letter small and first: zZ is ZZ here, nZ is ZN, zN is NZ.
+Where each is used on the 910B: L0A zZ, L0B nZ, L0C zN, L1 zN or nZ (ascend.md §1.2).
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout
+from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout, row_major
 from npusim.layout.fragment import WARP_LANES
 from npusim.units import ceil_div
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     #: Byte address of each lane, or None where it does not take part.
     Addresses: TypeAlias = Sequence[int | None]
+
 
 #: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
@@ -227,3 +233,48 @@ def _run(fragment: Fragment, axis: int) -> int:
             break
         run += 1
     return run
+
+
+#: One fractal of 16-bit elements, 512 bytes (ascend.md §1.2).
+FRACTAL = (16, 16)
+
+
+def nd(rows: int, columns: int, *, row_stride: int | None = None) -> Layout:
+    """Return (row, column) -> index of rows one after the other, ``row_stride`` elements apart."""
+    if row_stride is None:
+        return row_major((rows, columns))
+    if row_stride < columns:
+        raise LayoutError(f"rows of {columns} elements cannot lie {row_stride} apart")
+    return Layout((rows, columns), (row_stride, 1))
+
+
+def nz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_NZ (zN): fractals by columns, each by rows.
+
+    Examples
+    --------
+    >>> str(nz(64, 32))
+    '((16,4),(16,2)):((16,256),(1,1024))'
+    """
+    return _fractal("nz", rows, columns, fractal)
+
+
+def zn(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_ZN (nZ): fractals by rows, each by columns."""
+    return _fractal("zn", rows, columns, fractal)
+
+
+def zz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_ZZ (zZ): fractals by rows, each by rows."""
+    return _fractal("zz", rows, columns, fractal)
+
+
+def _fractal(order: str, rows: int, columns: int, fractal: tuple[int, int]) -> Layout:
+    height, width = fractal
+    if rows % height or columns % width:
+        raise LayoutError(f"{order}: a tile of {rows} x {columns} is no whole number of {height} x {width} fractals")
+    down, across = rows // height, columns // width
+    block = height * width
+    outer = (block, block * down) if order[0] == "n" else (block * across, block)
+    inner = (1, height) if order[1] == "n" else (width, 1)
+    return Layout(((height, down), (width, across)), ((inner[0], outer[0]), (inner[1], outer[1])))

@@ -94,7 +94,7 @@ class Diagnosis:
         Range of what the matrix unit adds up (Q K^T, or PASA's S'), before it is stored; whole
         tiles, masked pairs included; infinite values left out.
     resonance_cosine, resonance_frequency, resonance_phase_degrees, resonance_share_percent
-        See `npusim.numerics.resonance`; of the block whose wave moves the scores most.
+        See `npusim.numerics.diagnosis`; of the block whose wave moves the scores most.
     sink_mass_percent
         Mean softmax mass of the sinks: the first keys, as many as the recipe says, else one.
     underflow_percent
