@@ -7,7 +7,7 @@ worked example.
 
 from __future__ import annotations
 
-from npusim.algorithms.cells import (
+from npusim.algorithms.blocks import (
     MASKED,
     AttentionTensors,
     attention_cells,

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import causal_mask
@@ -23,7 +23,7 @@ from npusim.formats.exponential import LOG2_E
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem
 

@@ -75,7 +75,7 @@ class Kernel:
         serves: Serves = "rows",
         **bound: Any,
     ) -> Phase:
-        """Return the phase ``label``: its cells, the largest span of each axis, tensors of results.
+        """Return the phase ``label``: its blocks, the largest span of each axis, tensors of results.
 
         ``bound``: a tensor for each operand, a mask, several by name or None for each mask, and whatever else the
         function takes, which is hashable (``p``, numbers, functions).  Raises `ProgramError` with file and line.

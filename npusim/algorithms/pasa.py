@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import grid
+from npusim.algorithms.blocks import grid
 from npusim.algorithms.flash import NamedFormats, attention_phase
 from npusim.algorithms.language import Value, exp, full, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.flash import Accumulate
     from npusim.algorithms.phase import Mask, WorkTile
     from npusim.config.problem import Problem
@@ -252,7 +252,7 @@ def pasa_attention(
 def shift_keys(
     keys: GlobalTensor, shifted: GlobalTensor, matrices: Mapping[int, ShiftingMatrix], block: int, arithmetic: str
 ) -> Phase:
-    """Return K' = M K, one block of keys a cell, M by the block's length; stored once in K's format."""
+    """Return K' = M K for each block of keys, M by the block's length; stored once in K's format."""
     cells = tuple(
         replace(c, spans=(("key", c.row, c.rows), ("other", c.row, c.rows))) for c in grid(keys, ("key", block))
     )

@@ -205,7 +205,7 @@ class GroupWork:
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
     spilled_bytes, far_bytes
         Registers that are stored to local memory and loaded: in the cache, and beyond it.
-    cell_bytes
+    block_bytes
         That a block moves at its start and end; none but in its first operation.
     is_step
         Whether an iteration ends here.
@@ -230,7 +230,7 @@ class GroupWork:
     loads: int = 0
     spilled_bytes: int = 0
     far_bytes: int = 0
-    cell_bytes: int = 0
+    block_bytes: int = 0
     is_step: bool = False
     is_even: bool = False
     element_cycles: float = 0.0

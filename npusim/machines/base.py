@@ -116,9 +116,9 @@ def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, Addre
 def program_phase(
     frame: Frame, items: Callable[[WorkTile], Iterable[Item]], reread: tuple[tuple[str, int], ...] = (), **more: Any
 ) -> ProgramPhase:
-    """Return a phase of the program in which a cell does ``items``.
+    """Return a phase of the program in which a block does ``items``.
 
-    ``reread``: operands that so many rows of a cell at a time read all of.  ``more``: its other attributes.
+    ``reread``: operands that so many rows of a block at a time read all of.  ``more``: its other attributes.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, **more}

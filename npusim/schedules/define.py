@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import attention_cells, seen_cells
+from npusim.algorithms.blocks import attention_cells, seen_blocks
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
@@ -265,7 +265,7 @@ def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: A
     # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
     starts = -float(get_format(p.softmax).max_finite), 0.0
     mask = SeenMask(sees, problem.seq_q, problem.seq_kv)
-    return {"mask": mask, "cells": seen_cells(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
+    return {"mask": mask, "cells": seen_blocks(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:

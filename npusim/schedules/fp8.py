@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.blocks import attention_cells
 from npusim.algorithms.flash import (
     E4M3,
     E4M3_MAX,

@@ -51,14 +51,14 @@ class GemmFields(Tiling):
     )
 
 
-def swizzled(cells: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
+def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
 
-    def order(cell: WorkTile) -> tuple[int, ...]:
-        (_, row, _), (_, col, _) = cell.spans
-        return cell.batch, cell.head, row // (rows * together), col, row
+    def order(block: WorkTile) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = block.spans
+        return block.batch, block.head, row // (rows * together), col, row
 
-    return tuple(sorted(cells, key=order)) if together > 1 else cells
+    return tuple(sorted(blocks, key=order)) if together > 1 else blocks
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:

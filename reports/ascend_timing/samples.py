@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.algorithms.cells import grid
+from npusim.algorithms.blocks import grid
 from npusim.algorithms.gemm import gemm
 from npusim.algorithms.phase import Instruction, Name, Phase, Stage, TileLoop
 from npusim.config.engine import VectorEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from npusim.algorithms.cells import BlockOrder
+from npusim.algorithms.blocks import BlockOrder
 from npusim.config.tiling import Field, Tiling
 from npusim.formats import get_format
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
 #: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
 Barriers = Literal["needed", "every"]
-#: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the cell to its
+#: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads.
 Staging = Literal["held", "whole", "panel", "piece"]
@@ -118,7 +118,7 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return how a product runs where the tiling does not say.
 
-    N along the loop's axis (Q K^T): A is held for the whole cell, B comes panel by panel.  Contraction
+    N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  Contraction
     along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
     else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds in ping-pong (a GEMM).
     """

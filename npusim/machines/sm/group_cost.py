@@ -120,9 +120,9 @@ class GroupModel:
         barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
         tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
         tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
-        if work.cell_bytes and work.is_specialised and self.library is not None:
+        if work.block_bytes and work.is_specialised and self.library is not None:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
-        elif work.cell_bytes:
+        elif work.block_bytes:
             tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
         tally.cycles = sum(tally.terms.values())
         return tally

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import dealt, masked_throughout
+from npusim.algorithms.blocks import dealt, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
@@ -84,13 +84,13 @@ class SmMachine(Machine):
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        cells = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
+        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
             if tiling.stages and phase.masks and self.has_groups:
-                cells = tuple(map(masked_throughout, cells))
+                blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
-                cells = tuple(sorted(cells, key=lambda c: c.first - c.last))
-        return phase if cells is phase.cells else replace(phase, cells=cells)
+                blocks = tuple(sorted(blocks, key=lambda c: c.first - c.last))
+        return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
@@ -154,11 +154,11 @@ class SmMachine(Machine):
             core.allocator.start_phase()
             kind = GroupBlock if self.has_groups else ResidentBlock
             frame = Frame(phase)
-            blocks = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
+            residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
-            for block in blocks:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (block.loader, *block.warps)}
-            built.append(self._phase(frame, tiling, blocks))
+            for resident in residents:
+                queues |= {q: Queue(q, SM, WARPS, q) for q in (resident.loader, *resident.warps)}
+            built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
@@ -166,33 +166,33 @@ class SmMachine(Machine):
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
 
-    def _phase(self, frame: Frame, tiling: SmTiling, blocks: list[ResidentBlock]) -> ProgramPhase:
-        cells, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
+    def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
+        blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            cells, shares = dealt_out(cells, self.device.group_count.value, tiling.residents)
+            blocks, shares = dealt_out(blocks, self.device.group_count.value, tiling.residents)
 
-        def items(cell: WorkTile) -> Iterator[Item]:
-            return blocks[cell.place].items(cell)
+        def items(block: WorkTile) -> Iterator[Item]:
+            return residents[block.place].items(block)
 
-        return program_phase(frame, items, blocks=cells, dealt=shares)
+        return program_phase(frame, items, blocks=blocks, dealt=shares)
 
 
 def dealt_out(
-    cells: Sequence[WorkTile], cores: int, residents: int
+    blocks: Sequence[WorkTile], cores: int, residents: int
 ) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return the cells with their places, and the numbers of each core's cells in order.
+    """Return the blocks with their places, and the numbers of each core's blocks in order.
 
-    Cells start in the order given, each at the place that is free first (the first place of every
-    core before any second one), as the hardware's dispatcher does it.  How long a cell takes is
+    Blocks start in the order given, each at the place that is free first (the first place of every
+    core before any second one), as the hardware's dispatcher does it.  How long a block takes is
     estimated: one unit a tile, and one for its start and end.
     """
     free = [(0, place, core) for place in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
-    for number, cell in enumerate(cells):
+    for number, block in enumerate(blocks):
         work, place, core = free[0]
-        tiles = sum(run.count for run in cell.runs)
+        tiles = sum(run.count for run in block.runs)
         heapq.heapreplace(free, (work + tiles + 1, place, core))
         shares[core].append(number)
-        placed.append(replace(cell, place=place))
+        placed.append(replace(block, place=place))
     return tuple(placed), tuple(tuple(share) for share in shares)
