@@ -189,8 +189,8 @@ def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
     if not value.is_affine:
         symbols = _symbols(value, *(replacements[s] for s in value.terms if s in replacements))
         return Coordinate(symbols, is_affine=False, kind=value.kind)
-    kept = {s: f for s, f in value.terms.items() if s not in replacements}
-    result: Any = Coordinate(kept, value.constant) if kept else value.constant
+    terms = {s: f for s, f in value.terms.items() if s not in replacements}
+    result: Any = Coordinate(terms, value.constant) if terms else value.constant
     for symbol, factor in value.terms.items():
         if symbol in replacements:
             result = result + replacements[symbol] * factor
@@ -286,7 +286,7 @@ def _like(kind: Any, parts: list[Any]) -> Any:
 
 def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
     """Return a dataclass with these fields, without what its initialiser would compute."""
-    made: Any = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for name, part in parts.items():
-        object.__setattr__(made, name, part)
-    return made
+        object.__setattr__(instance, name, part)
+    return instance

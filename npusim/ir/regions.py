@@ -126,9 +126,9 @@ def _extents(r: GlobalTile) -> tuple[int, ...]:
 
 def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges) -> bool:
     """Return whether two queues meet, one of them writing: by hulls first, then one by one."""
-    kept = [(key, _hull(regions), regions) for key, regions in uses.items()]
-    for i, (a, hull, regions) in enumerate(kept):
-        for b, other, others in kept[:i]:
+    groups = [(key, _hull(regions), regions) for key, regions in uses.items()]
+    for i, (a, hull, regions) in enumerate(groups):
+        for b, other, others in groups[:i]:
             if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges):
                 continue
             if any(may_meet(x, y, ranges) for x in regions for y in others):

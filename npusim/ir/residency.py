@@ -141,11 +141,11 @@ class _Cache:
                 self.compulsory += new
             size = use.rows * use.row_bytes
             known = use.rows if is_cut or is_warm else min(rows, use.rows)
-            kept = known * use.row_bytes if is_kept or is_warm else 0
-            # A region too large to stay is fetched anew by every pass over it.
+            hit_bytes = known * use.row_bytes if is_kept or is_warm else 0
+            # A region too large to stay is fetched again by every pass over it.
             passes = use.times if size > self.capacity else 1
-            traffic.missed += (size - kept) * passes
-            traffic.waited += use.read_bytes * (size - kept) * passes / max(1, size * use.times)
+            traffic.missed += (size - hit_bytes) * passes
+            traffic.waited += use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
         self._remember(touched)
 
     def is_warm(self, role: str) -> bool:

@@ -233,15 +233,15 @@ class Arrangement:
             The tile does not divide; names the size that would.
         """
         height, width = self.tile(fragment)
-        found = []
+        counts = []
         sizes = (("rows", rows, height, warps[0]), ("columns", columns, width, warps[1]))
         for name, size, unit, count in sizes:
             if count < 1 or size < 1 or size % (unit * count):
                 raise LayoutError(
                     f"{fragment} in {self}: {size} {name} are no multiple of {unit * count} ({count} warps of {unit})"
                 )
-            found.append(size // (unit * count))
-        return found[0], found[1]
+            counts.append(size // (unit * count))
+        return counts[0], counts[1]
 
     def _row(self, row: int, down: int, rows: int) -> int:
         if self.row_order == "group":

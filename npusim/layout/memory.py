@@ -88,7 +88,7 @@ def phases(
     multiple = model.bank_bytes if allow_misaligned else width_bytes
     _check(addresses, width_bytes, tuple(model.phase_lanes), multiple)
     lanes = model.phase_lanes[width_bytes]
-    found = []
+    cycles = []
     for first in range(0, len(addresses), lanes):
         words: defaultdict[int, set[int]] = defaultdict(set)
         for address in addresses[first : first + lanes]:
@@ -96,8 +96,8 @@ def phases(
                 start = address // model.bank_bytes
                 for word in range(start, start + width_bytes // model.bank_bytes):
                     words[word % model.banks].add(word)
-        found.append(max(map(len, words.values()), default=0))
-    return tuple(found)
+        cycles.append(max(map(len, words.values()), default=0))
+    return tuple(cycles)
 
 
 def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
@@ -211,16 +211,16 @@ def fragment_addresses(
             f"accesses of {access_bytes} bytes"
         )
     widened = max(count // run, 1)
-    found = []
+    addresses = []
     for lane in range(WARP_LANES):
         start = list(arrangement.element(fragment, lane, 0))
         start[axis] *= widened
-        places = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
-        elements = [memory(row, column) for row, column in places]
+        pairs = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
+        elements = [memory(row, column) for row, column in pairs]
         if elements != list(range(elements[0], elements[0] + count)):
-            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {places[0]} on do not lie together")
-        found.append(elements[0] * element_bytes)
-    return tuple(found)
+            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} on do not lie together")
+        addresses.append(elements[0] * element_bytes)
+    return tuple(addresses)
 
 
 def _run(fragment: Fragment, axis: int) -> int:

@@ -309,18 +309,18 @@ class TensorStore:
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         """Return one head's matrix; outputs and workspaces start as NaN."""
         key = (tensor.name, batch, head)
-        found = self._heads.get(key)
-        if found is None:
-            found = self._heads[key] = self._make(tensor, batch, head)
-        return found
+        matrix = self._heads.get(key)
+        if matrix is None:
+            matrix = self._heads[key] = self._make(tensor, batch, head)
+        return matrix
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
             values: Array = self._constants[tensor.name]()[batch, head]
         elif tensor.role == "input":
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
-            found = [self._inputs(tensor.name, batch, h) for h in heads]
-            values = found[0] if len(found) == 1 else np.concatenate(found)
+            matrices = [self._inputs(tensor.name, batch, h) for h in heads]
+            values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         else:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)

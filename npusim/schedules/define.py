@@ -137,21 +137,21 @@ def _build(
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    made = phases(problem, tiling, p, machine)
+    planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
-            called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
+            called, p.exp_variant, planned, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
         )
-    placed, all_notes = list[tuple[Phase, Any]](), list[str](notes)
-    for one in made:
+    tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
+    for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
         fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
-        placed.append((phase, fields))
+        tiled_phases.append((phase, fields))
         all_notes += [note] if note else []
-    all_notes += [n for phase, _ in placed for n in phase.notes]
-    counted = [phase.flops for phase, _ in placed if phase.flops is not None]
+    all_notes += [n for phase, _ in tiled_phases for n in phase.notes]
+    counted = [phase.flops for phase, _ in tiled_phases if phase.flops is not None]
     flops = sum(counted) if counted else problem.flops()
-    program: TileProgram = machine.build(called, placed, flops, tuple(dict.fromkeys(all_notes)))
+    program: TileProgram = machine.build(called, tiled_phases, flops, tuple(dict.fromkeys(all_notes)))
     return program
 
 
@@ -160,9 +160,9 @@ def _origin(function: Callable[..., Any]) -> str:
     return "" if function.__module__.startswith("npusim.") else plugins.origin_of(function)
 
 
-def _refuse_powers_of_two(called: str, variant: str, made: Phases, natural: Phases) -> None:
+def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
     """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
-    both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (made, natural)]
+    both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (planned, natural)]
     if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
         a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
         for a, b in zip(*both, strict=True)
@@ -242,16 +242,16 @@ def attention(
         return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
-        kept = tiling if sees or given else None  # what no field of the tiling changes is made once
-        return [one(problem, (tiling.block_q, tiling.block_kv), p, kept)]
+        memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
+        return [one(problem, (tiling.block_q, tiling.block_kv), p, memo_tiling)]
 
     if sees:
         more = {"sees": sees, **more}
     if score:
         more = {"is_hooked": True, **more}
     origin = _origin(kernel.function)
-    made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
-    return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    return schedule(called, checked, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
 
 def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:
@@ -321,9 +321,9 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
         return kernel.function(**arguments, score=hook)
 
     function.__name__ = kernel.__name__
-    made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
-    made.parameters = kernel.parameters | {*names, "score_factor"}
-    return made
+    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
+    hooked.parameters = kernel.parameters | {*names, "score_factor"}
+    return hooked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

@@ -66,10 +66,10 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
     a, b = GlobalTensor("a", 1, 1, m, k, fmt, "input"), GlobalTensor("b", 1, 1, k, n, fmt, "input")
     c = GlobalTensor("c", 1, 1, m, n, p.output, "output")
-    made = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
+    phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
-        return list(made)
-    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in made]
+        return list(phases)
+    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in phases]
 
 
 class CopyFields(Tiling):
