@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
 
 
-#: Where P V adds up: anew for each tile, or on the running output itself.
+#: Where P V adds up: from 0 for each tile, or onto the running output.
 Accumulate = Literal["fresh", "chained"]
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).

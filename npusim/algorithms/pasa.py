@@ -122,7 +122,7 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
     float64 (PASA, equations 20 to 22, simplified in papers.md section 2.1); one step unless the
-    entries round anew (16 at most).  1 or more where they take the whole mean.
+    entries are rounded again (16 at most).  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept

@@ -283,7 +283,7 @@ class Phase:
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
     flops, notes
-        Operations that count for its rate (None: those of the problem); what is to be said of it with every result.
+        Operations that count for its rate (None: those of the problem); a note for every result.
     """
 
     name: str

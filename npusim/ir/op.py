@@ -147,7 +147,7 @@ class TileOp:
 
 
 def meets_l2(op: TileOp) -> bool:
-    """Return whether an operation touches global tensors: its cost hangs on what L2 holds of them."""
+    """Return whether an operation touches global tensors: its cost depends on what L2 holds of them."""
     return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
 
 
@@ -189,7 +189,7 @@ Generation = Literal["mma", "wgmma"]
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """How a group of warps executes an operation where groups work beside one another, and what else it does.
+    """How a group of warps executes an operation where groups run concurrently, and what else it does.
 
     warps, across
         That execute it together; so many of them beside each other along the columns, the others down the rows.

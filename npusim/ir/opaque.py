@@ -100,7 +100,7 @@ class Coordinate:
         return -self + other
 
     def _unknown(self, other: Any) -> Any:
-        """Return a coordinate of which only the symbols it hangs on are known."""
+        """Return a coordinate of which only the symbols it depends on are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
             return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
         is_whole = self.kind is int and isinstance(other, int)
@@ -168,7 +168,7 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
 
 
 def _symbols(*values: Any) -> dict[Symbol, int]:
-    """Return the symbols that ``values`` hang on, without factors."""
+    """Return the symbols that ``values`` depend on, without factors."""
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 

@@ -3,7 +3,7 @@
 An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A
 queue knows what its earlier operations know and what every flag it waits for knew when it was set:
 a flag is set when all earlier operations of its queue have completed, and so does ``timing``.
-Facts do not meet: what becomes of one hangs on the operations that follow, not on other facts.  So
+Facts are independent: what becomes of one depends on the operations that follow, not on other facts.  So
 sending each fact around the automaton (``ir.automaton``) until no new one appears covers every
 sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
 node, by a queue that a fact does not reach, is a race.
@@ -71,7 +71,7 @@ def check_races(automaton: Automaton) -> None:
 
 
 class _Structure:
-    """What a proof hangs on: one of the same content, of whatever program, needs no other."""
+    """What a proof depends on: one of the same content, of whatever program, needs no other."""
 
     def __init__(self, facts: _Facts) -> None:
         self.facts: _Facts | None = facts

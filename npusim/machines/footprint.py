@@ -91,7 +91,7 @@ def _tiles(frame: Frame, n: str, block: WorkTile) -> Iterator[Visit]:
 def _visited(
     frame: Frame, times: Callable[[str, WorkTile], int], n: str, blocks: Sequence[WorkTile]
 ) -> Iterator[Touch]:
-    """Yield what the loops of blocks visit: a region a head, read once a block or oftener by the plan.
+    """Yield what the loops of blocks visit: a region a head, read once a block or more often, as planned.
 
     Where blocks begin at various tiles or leave some out (windows), a region is a tile: blocks share what they meet.
     """

@@ -66,7 +66,7 @@ def evaluate(
 
     ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
-    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
+    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
     """
     rows = chosen("rows", rows, problem.seq_q)

@@ -152,7 +152,7 @@ class Moment:
 
 
 Observer = Callable[[Moment], None]
-#: Is told how much of the work is done, from 0 to 1.
+#: Receives how much of the work is done, from 0 to 1.
 Progress = Callable[[float], None]
 
 

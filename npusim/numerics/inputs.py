@@ -109,7 +109,7 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
     if name == "k":
         angle -= np.deg2rad(recipe.phase_degrees)
-    wave = np.array([math.cos(x) for x in angle])  # numpy's own hangs on the CPU
+    wave = np.array([math.cos(x) for x in angle])  # numpy's own depends on the CPU
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 

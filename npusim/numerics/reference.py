@@ -1,7 +1,7 @@
 """Float64 attention on the same inputs, and how far outputs are from it.
 
 Sums go from left to right, of products by a fused multiply-add each, and the exponential is `npusim.formats`'
-own: digits do not hang on the CPU, its vector width or the BLAS at hand.
+own: digits do not depend on the CPU, its vector width or the BLAS at hand.
 """
 
 from __future__ import annotations

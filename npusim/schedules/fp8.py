@@ -72,7 +72,7 @@ PRECISIONS = MappingProxyType(
 
 
 def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
-    """Return what is to be said of the inputs and the scale; raise `TilingError` for what is not there."""
+    """Return a note on the inputs and the scale; raise `TilingError` for what is not there."""
     if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
         raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
     notes = []

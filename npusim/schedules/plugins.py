@@ -1,6 +1,6 @@
 """Schedules that live outside the package: ``my_file.py:name``, ``module:name``, and entry points.
 
-A file imports from `npusim.kernel` alone.  Whatever goes wrong in it is told with its file and line.
+A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
-    """Return a schedule whose faults are told with file and line, also those of a builder of its own."""
+    """Return a schedule whose errors name file and line, also those of its own builder."""
     origin = schedule.origin or origin_of(schedule.build) or f"{module.__file__}:1"
     return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
 

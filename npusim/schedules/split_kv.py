@@ -109,7 +109,7 @@ class AttentionPace:
     bytes_per_cycle
         Rate at which the keys and values of a tile are worked on.
     residents
-        Blocks that a core group works on beside one another.
+        Blocks that a core group works on at a time.
     """
 
     block: float
@@ -126,7 +126,7 @@ ASCEND = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
 #: On the V100.  A second resident block takes half as long again, with 128 rows as long again:
 #: none counts.
 STAGED = AttentionPace(block=2300, tile=900, bytes_per_cycle=11.7)
-#: On the H200, whose warp groups work beside one another.
+#: On the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5

@@ -172,7 +172,7 @@ class AscendPhase:
                 yield body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
-        """Return what values hang on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
+        """Return what values depend on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
         sums = tuple((p.name, p.plan.k) for p in self.products.values())
         return self.frame.content, frozenset(self.phase.cells), sums
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
 #: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
 Barriers = Literal["needed", "every"]
-#: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
+#: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads.
 Staging = Literal["held", "whole", "panel", "piece"]
@@ -76,7 +76,7 @@ class AscendTiling:
     extra
         Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
-        States that stay in global memory between tiles, for want of room in UB.
+        States that stay in global memory between tiles, where UB has no space.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)
 
 
-#: Whose published kernel is meant.
+#: Whose published kernel is taken.
 KernelName = Literal["cann", "pto", "tilelang"]
 
 

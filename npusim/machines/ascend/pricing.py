@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=16)  # of devices and units
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
-    """Return what operations are known by now to cost on a device by those who say so, to be added to."""
+    """Return the memo of operations' costs on a device, by the functions that compute them."""
     return {}
 
 
@@ -86,7 +86,7 @@ class EnginePricing(Transfers):
         return self._vector[alike]
 
     def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
-        """Return a cost with what a tile that is handed over takes beside."""
+        """Return a cost with the extra cost of a tile that is handed over."""
         if not pace.tiles:
             return cost
         flags, terms, share = self.device.flags, list(cost.terms), self.crowds[pace.phase] / pace.tiles
@@ -100,7 +100,7 @@ class EnginePricing(Transfers):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Transfers and products within a core hang on shapes and formats alone: alike ones are looked at once.
+        Transfers and products within a core depend on shapes and formats alone: alike ones are looked at once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorEngine):
@@ -167,7 +167,7 @@ class AscendPricing(EnginePricing):
 
 
 def _shape(operand: Source) -> Hashable:
-    """Return what the cost of a step that is no vector unit's hangs on."""
+    """Return what the cost of a step that is no vector unit's depends on."""
     if isinstance(operand, float):
         return operand
     return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     return Cost(ceil(work + start), terms=terms)
 
 
-#: Repeats behind which what an instruction leaves is there for one that reads it in the same order: shorter ones
+#: Repeats after which an instruction's results are there for one that reads them in the same order: shorter ones
 #: that depend on one another have a barrier between them in PTO's kernels.
 PIPE_REPEATS = 8
 
@@ -274,7 +274,7 @@ class _Run:
 
 
 def _where(operand: Operand) -> object:
-    """Return what stands for the bytes of an operand: its address, or its cut of global memory."""
+    """Return the identity of an operand's bytes: its address, or its cut of global memory."""
     return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 

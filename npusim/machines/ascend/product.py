@@ -113,7 +113,7 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def _staged(self, n: str) -> Span:
-        """Return rows and columns of what of an operand lies in L1 at once."""
+        """Return rows and columns of the part of an operand that lies in L1 at once."""
         plan, sizes = self.plan, self.frame.phase.sizes
         match self.modes[n]:
             case "held" | "whole":
@@ -305,7 +305,7 @@ class CubeProduct:
 
     @property
     def rereads(self) -> bool:
-        """Whether every band of A reads all of B anew."""
+        """Whether every band of A reads all of B again."""
         return self.plan.right == "piece" and not self.plan.panels_outside
 
 

@@ -58,7 +58,7 @@ class ResidentBlock:
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
-        #: Whether slots in shared memory are let go at the end of an iteration only.
+        #: Whether slots in shared memory are released only at the end of an iteration.
         self.keeps_operands = tiling.stages > 1
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
@@ -113,7 +113,7 @@ class ResidentBlock:
         """Return a warp group's tiles by name.
 
         Where registers are counted, what rows leave for a product takes the place of what a product left
-        for rows, and a result that of a state, if that is read no more and as large.
+        for rows, and a result that of a state, if that is read no longer and as large.
         """
         frame, core = self.frame, self.core
         rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
@@ -246,7 +246,7 @@ class ResidentBlock:
                 yield from self._store(n, block, tile)
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
-        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are let go."""
+        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are released."""
         shape = self.frame.shape(n, block, tile)
         for group, (row, count) in enumerate(self._shares(shape[0])):
             src = self._slot(self.loaded[n], n, block, tile, last=last).part(row, count)
@@ -386,7 +386,7 @@ class GroupBlock(ResidentBlock):
 
     @property
     def work(self) -> GroupWork:
-        """How a group of warps executes what says nothing else."""
+        """How a group of warps executes operations by default."""
         work = self.tiling.work or GroupWork(GROUP_WARPS)
         return work if self.how else replace(work, is_even=True)
 

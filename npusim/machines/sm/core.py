@@ -58,9 +58,9 @@ class SmTiling:
     holds_in_registers
         Whether operands that stay for the whole block do so in registers, not in shared memory.
     work
-        How warp groups execute it, where they work beside one another.
+        How warp groups execute it, where they run concurrently.
     stages
-        Tiles under way of a software pipeline: 1 goes through registers; none: operands are let go when read.
+        Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
     """
@@ -113,10 +113,10 @@ class SmCore:
         self.device = device
         core = device.core(SM)
         issue = core.engines.get(WARPS)
-        #: Whether the file describes warps, and whether groups of them work beside one another.
+        #: Whether the file describes warps, and whether groups of them run concurrently.
         self.has_warps = isinstance(issue, WarpIssue)
         self.has_concurrent_warp_groups = has_concurrent_warp_groups(device)
-        #: Whether tiles reach shared memory through registers, for want of an asynchronous copy.
+        #: Whether tiles reach shared memory through registers, as there is no asynchronous copy.
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         self.has_exponential_unit = MUFU in core.engines and not self.has_concurrent_warp_groups
         spaces = memories(device, SM)
@@ -157,7 +157,7 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
-    """Return whether a device's warp groups work beside one another, as its file says how."""
+    """Return whether a device's warp groups run concurrently, as its file says how."""
     issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 COMPILED = frozenset({"registers", "spilled_registers", "residents"})
 #: Fields of lanes whose defaults are best, or what fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
-#: Fields that have an effect where warp groups work beside one another.
+#: Fields that have an effect where warp groups run concurrently.
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
 
 

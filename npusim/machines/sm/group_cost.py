@@ -1,4 +1,4 @@
-"""What operations cost where warp groups work beside one another: their time alone, and what they ask of the core.
+"""What operations cost where warp groups run concurrently: their time alone, and what they ask of the core.
 
 All pure functions of shapes, formats, warps and the device file.  Counts are of one warp's instructions;
 a sub-core has as many warps of a group as the group has over the core's sub-cores.
@@ -76,7 +76,7 @@ class Count:
 
 
 class GroupModel:
-    """The costs of what warp groups do beside one another."""
+    """The costs of concurrent warp groups."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self.key, engines = device, f"cores.{SM}.engines", device.core(SM).engines

@@ -42,7 +42,7 @@ SPILL_ACCESSES = 1.45
 
 @dataclass(frozen=True, slots=True)
 class BlockTile:
-    """What of an attention decides its block: sizes, formats, and which kernel it is, with its warps and stages.
+    """What decides the block of an attention: sizes, formats, and which kernel it is, with its warps and stages.
 
     ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.
     """
@@ -102,7 +102,7 @@ class Registers:
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
-    """Return how warp groups execute a phase, and what is to be said: how many blocks a core holds, and why.
+    """Return how warp groups execute a phase, and a note: how many blocks a core holds, and why.
 
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.

@@ -1,4 +1,4 @@
-"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and what of an attention fits a multiprocessor.
+"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and how much attention fits a multiprocessor.
 
 A tile of a chained attention lies in the accumulators of m8n8k4, Volta's only matrix instruction; what rows leave
 for a product goes from there to its A operand, where need be across lanes.

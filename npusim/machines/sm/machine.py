@@ -66,7 +66,7 @@ class SmMachine(Machine):
         self._lanes: SmTiling | None = None
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling with what it leaves open chosen, and what is to be said of that.
+        """Return the tiling with open fields chosen, and a note on it.
 
         Raises `TilingError` for fields without effect here, and where nothing fits.
         """
@@ -93,7 +93,7 @@ class SmMachine(Machine):
         return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
-        """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
+        """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
         if self.has_groups:
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
