@@ -218,7 +218,7 @@ def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
 
 
 def test_formats_knows_no_hardware_file_and_no_other_library() -> None:
-    allowed = {"numpy", "ml_dtypes", "numba", "npusim", "__future__"}
+    allowed = {"numpy", "ml_dtypes", "numba", "llvmlite", "npusim", "__future__"}
     wrong = [
         f"{name_of(path)}:{line}: {module}"
         for path in SOURCES

@@ -18,6 +18,7 @@ from npusim import formats
 from npusim.errors import TensorError
 from npusim.node.collective import ALGORITHMS, Algorithm, Collective, Transfer, collective, plan_collective, shard_sizes
 from npusim.node.program import cut_rows
+from npusim.numerics.reference import summed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,11 +122,11 @@ class Order:
         """Count what differs in bits, and how far it is."""
         wide = total.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            self.squares += float(((other.astype(np.float64) - wide) ** 2).sum())
+            self.squares += _squared(other.astype(np.float64) - wide)
         same = total.view(np.uint8) == other.view(np.uint8)
-        self.differing += int((~same.reshape(total.size, -1).all(axis=1)).sum())
+        self.differing += int(np.count_nonzero(~same.reshape(total.size, -1).all(axis=1)))
         self.count += total.size
-        self.norm += float((wide**2).sum())
+        self.norm += _squared(wide)
 
     def distance(self) -> tuple[float, float]:
         """Return the relative Frobenius distance, and the share of sums whose bits differ."""
@@ -208,5 +209,10 @@ class Sums:
         with np.errstate(invalid="ignore"):
             for term in terms:
                 exact += term.astype(np.float64)
-            self._squares += float(((total.astype(np.float64) - exact) ** 2).sum())
-        self._norm += float((exact**2).sum())
+            self._squares += _squared(total.astype(np.float64) - exact)
+        self._norm += _squared(exact)
+
+
+def _squared(x: NDArray[np.float64]) -> float:
+    """Return the sum of squares, from left to right whatever the CPU."""
+    return float(summed((x * x).reshape(-1)))

@@ -165,7 +165,7 @@ class Schedule:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
-        """Return a builder of a program with few of the tiles of ``problem``: what fits is independent of their number."""
+        """Return a builder of a program with few of the tiles of ``problem``: what fits does not depend on it."""
         if isinstance(problem, Problem):
             few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
             if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
