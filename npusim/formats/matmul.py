@@ -156,5 +156,5 @@ def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Return for each matrix of the result which matrix of an operand it uses."""
-    own = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
-    return np.ascontiguousarray(np.broadcast_to(own, shape)).reshape(-1)
+    index = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
+    return np.ascontiguousarray(np.broadcast_to(index, shape)).reshape(-1)

@@ -128,10 +128,10 @@ class Coordinate:
         frame = sys._getframe(2)
         while frame.f_back and (frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)):
             frame = frame.f_back
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
         error = OpaqueError(
-            f"{place}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
+            f"{line}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
             "and multiplied into coordinates of global memory and constants (varying() computes other ones)",
             frozenset(self.terms),
         )

@@ -108,8 +108,8 @@ class _Facts:
         waited = {p for e in self.endpoints for p in e.peers}
         #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be
         #: waited for.
-        kept = (e.depth if e.index in waited else 0 for e in self.endpoints)
-        self.flags = list(accumulate(kept, initial=self.queues))
+        counts = (e.depth if e.index in waited else 0 for e in self.endpoints)
+        self.flags = list(accumulate(counts, initial=self.queues))
         self.places = PlaceTable(automaton)
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
@@ -199,12 +199,12 @@ class _Facts:
             bit = groups.setdefault(agents, 1 << len(groups))
             touched[place] = touched.get(place, 0) | bit
         known, flags = self._columns(groups)
-        own = len(groups)
+        known_facts = len(groups)
         for position, (_, queue, waits, accesses, sets) in enumerate(operations):
             sees = known[queue]
             for peer, at in waits:
                 sees |= flags[peer][at]
-            mine = 1 << (own + position)
+            mine = 1 << (known_facts + position)
             for place, conflicts in accesses:
                 for other in conflicts:
                     if other in touched and touched[other] & ~sees:
@@ -262,9 +262,9 @@ class _Facts:
         left: dict[Fact, Witness] = {}
         for place, bits in alive.items():
             for at in _bits(bits):
-                own = at - len(of_bit)
+                step = at - len(of_bit)
                 left[renamed[place], agents_of[at]] = (
-                    facts[place, of_bit[at]] if own < 0 else Witness(number, operations[own].operation, 0, 0)
+                    facts[place, of_bit[at]] if step < 0 else Witness(number, operations[step].operation, 0, 0)
                 )
         return left
 

@@ -353,9 +353,9 @@ class Builder:
 
     def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
         line = source_line(iterator)
-        place = f"{line}: " if line else ""
+        source = f"{line}: " if line else ""
         prefix = "" if what.startswith(f"{op.label}:") else f"{op.label} on {op.queue} "
-        return ProgramError(f"{place}{self.program.name}: {prefix}{what} (block {self._block})")
+        return ProgramError(f"{source}{self.program.name}: {prefix}{what} (block {self._block})")
 
     def _ring_of(self, tile: RingTile) -> int:
         number = self._rings.get(id(tile.ring))

@@ -67,8 +67,8 @@ class Layout:
         Beyond the shape the last mode goes on, as in CuTe.
         """
         at = coordinate[0] if len(coordinate) == 1 else coordinate
-        place = coordinate_of(as_index(at, self.shape), self.shape)
-        return sum(x * d for x, d in zip(flatten(place), flatten(self.stride), strict=True))
+        position = coordinate_of(as_index(at, self.shape), self.shape)
+        return sum(x * d for x, d in zip(flatten(position), flatten(self.stride), strict=True))
 
     def __getitem__(self, mode: int) -> Layout:
         """Return one mode as a layout of its own."""
@@ -286,11 +286,11 @@ def fitted(function: Callable[[int], int], shape: IntTuple) -> Layout:
     steps = flatten(compact(shape))
     strides = [function(u) if s > 1 else 0 for s, u in zip(flatten(shape), steps, strict=True)]
     layout = Layout(shape, unflatten(strides, shape))
-    for place in range(layout.size):
-        if layout(place) != function(place):
+    for index in range(layout.size):
+        if layout(index) != function(index):
             raise LayoutError(
-                f"no layout of shape {spelled(shape)}: at {place} {layout} gives {layout(place)}, "
-                f"wanted {function(place)}"
+                f"no layout of shape {spelled(shape)}: at {index} {layout} gives {layout(index)}, "
+                f"wanted {function(index)}"
             )
     return layout if isinstance(shape, int) else bundle(*map(coalesce, layout.modes))
 

@@ -295,9 +295,9 @@ def _sources(
     held: dict[tuple[int, int], Source] = {}
     extent = where.tile(accumulator)[1 - axis]
     for tile, lane, value in product(range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)):
-        place = list(where.element(accumulator, lane, value))
-        place[1 - axis] += tile * extent
-        held[place[0], place[1]] = (lane, tile * accumulator.values + value)
+        element = list(where.element(accumulator, lane, value))
+        element[1 - axis] += tile * extent
+        held[element[0], element[1]] = (lane, tile * accumulator.values + value)
     deep = operand.columns if axis == 0 else operand.rows
     sources: list[tuple[Source, ...]] = []
     for lane in range(WARP_LANES):

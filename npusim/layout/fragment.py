@@ -144,8 +144,8 @@ class Fragment:
         return tuple(m for m in sorted(masks) if m and m & (m - 1) == 0)
 
     def _element(self, thread: int, value: int) -> tuple[int, int]:
-        place = self.layout(thread, value)
-        return place % self.rows, place // self.rows
+        index = self.layout(thread, value)
+        return index % self.rows, index // self.rows
 
     def _seat(self, lane: int) -> tuple[int, int]:
         if not 0 <= lane < WARP_LANES:
@@ -154,9 +154,9 @@ class Fragment:
 
     @cached_property
     def _seats(self) -> tuple[tuple[int, int], ...]:
-        place_of = right_inverse(self.lanes)
-        places = (place_of(lane) for lane in range(WARP_LANES))
-        return tuple((place % self.threads, place // self.threads) for place in places)
+        index_of = right_inverse(self.lanes)
+        indices = (index_of(lane) for lane in range(WARP_LANES))
+        return tuple((index % self.threads, index // self.threads) for index in indices)
 
     @cached_property
     def _holders(self) -> dict[tuple[int, int], tuple[int, int]]:

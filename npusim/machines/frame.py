@@ -155,8 +155,8 @@ class Frame:
             # Heads that share are no sums of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             stack = self.stack(n)
-            place = self.span(block, stack.axis, tile)[0] if stack else 0
-            batch = block.batch * (stack.count if stack else 1) + place
+            layer = self.span(block, stack.axis, tile)[0] if stack else 0
+            batch = block.batch * (stack.count if stack else 1) + layer
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
@@ -270,8 +270,8 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile,
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
-    (function, shape, (cols, only)), (place, index, col) = static, at
-    items: Iterable[Item] = function(block_at(shape, place), Visit(index, col, cols, only))
+    (function, shape, (cols, only)), (position, index, col) = static, at
+    items: Iterable[Item] = function(block_at(shape, position), Visit(index, col, cols, only))
     return items
 
 
@@ -288,9 +288,9 @@ def shape_and_place(block: WorkTile) -> tuple[Any, Any]:
     return shape, (block.batch, block.head, tuple(start for _, start, _ in block.spans))
 
 
-def block_at(shape: Any, place: Any) -> WorkTile:
+def block_at(shape: Any, position: Any) -> WorkTile:
     """Return a block without runs; coordinates may be opaque."""
-    (sizes, offset, number), (batch, head, starts) = shape, place
+    (sizes, offset, number), (batch, head, starts) = shape, position
     spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
     return WorkTile(batch, head, spans, (), offset, number)
 

@@ -241,10 +241,10 @@ class Underflow:
         lost = summed(np.where(gone, self._exact, 0.0))
         if self._tile_factor is not None:
             lost = lost * self._tile_factor
-        kept = self._lost_rows(row_sum)
+        total_lost = self._lost_rows(row_sum)
         if self._old_factor is not None:
-            kept *= np.where(kept > 0, self._old_factor, 0.0)
-        kept += lost
+            total_lost *= np.where(total_lost > 0, self._old_factor, 0.0)
+        total_lost += lost
         self._start_tile()
 
     def _finish_rows(self, row_sum: object, total: Doubles) -> None:

@@ -36,8 +36,8 @@ class NumericEvent:
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={index}" for name, index in self.path.items())
-        place = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
-        return f"{self.kind} in {self.operation} ({place})"
+        location = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
+        return f"{self.kind} in {self.operation} ({location})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,13 +90,13 @@ class AscendPhase:
             (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
             for r in placed
         )
-        kept = [tuple(v.kept.items()) for v in self.vectors]
+        tiles = [tuple(v.tiles.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
         pace = tiling.barriers, tiling.together, tiling.extra
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))
-        return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
+        return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
         listed = list(self.products.values())
@@ -245,7 +245,7 @@ class AscendPhase:
             if used and used[0][0] != used[-1][0]:
                 (_, first), (at, last) = used[0], used[-1]
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but "
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, but "
                     f"what comes before product {self.cuts[at][0].name} runs {self.tiling.ahead} tiles ahead of what "
                     "comes after it; use the state on one side of the product, or depth=0"
                 )
@@ -333,12 +333,12 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
 
 def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    (parts, shape), (place, behind) = static, at
-    block = block_at(shape, place)
+    (parts, shape), (position, behind) = static, at
+    block = block_at(shape, position)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
         yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
-def _told(row: Instruction) -> str:
+def _named(row: Instruction) -> str:
     """Return an instruction in words, with its line where it is known."""
     return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")

@@ -144,17 +144,17 @@ class VectorShare:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
         tallest = max(s.height for s in stages)
-        self.kept: dict[str, Tile] = {}
+        self.tiles: dict[str, Tile] = {}
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
             if n in self.spilled:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
-                self.kept[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
+                self.tiles[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
                 rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
-                self.kept[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
+                self.tiles[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
         self.carried = {
             n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
             for n, place in frame.places.items()
@@ -191,7 +191,7 @@ class VectorShare:
         if mine is None:
             return
         fills = [
-            Step(Opcode.FILL, self.kept[n].part(0, mine.rows), (w.start,))
+            Step(Opcode.FILL, self.tiles[n].part(0, mine.rows), (w.start,))
             for n, w in names.items()
             if w.start is not None and n not in self.spilled
         ]
@@ -326,16 +326,16 @@ class VectorShare:
         frame, at = self.frame, 0 if self.is_alone else part.at
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in s.names:
-            place = frame.storage[n]
-            if place in views:
-                bound[n] = views[place]
-            elif place in self.carried:
-                whole = self._carried(place, s)
+            root = frame.storage[n]
+            if root in views:
+                bound[n] = views[root]
+            elif root in self.carried:
+                whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
                 bound[n] = whole.part(at, part.rows)
-            elif place in self.kept:
-                row = at if frame.places[place] == "state" else 0
-                bound[n] = self.kept[place].part(row, part.rows, 0, frame.cols(place, block, tile))
+            elif root in self.tiles:
+                row = at if frame.places[root] == "state" else 0
+                bound[n] = self.tiles[root].part(row, part.rows, 0, frame.cols(root, block, tile))
         bound.update(views)
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound

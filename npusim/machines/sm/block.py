@@ -330,9 +330,9 @@ class ResidentBlock:
         frame, (row, rows) = self.frame, share
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
-            place = frame.storage.get(n, n)
-            if place in self.near:
-                bound[n] = self._slot(self.near[place], n, block, tile).part(row, rows)
+            root = frame.storage.get(n, n)
+            if root in self.near:
+                bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
                     bound[n] = frame.mask_cut(n, block, tile, share)

@@ -180,19 +180,19 @@ class SmMachine(Machine):
 def dealt_out(
     blocks: Sequence[WorkTile], cores: int, residents: int
 ) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return the blocks with their places, and the numbers of each core's blocks in order.
+    """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
-    Blocks start in the order given, each at the place that is free first (the first place of every
+    Blocks start in the order given, each at the slot that is free first (the first slot of every
     core before any second one), as the hardware's dispatcher does it.  How long a block takes is
     estimated: one unit a tile, and one for its start and end.
     """
-    free = [(0, place, core) for place in range(residents) for core in range(cores)]
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
     for number, block in enumerate(blocks):
-        work, place, core = free[0]
+        work, slot, core = free[0]
         tiles = sum(run.count for run in block.runs)
-        heapq.heapreplace(free, (work + tiles + 1, place, core))
+        heapq.heapreplace(free, (work + tiles + 1, slot, core))
         shares[core].append(number)
-        placed.append(replace(block, place=place))
+        placed.append(replace(block, place=slot))
     return tuple(placed), tuple(tuple(share) for share in shares)
