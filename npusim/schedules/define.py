@@ -29,7 +29,7 @@ from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.machines.sm.core import GroupFields, SmFields, left_alone
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule, for_inputs

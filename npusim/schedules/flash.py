@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flash import FlashPrecision, NamedFormats, flash
 from npusim.config.tiling import Field, Tiling
 from npusim.machines.ascend.plan import Barriers, KernelName
-from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, attention
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.machines.ascend.plan import VectorFields
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.plan import VectorFields
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:

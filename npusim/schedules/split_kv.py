@@ -19,8 +19,7 @@ from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
 from npusim.schedules.flash import PRECISIONS
 from npusim.units import ceil_div

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Instruction, Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.tile import GlobalTensor
-    from npusim.machines.sm.fields import GroupFields
+    from npusim.machines.sm.core import GroupFields
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.

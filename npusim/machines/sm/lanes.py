@@ -29,8 +29,7 @@ from npusim.layout import (
 )
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmTiling, occupancy, warp_issue
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

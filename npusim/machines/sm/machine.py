@@ -18,8 +18,16 @@ from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
 from npusim.machines.sm.block import GroupBlock, ResidentBlock
-from npusim.machines.sm.core import SM, WARPS, SmCore, SmTiling, has_concurrent_warp_groups
-from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
+from npusim.machines.sm.core import (
+    GROUPS,
+    SM,
+    WARPS,
+    GroupFields,
+    SmCore,
+    SmFields,
+    SmTiling,
+    has_concurrent_warp_groups,
+)
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
