@@ -16,7 +16,7 @@ from npusim.ir.program import Cost, Item, Pricing, ProgramPhase, Queue, TileProg
 from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
-from npusim.machines.base import Machine
+from npusim.machines.base import Machine, memories, program_phase
 from npusim.machines.footprint import footprint as touches
 from npusim.machines.footprint import once
 from npusim.machines.frame import Frame, body
@@ -48,6 +48,8 @@ __all__ = [
     "bind",
     "body",
     "get_format",
+    "memories",
     "once",
+    "program_phase",
     "touches",
 ]

@@ -64,6 +64,15 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("machines", "numerics"): frozenset(),
     ("machines", "timing"): frozenset(),
     ("machines", "node"): frozenset(),
+    ("node", "numerics"): frozenset(
+        {
+            "npusim.numerics.evaluate",
+            "npusim.numerics.events",
+            "npusim.numerics.executor",
+            "npusim.numerics.reference",
+            "npusim.numerics.result",
+        }
+    ),
     ("node", "timing"): frozenset({"npusim.timing.link", "npusim.timing.result"}),
 }
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import pydoc
 import sys
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +41,13 @@ def test_a_result_fits_a_line_and_prints_as_its_table(result: RunData) -> None:
     assert text.count("\n") < 60
     for part in (result.timing, result.numerics):
         assert len(repr(part)) < SCREEN / 4
+
+
+def test_an_error_stands_by_itself_to_be_compared_and_kept(result: RunData) -> None:
+    assert result.numerics is not None
+    error = result.numerics.error
+    assert error == replace(result.numerics).error
+    assert json.loads(json.dumps(asdict(error)))["rmse"] == error.rmse
 
 
 def test_help_describes_every_parameter() -> None:

@@ -8,7 +8,7 @@ import typer
 from npusim.cli import options as o
 from npusim.cli.console import say, show, show_document, show_json, write
 from npusim.cli.help import Verbs, examples
-from npusim.errors import SpecError
+from npusim.errors import NpusimError, SpecError
 from npusim.report.text import Facts, cells
 from npusim.simulation.request import refuse
 
@@ -110,8 +110,11 @@ def validate_devices(
     facts = []
     for file in files:
         try:
-            facts.append((file, cells(f"ok: {device_summary(load_machine(file))}", style="good")))
-        except SpecError as error:
+            machine = load_machine(file)
+            for unit in machine.matrix_engines.values():
+                list(map(unit.arithmetic_of, unit.arithmetic))
+            facts.append((file, cells(f"ok: {device_summary(machine)}", style="good")))
+        except NpusimError as error:
             faults[file] = str(error).splitlines()
             facts.append((file, cells(*faults[file], style="bad")))
     if json:

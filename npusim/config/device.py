@@ -36,7 +36,8 @@ def _family(name: str) -> str:
             raise PydanticCustomError("family", "{text}", {"text": twice})
         return name
     known = " or ".join(repr(n) for n in (*FAMILIES, *sorted(others)))
-    raise PydanticCustomError("family", "{text}", {"text": f"{name!r} is not one of: {known}"})
+    text = f"{name!r} is not one of: {known}; an installed package brings one as an entry point {MACHINES}"
+    raise PydanticCustomError("family", "{text}", {"text": text})
 
 
 #: Numbers and choices with their sources, under the keys that a model would have them by.

@@ -114,7 +114,9 @@ class MatrixEngine(_QueueSpec):
         return entry(self.fractals, input_format, f"the matrix unit does not multiply {input_format}; it has: ")
 
     def arithmetic_of(self, input_format: str) -> str:
-        """Return the registry name of the arithmetic; raise `SpecError` where none is stated."""
+        """Return the registry name of the arithmetic; raise `SpecError` where none that fits is stated."""
+        from npusim.formats import get_arithmetic
+
         if input_format not in self.arithmetic:
             known = ", ".join(self.arithmetic)
             first = next(iter(self.arithmetic), "none")
@@ -122,7 +124,10 @@ class MatrixEngine(_QueueSpec):
                 f"no arithmetic is stated for {input_format}: the matrix unit multiplies {known}; "
                 f"--dtype {first} rounds inputs to that"
             )
-        return self.arithmetic[input_format].value
+        name = self.arithmetic[input_format].value
+        if (adds_up := get_arithmetic(name).acc_format) != self.accumulator_format:
+            raise SpecError(f"{name} adds up in {adds_up}, but accumulator_format is {self.accumulator_format}")
+        return name
 
 
 class VectorOpSpec(SpecModel):

@@ -74,10 +74,13 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
         raise document.error("schema", f"{schema!r} is another kind of file; {wanted!r} is needed here")
     try:
         # Which families there are hangs on the packages that can be found.
-        return _made(model, _Content(repr((document.data, sys.path)), document))  # type: ignore[return-value]
+        made = _made(model, _Content(repr((document.data, sys.path)), document))
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
+    if "name" in document.data and document.place("name").file != document.file:
+        raise document.error("", "name: missing; what extends another file has a name of its own")
+    return made  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ _HINTS = MappingProxyType(
     {
         "basis": f"missing; say how the value is known: {' | '.join(BASES)}",
         "source": "missing; say where the value comes from",
+        "ops": "missing; by name copy, binary, scalar, select, cast, broadcast, block_reduce, exp_float32, div_float32",
     }
 )
 _EXPECTED = MappingProxyType(

@@ -1,7 +1,7 @@
 """Coordinate to index functions: layouts and their algebra, fractals, fragments, banks.
 
 * ``algebra``: layouts (shape:stride), tilings, swizzles.
-* ``instruction``, ``fragment``: which lane of a warp holds what.
+* ``instruction``, ``fragment``: which lane of a warp holds what; warps' arrangement.
 * ``execute``: products from registers to registers; ``chain``: one into the next.
 * ``memory``: ND, NZ, ZN, ZZ of the Ascend; wavefronts of shared-memory banks.
 

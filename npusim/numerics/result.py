@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,8 +171,8 @@ class NumericResult(NumericRecord):
 
     @property
     def error(self) -> ErrorSummary:
-        """Distance of the output from the reference."""
-        return self
+        """Distance of the output from the reference, by itself."""
+        return ErrorSummary(**{f.name: getattr(self, f.name) for f in fields(ErrorSummary)})
 
     @cached_property
     def output(self) -> NDArray[Any]:

@@ -115,7 +115,7 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
     if value is None:
         choices = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
         raise SpecError(f"{source}: no {wanted!r}; {choices}")
-    raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not what npusim.kernel.schedule() returns")
+    raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not what attention() or schedule() returns")
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.kernel import Attributes, Opcode, Phase, Stage, TilingError, Visit, WorkTile
 from npusim.machine import (
     WHOLE,
-    AddressSpace,
     Allocator,
     DeviceSpec,
     EnginePricing,
@@ -31,8 +30,8 @@ from npusim.machine import (
     TileProgram,
     bind,
     get_format,
-    once,
-    touches,
+    memories,
+    program_phase,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ class UnifiedMachine(Machine):
     ) -> TileProgram:
         """Return the program; the phases say all, tiling fields nothing beyond them."""
         listed = [phase for phase, _ in phases]
-        ub = self.device.core(CORE).buffer("UB")
-        allocator = Allocator({UB: AddressSpace(UB, ub.capacity_bytes.value, ub.alignment_bytes.value)})
+        allocator = Allocator(memories(self.device, CORE))
         built = []
         for phase in listed:
             allocator.start_phase()
@@ -85,15 +83,7 @@ class UnifiedPhase:
 
     def build(self) -> ProgramPhase:
         """Return the phase, its cells dealt to cores round robin."""
-        return ProgramPhase(
-            self.phase.name,
-            self.phase.cells,
-            self._items,
-            lambda cell: cell.shape,
-            partial(touches, self.frame, once),
-            serves=self.phase.serves,
-            roles=self.frame.roles,
-        )
+        return program_phase(self.frame, self._items)
 
     # ---------------------------------------------------------------- memory
 

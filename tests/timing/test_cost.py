@@ -377,8 +377,16 @@ def test_an_opcode_without_a_cost_on_an_engine_raises(
 
 def test_a_vector_instruction_the_device_file_lacks_is_refused(device: DeviceSpec) -> None:
     half = ub(16, 64, "bfloat16")
-    with pytest.raises(SpecError, match=r"no vector op 'exp_bfloat16'; known: "):
+    with pytest.raises(SpecError, match=r"^cores\.aiv\.engines\.VECTOR\.ops: no vector op 'exp_bfloat16'; known: "):
         vector(device, Opcode.EXP, half, half)
+
+
+def test_a_product_is_stored_as_it_is_added_up_and_converted_by_an_operation_that_costs(device: DeviceSpec) -> None:
+    a, b = tile("aic.L0A", 16, 16, "float16"), tile("aic.L0B", 16, 16, "float16")
+    how = Attributes(arithmetic="ascend.cube.k16.f16.f32")
+    assert cost(device, "aic", "CUBE", Step(Opcode.MATMUL, tile("aic.L0C", 16, 16, "float32"), (a, b), how))
+    with pytest.raises(UnknownOpcodeError, match=r"^MATMUL to float16 .*engines\.CUBE: it adds up in float32; CAST"):
+        cost(device, "aic", "CUBE", Step(Opcode.MATMUL, tile("aic.L0C", 16, 16, "float16"), (a, b), how))
 
 
 def test_a_product_or_a_reduction_of_a_constant_is_refused(device: DeviceSpec) -> None:

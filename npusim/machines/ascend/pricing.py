@@ -107,7 +107,7 @@ class EnginePricing(Transfers):
             return self._sequence((step,), spec, key, banks)
         if GlobalTile in map(type, operands):
             return self._of_step(step, core, engine)
-        alike = core, engine, step.opcode, *map(_shape, operands)
+        alike = core, engine, step.opcode, step.attributes.arithmetic, *map(_shape, operands)
         if alike not in self._steps:
             self._steps[alike] = self._of_step(step, core, engine)
         return self._steps[alike]
@@ -179,6 +179,8 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     a = step.srcs[0]
     if isinstance(a, float):
         raise ProgramError("a matrix product needs tiles, not constants")
+    if step.attributes.arithmetic and step.dst.fmt != (sums := step.attributes.accumulator_format):
+        raise UnknownOpcodeError(f"MATMUL to {step.dst.fmt} has no cost on {key}: it adds up in {sums}; CAST it")
     fractal = spec.fractal(a.fmt)
     count = (
         ceil_div(step.dst.rows, fractal.m_elements.value)

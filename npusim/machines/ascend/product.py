@@ -77,7 +77,7 @@ class CubeProduct:
         if frame.places[self.dst] == "state":
             group.refuse_route(
                 f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
-                "while the matrix unit adds up in L0C",
+                "while the matrix unit, without .to(format), adds up in L0C",
                 "UB",
                 "L0C",
             )
