@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.content import Itself, methods_of
@@ -214,7 +215,8 @@ def vector_cycles(
         if row is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
         for name, count in row(step, spec):
-            run.add(step, name, count, _slope(step, spec.op(name), banks), joins=joins)
+            op = entry(spec.ops, name, f"{key}.ops: no vector op {name!r}; known: ")
+            run.add(step, name, count, _slope(step, op, banks), joins=joins)
     run.end()
     return ceil(sum(terms.values())), tuple(terms.items())
 
