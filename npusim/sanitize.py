@@ -1,7 +1,6 @@
-"""Files of others, looked at before they are read, and text in them, made harmless where it is shown.
+"""Checks files before they are read, and escapes text from outside where it is shown.
 
-A terminal obeys control sequences, a spreadsheet runs cells that look like formulas: both are shown
-as what they are instead.
+A terminal obeys control sequences, a spreadsheet runs cells that look like formulas: both are written out instead.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _FORMULA = tuple("=+-@\t\r")
 _JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def regular_file(path: Path, most_bytes: int, wrong: type[Exception]) -> Path:
-    """Return the path of a file that can be read whole; raise ``wrong`` for what may never end or is too large.
+def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
+    """Return the path of a file that can be read whole; raise ``error`` for what may never end or is too large.
 
     Every reader of files that a user names asks this first.  `OSError` where there is no such file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
-        raise wrong(f"{path}: cannot be read: it is {what}, not a file")
+        raise error(f"{path}: cannot be read: it is {what}, not a file")
     if status.st_size > most_bytes:
-        raise wrong(
+        raise error(
             f"{path}: has {status.st_size >> 20:,} MiB; files of this kind have {most_bytes >> 20:,} MiB at most"
         )
     return path

@@ -17,7 +17,7 @@ def main() -> None:
     """Run the command line; ends the process with exit code 0, 1, 2 or 130."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # Closed by whoever started us (>&-). What is opened gets the lowest number that is free: that one.
+            # The caller closed it (>&-). A new file gets the lowest free number, which is that of this stream.
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nowhere, True)  # so that workers have one too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
@@ -25,8 +25,8 @@ def main() -> None:
         from npusim.cli.app import app
 
         app()
-    except KeyboardInterrupt:  # outside of any verb: those say so themselves
+    except KeyboardInterrupt:  # outside of any verb; verbs report it themselves
         sys.stderr.write("npusim: interrupted\n")
         sys.exit(130)
-    except OSError as error:  # of the help, which is printed before a verb is called: a full disk
+    except OSError as error:  # while help is printed, before any verb is called: a full disk
         sys.exit(f"npusim: error: {error.strerror or error}")

@@ -1,6 +1,6 @@
 """The command line's root: verbs, version, and one place where errors become exit codes.
 
-0 fine; 1 a check failed; 2 bad input, said on stderr as ``npusim: error: ...``; 130 Ctrl-C.
+0 fine; 1 a check failed; 2 bad input, reported on stderr as ``npusim: error: ...``; 130 Ctrl-C.
 """
 
 import sys
@@ -51,9 +51,9 @@ class _Root(Group):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Files that a user names have errors of their own; this is the machine: a full disk, no folder.
-            place = f" ({error.filename})" if error.filename else ""
-            say(f"npusim: error: {error.strerror or error}{place}")
+            # Errors in files that a user names are `NpusimError`; these are the machine's, such as a full disk.
+            file = f" ({error.filename})" if error.filename else ""
+            say(f"npusim: error: {error.strerror or error}{file}")
             code = 2
         except KeyboardInterrupt:
             say("npusim: interrupted")
@@ -80,8 +80,8 @@ app = Verbs(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"npusim {__version__}")
         raise typer.Exit
 

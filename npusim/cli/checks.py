@@ -1,4 +1,4 @@
-"""``npusim check``, ``validate``, ``diff`` and ``invariant``: what is held against something, by the exit code too."""
+"""``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, show, show_document, show_json
+from npusim.cli.console import progress, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.report.text import Block, Column, Columns, Facts, cells, percent
+from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse
 
 if TYPE_CHECKING:
@@ -84,11 +84,12 @@ def check(
         outcomes = check_baselines(
             folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
         )
-    if json:
-        show_document("check", version=2, cases=[*map(_case, outcomes)], passed=all(one.passed for one in outcomes))
-    else:
-        _show(outcomes)
     failed = sum(not outcome.passed for outcome in outcomes)
+    show_either(
+        json,
+        lambda: document("check", version=2, cases=[*map(_case, outcomes)], passed=not failed),
+        lambda: _table(outcomes),
+    )
     if failed:
         can_accept = any(outcome.status in ("changed", "new") for outcome in outcomes)
         how = f'; accept with: npusim check {folder} --update --reason "..."' if can_accept else ""
@@ -124,7 +125,7 @@ def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns
     )
 
 
-def _show(outcomes: "Sequence[CheckOutcome]") -> None:
+def _table(outcomes: "Sequence[CheckOutcome]") -> list[Block]:
     tables = {
         "cycles": _outcomes_table("cycles", "change", ">"),
         "decision": _outcomes_table("decision", "margin", "<"),
@@ -132,7 +133,7 @@ def _show(outcomes: "Sequence[CheckOutcome]") -> None:
     of_kind = {kind: [outcome for outcome in outcomes if outcome.kind == kind] for kind in tables}
     blocks: list[Block] = [tables[kind].grid(rows) for kind, rows in of_kind.items() if rows]
     facts = tuple((outcome.name, cells(*lines)) for outcome in outcomes if (lines := [*_why(outcome)]))
-    show([*blocks, *([Facts(facts)] if facts else [])])
+    return [*blocks, *([Facts(facts)] if facts else [])]
 
 
 def _text(value: int | str | None) -> str:
@@ -140,7 +141,7 @@ def _text(value: int | str | None) -> str:
 
 
 def _why(outcome: "CheckOutcome") -> "Iterator[str]":
-    """Yield what is to be said of a case beside its row."""
+    """Yield the lines about a case below the table."""
     if outcome.reason:
         yield " ".join(outcome.reason.split())
     for row in outcome.rows[1:]:
@@ -205,7 +206,7 @@ def validate(
         return
     if file is None:
         raise SpecError("which file? For example: npusim validate --template > measured.yaml")
-    from npusim.report.validation import validation_document, validation_table
+    from npusim.report.findings import validation_document, validation_table
     from npusim.validate import validate as hold
 
     number = count(1)
@@ -216,10 +217,7 @@ def validate(
             advance(begun - 1, begun)
 
         report = hold(file, only=only, band=band, method=method, progress=begin)
-    if json:
-        show_json(validation_document(report))
-    else:
-        show(validation_table(report))
+    show_either(json, lambda: validation_document(report), lambda: validation_table(report))
     _judge(report)
 
 
@@ -267,15 +265,11 @@ def diff(
     request = replace(request, schedule=o.required_schedule(schedule, "diff OUT"))
     with progress("trying other choices") as advance:
         difference = search(out, request, advance)
-    if json:
-        show_json(difference_document(out, difference))
-    else:
-        show(difference_table(out, difference))
+    show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
-        d = difference
         raise CheckFailedError(
-            f"{out}: {d.total - d.matched:,} of {d.total:,} outputs differ, and none of {d.tried} "
-            "changes to what the schedule states explains it"
+            f"{out}: {difference.total - difference.matched:,} of {difference.total:,} outputs differ, and none of "
+            f"{difference.tried} changes to what the schedule states explains it"
         )
 
 
@@ -320,23 +314,13 @@ def invariant(
     from npusim.invariance import ASPECTS, examine
     from npusim.report.findings import invariance_document, invariance_table
 
-    required, varied = (_names(text, option, ASPECTS) for text, option in ((require, "--require"), (vary, "--vary")))
+    required = o.names(require, "--require", ASPECTS) if require else ()
+    varied = o.names(vary, "--vary", ASPECTS) if vary else ()
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {request.schedule}") as advance:
         invariance = examine(request, varied or required or ASPECTS, advance)
-    if json:
-        show_json(invariance_document(invariance, required))
-    else:
-        show(invariance_table(invariance))
+    show_either(json, lambda: invariance_document(invariance, required), lambda: invariance_table(invariance))
     broken = [name for name in required if not invariance.holds(name)]
     if broken:
         raise CheckFailedError(f"bits change with {', '.join(broken)}")
-
-
-def _names(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    names = o.names(text, option) if text else ()
-    for name in names:
-        if name not in known:
-            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
-    return names

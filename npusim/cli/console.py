@@ -5,7 +5,6 @@ Colour is used on a terminal only, and not where ``NO_COLOR`` is set; the words 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from npusim.sanitize import json_safe, visible
+from npusim.report.text import lines, markdown, to_json
+from npusim.sanitize import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-#: Seconds for which a run that is not watched on a terminal says nothing.
+#: Seconds for which a run without a terminal reports no progress.
 QUIET_S = 30.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
@@ -36,41 +36,42 @@ def show(blocks: Iterable[Block]) -> None:
 
     It is wrapped to a terminal's width, and to ``COLUMNS`` where that is set; a file gets whole lines.
     """
-    from npusim.report.text import lines
-
     show_lines([(text, _STYLES[style]) for text, style in line] for line in lines(blocks, _width()))
 
 
-def show_lines(lines: Iterable[Iterable[tuple[str, str]]]) -> None:
+def show_lines(rows: Iterable[Iterable[tuple[str, str]]]) -> None:
     """Print lines made of pieces of text, each with a style of rich's, which only a terminal shows."""
     if not _is_coloured():
-        for line in lines:
-            typer.echo("".join(text for text, _ in line).rstrip())
+        for row in rows:
+            typer.echo("".join(text for text, _ in row).rstrip())
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for line in lines:
-        # What is still too long is the terminal's to wrap: a copied command stays one line.
-        console.print(Text.assemble(*line), soft_wrap=True)
+    for row in rows:
+        # The terminal wraps what is still too long, so that a copied command stays one line.
+        console.print(Text.assemble(*row), soft_wrap=True)
 
 
 def show_markdown(blocks: Iterable[Block]) -> None:
     """Print a table as Markdown."""
-    from npusim.report.text import markdown
-
     typer.echo(markdown(blocks), nl=False)
 
 
-def show_document(kind: str, *, version: int = 1, **content: object) -> None:
-    """Print a verb's own document as JSON, led by its kind and the version of its keys."""
-    show_json({"schema_version": version, "kind": f"npusim.{kind}", **content})
+def show_either(
+    as_json: bool, document: Callable[[], Mapping[str, object]], table: Callable[[], Iterable[Block]]
+) -> None:
+    """Print a verb's result as JSON or as a table; only the one that is printed is made."""
+    if as_json:
+        show_json(document())
+    else:
+        show(table())
 
 
 def show_json(document: Mapping[str, object]) -> None:
     """Print a document as JSON."""
-    typer.echo(json_safe(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)))
+    typer.echo(to_json(document), nl=False)
 
 
 def say(message: str) -> None:
@@ -88,32 +89,26 @@ def write(file: Path, text: str, note: str = "") -> None:
 
 @contextmanager
 def working(message: str) -> Iterator[Callable[[float], None]]:
-    """Show on stderr that something is going on, and how much of it is done.
+    """Show progress on stderr; yield a function that takes the share done.
 
-    Yields a function that takes the share done.  A terminal shows it at once, in per cent; a file gets a
-    line for each tenth, and none of a run that is over soon.
+    A terminal shows it at once, in per cent; a file gets a line for each tenth, and none of a short run.
     """
     if not sys.stderr.isatty():
-        yield _Tenths(message).tell
+        start, reported = time.monotonic(), 0
+
+        def report(share: float) -> None:
+            nonlocal reported
+            tenth = int(share * 10)
+            if tenth != reported and time.monotonic() - start >= QUIET_S:
+                reported = tenth
+                say(f"npusim: {message} {tenth * 10} %")
+
+        yield report
         return
     from rich.console import Console
 
     with Console(stderr=True).status(f"{message} ...") as status:
         yield lambda share: status.update(f"{message} {share * 100:.0f} % ...")
-
-
-class _Tenths:
-    """Says each further tenth of what takes long."""
-
-    def __init__(self, message: str) -> None:
-        self._message, self._begun, self._said = message, time.monotonic(), 0
-
-    def tell(self, share: float) -> None:
-        tenth = int(share * 10)
-        if tenth == self._said or time.monotonic() - self._begun < QUIET_S:
-            return
-        self._said = tenth
-        say(f"npusim: {self._message} {tenth * 10} %")
 
 
 @contextmanager
@@ -133,17 +128,17 @@ def progress(message: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task, begun = bar.add_task(message, total=None, rate=""), time.monotonic()
+        task, start = bar.add_task(message, total=None, rate=""), time.monotonic()
 
         def advance(done: int, total: int) -> None:
-            rate = done / max(1e-9, time.monotonic() - begun)
+            rate = done / max(1e-9, time.monotonic() - start)
             bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}/s")
 
         yield advance
 
 
 def _width() -> int | None:
-    """Return the columns to wrap to; None where nobody says how many there are."""
+    """Return the columns to wrap to; None where they are not known."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.compare import check_reports
-from npusim.cli.console import progress, say, show, show_json
+from npusim.cli.console import progress, say, show_either
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
+from npusim.report.charts import altair
 from npusim.simulation.request import Request, TensorOptions
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def explore(
     from npusim.report.search import exploration_document, exploration_table
 
     if plot is not None:
-        check_reports()
+        altair()  # refuses before the work, not after it
     request, axes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request)
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
@@ -115,10 +115,11 @@ def explore(
         studies=studies or not auto,
     )
     done, points, exploration = _searched(name, request, axes, options)
-    if json:
-        show_json(exploration_document(name, done, exploration))
-    else:
-        show(exploration_table(name, done, exploration, total=points, top=top, is_pareto=pareto, is_robust=robust))
+    show_either(
+        json,
+        lambda: exploration_document(name, done, exploration),
+        lambda: exploration_table(name, done, exploration, total=points, top=top, is_pareto=pareto, is_robust=robust),
+    )
     if done:
         say(f"wrote {path}")
     if exploration is None:

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show_document
+from npusim.cli.console import say, show_json
 from npusim.cli.help import Verbs, examples
 from npusim.errors import OutputError, SpecError, reason_of
+from npusim.report.text import document
 
 app = Verbs()
 new = Verbs(
@@ -22,7 +23,7 @@ new = Verbs(
     epilog=examples(("npusim new schedule mine", "mine.py, which npusim run mine.py:mine takes as it is")),
 )
 
-#: What a guide says to its test: the name of a file that a block is.
+#: Comments for the test of the guides: the name of the file that a block of code is.
 _MARK = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
 
 Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all are listed.")]
@@ -31,8 +32,8 @@ Topic = Annotated[str | None, o.argument("[TOPIC]", "A guide; without one, all a
 def guides() -> dict[str, str]:
     """Return the guides' Markdown by topic."""
     folder = files("npusim") / "docs"
-    found = sorted((p.name.removesuffix(".md"), p) for p in folder.iterdir() if p.name.endswith(".md"))
-    return {name: path.read_text(encoding="utf-8") for name, path in found}
+    pages = sorted((p.name.removesuffix(".md"), p) for p in folder.iterdir() if p.name.endswith(".md"))
+    return {topic: page.read_text(encoding="utf-8") for topic, page in pages}
 
 
 @app.verb("help", ("npusim help", "which guides there are"), ("npusim help tile", "how to choose a tile"))
@@ -73,7 +74,7 @@ def schedule(
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
     if json:
-        show_document("new", file=str(path))
+        show_json(document("new", file=str(path)))
     else:
         say(f"wrote {path}; run it: npusim run {path}:{name} --seq 1024")
 

@@ -70,7 +70,7 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write lines as they are to be typed; what one does goes below it where both are too wide."""
+        """Write commands as they are typed; a comment goes below its command where both are too wide for a line."""
         if not self.epilog:
             return
         formatter.write("\n")
@@ -90,12 +90,8 @@ class Verbs(typer.Typer):
 
     def verb(self, name: str, *commands: tuple[str, str], after: str = "") -> Callable[[Function], Function]:
         """Make a function a verb; below its options stand examples (`examples`), and ``after``."""
-
-        def decorated(verb: Function) -> Function:
-            made = self.command(name, cls=Command, help=text_of(verb), epilog=examples(*commands) + after)
-            return made(verb)
-
-        return decorated
+        epilog = examples(*commands) + after
+        return lambda verb: self.command(name, cls=Command, help=text_of(verb), epilog=epilog)(verb)
 
 
 class Group(TyperGroup):

@@ -1,15 +1,15 @@
 """``npusim hw`` and ``npusim workload``: devices and models that come with npusim, and files of one's own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show, show_document, show_json, write
+from npusim.cli.console import say, show_either, show_json, write
 from npusim.cli.help import Verbs, examples
 from npusim.errors import NpusimError, SpecError
-from npusim.report.text import Facts, cells
+from npusim.report.text import Facts, cells, document
 from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
+    from npusim.config.workload import Workload
 
 hw = Verbs(
     name="hw",
@@ -49,13 +50,8 @@ def list_devices(json: o.Json = False) -> None:
         say(f"npusim: {broken}; its devices are left out")
     devices: list[DeviceSpec | NodeSpec] = [load.load_device(name) for name in load.list_devices()]
     devices += [node.load_node(name) for name in node.list_nodes()]
-    if json:
-        rows = [
-            {"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()} for d in devices
-        ]
-        show_document("hw.list", devices=rows)
-    else:
-        show([DEVICES.grid(devices)])
+    rows = [{"name": d.name, "family": d.family, "description": d.description, "digest": d.digest()} for d in devices]
+    show_either(json, lambda: document("hw.list", devices=rows), lambda: [DEVICES.grid(rows)])
 
 
 @hw.verb(
@@ -78,9 +74,11 @@ def show_device(
     device = load_machine(name, o.key_values(overrides, "-C"), _unread_keys)
     if json:
         refuse({"--only": only or None, "--basis": basis}, "--json has every number; leave these options out")
-        show_document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True))
-    else:
-        show(device_table(device, only, basis))
+    show_either(
+        json,
+        lambda: document("hw.show", digest=device.digest(), device=device.model_dump(mode="json", by_alias=True)),
+        lambda: device_table(device, only, basis),
+    )
 
 
 def _unread_keys(family: str) -> "Mapping[str, str]":
@@ -117,11 +115,8 @@ def validate_devices(
         except NpusimError as error:
             faults[file] = str(error).splitlines()
             facts.append((file, cells(*faults[file], style="bad")))
-    if json:
-        listed = [{"file": f, "valid": f not in faults, "faults": faults.get(f, [])} for f in files]
-        show_document("hw.validate", files=listed)
-    else:
-        show([Facts(tuple(facts))])
+    listed = [{"file": f, "valid": f not in faults, "faults": faults.get(f, [])} for f in files]
+    show_either(json, lambda: document("hw.validate", files=listed), lambda: [Facts(tuple(facts))])
     if faults:
         raise SpecError(f"{len(faults)} of {len(files)} files are faulty")
 
@@ -133,10 +128,8 @@ def list_workloads(json: o.Json = False) -> None:
     from npusim.report.inputs import WORKLOADS
 
     workloads = [load.load_workload(name) for name in load.list_workloads()]
-    if json:
-        show_document("workload.list", workloads=[{"name": w.name, "description": w.description} for w in workloads])
-    else:
-        show([WORKLOADS.grid(workloads)])
+    rows = [{"name": w.name, "description": w.description} for w in workloads]
+    show_either(json, lambda: document("workload.list", workloads=rows), lambda: [WORKLOADS.grid(workloads)])
 
 
 @workload.verb("show", ("npusim workload show llama2_70b", "sizes and source"))
@@ -148,12 +141,16 @@ def show_workload(
     from npusim.report.inputs import workload_table
 
     load = load_workload(name)
-    if json:
-        content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
-        problem = load.problem().model_dump(mode="json")
-        show_document("workload.show", workload=content, problem=problem, not_modelled=load.left_out())
-    else:
-        show(workload_table(load))
+    show_either(
+        json,
+        lambda: _workload_document("show", load, problem=load.problem().model_dump(mode="json")),
+        lambda: workload_table(load),
+    )
+
+
+def _workload_document(verb: str, load: "Workload", **content: Any) -> dict[str, object]:
+    sizes = load.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return document(f"workload.{verb}", workload=sizes, **content, not_modelled=load.left_out())
 
 
 @workload.verb("schema", ("npusim workload schema > workload.schema.json", "for your editor"))
@@ -194,8 +191,7 @@ def import_workload(
         raise SpecError(f"--out {out}: workload files end in .yaml")
     load = import_config(config, tensor_parallel=tensor_parallel, seq=seq, batch=batch, name=name, dtype=dtype)
     if json:
-        content = load.model_dump(mode="json", by_alias=True, exclude_none=True)
-        show_document("workload.import", workload=content, not_modelled=load.left_out())
+        show_json(_workload_document("import", load))
     if out is not None:
         write(out, workload_yaml(load), f"  (npusim run flash -w {out})")
     elif not json:

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the reading of their small notations."""
+"""Options that several verbs share, and parsers of their values."""
 
 import inspect
 import math
@@ -32,16 +32,16 @@ def _workloads() -> list[str]:
 
 
 def argument(metavar: str, text: str) -> Any:
-    """Return what a verb is given by its place."""
+    """Return a positional argument of a verb."""
     return typer.Argument(metavar=metavar, help=text, show_default=False)
 
 
 def option(
     usage: str, text: str = "", *, panel: str | None = None, shown: str | bool | None = None, **more: Any
 ) -> Any:
-    """Return an option of a verb: ``usage`` are its names and what stands for its value, as in ``--out -o DIR``.
+    """Return an option of a verb; ``usage`` are its names and the placeholder of its value: ``--out -o DIR``.
 
-    ``shown`` is what the help says of its default; by default nothing of a flag, of others the value itself.
+    ``shown`` is the default as the help text shows it: by default none for a flag, for others the value itself.
     """
     names, metavar = names_and_metavar(usage)
     is_shown = bool(metavar) if shown is None else shown
@@ -66,7 +66,7 @@ def count(option: str) -> Callable[[str], int]:
 
 ScheduleName = Annotated[str | None, argument("SCHEDULE", "For example flash; without one, all are listed.")]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
-#: What stands for a number in a help text.
+#: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 #: Options that may be given more than once.
@@ -122,9 +122,9 @@ def takes(
             )
             for n in names
         ]
-        _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+        _, *extra = inspect.signature(verb, eval_str=True).parameters.values()
         named = [first] if schedule else []
-        signature = inspect.Signature([*named, *own, *shared] if own_first else [*named, *shared, *own])
+        signature = inspect.Signature([*named, *extra, *shared] if own_first else [*named, *shared, *extra])
         called.__signature__ = signature  # type: ignore[attr-defined]  # what typer makes options of
         called.__doc__ = text_of(verb)
         called.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
@@ -145,11 +145,14 @@ def words(text: str) -> list[str]:
     return listed
 
 
-def names(text: str, option: str) -> tuple[str, ...]:
-    """Return the names of ``a,b``; raise `SpecError` where one is empty."""
+def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of ``a,b``; raise `SpecError` where one is empty, or is none of those ``known``."""
     listed = tuple(name.strip() for name in text.split(","))
     if not all(listed):
         raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
+    for name in listed if known else ():
+        if name not in known:
+            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
     return listed
 
 
@@ -158,16 +161,16 @@ def worded(text: str, base: Request) -> Request:
 
     Tiling fields and changed numbers of the device add to those of ``base``.
     """
-    name, *options = words(text)
-    own, usual = _parsed(options), _parsed([])
-    changes = {n: getattr(own, n) for n in OPTIONS if getattr(own, n) != getattr(usual, n)}
-    for more in _REPEATED:
-        changes[more] = {**(getattr(base, more) or {}), **(getattr(own, more) or {})}
-    return replace(base, schedule=name, **changes)
+    schedule, *options = words(text)
+    request, default = _parsed(options), _parsed([])
+    changes = {n: getattr(request, n) for n in OPTIONS if getattr(request, n) != getattr(default, n)}
+    for name in _REPEATED:
+        changes[name] = {**(getattr(base, name) or {}), **(getattr(request, name) or {})}
+    return replace(base, schedule=schedule, **changes)
 
 
 def _parsed(options: Sequence[str]) -> Request:
-    """Return the request of options alone; what is wrong with them is said as for any command."""
+    """Return the request of options alone; errors in them read as those of any command."""
 
     @takes(schedule=False)
     def read(request: Request) -> Request:
@@ -198,7 +201,7 @@ def _read(name: str, value: Any) -> Any:
         case "window":
             return window(value)
         case "numerics":
-            return not value  # its option switches it off
+            return not value  # the option is --no-numerics
     return value
 
 
@@ -217,7 +220,7 @@ def required_schedule(name: str | None, verb: str) -> str:
     for known, where in families.items():
         summary = next(s.summary for s in SCHEDULES.values() if s.name == known)
         rows.append(f"  {known:<{width}}  {summary} ({', '.join(where)})")
-    rows += [f"  {called:<{width}}  {place}" for called, place in sorted(offered().items())]
+    rows += [f"  {plugin:<{width}}  {source}" for plugin, source in sorted(offered().items())]
     rows.append("tiling fields and precisions of one: npusim run <schedule> --fields")
     raise SpecError("\n".join(rows))
 
@@ -246,12 +249,12 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.units import parse_count
 
-    given = key_values(text.split(","), "--problem")
-    dtype = given.pop("dtype", "float16")
-    if set(given) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
+    values = key_values(text.split(","), "--problem")
+    dtype = values.pop("dtype", "float16")
+    if set(values) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
         raise SpecError(f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=..")
     sizes = {}
-    for name, value in given.items():
+    for name, value in values.items():
         try:
             sizes[name] = parse_count(value, is_bytes=name == "bytes")
         except ValueError:

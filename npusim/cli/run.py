@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.cli import options as o
-from npusim.cli.compare import check_reports
-from npusim.cli.console import say, show, show_document, show_json, working
+from npusim.cli.console import say, show_either, working
 from npusim.cli.help import Verbs
+from npusim.report.charts import altair
+from npusim.report.text import document
 from npusim.simulation.request import NEEDS, Request, refuse
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ def run(
         "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
-        asked = {name: value for name, value in request.changed().items() if name != "hw"}
-        refuse({**asked, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
+        changed = {name: value for name, value in request.changed().items() if name != "hw"}
+        refuse({**changed, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
         _show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
@@ -98,10 +99,9 @@ def run(
     from npusim.simulation.simulate import run_plan
 
     plan = plan_of(request)
-    there = plan.features
-    if "time" not in there:
+    if "time" not in plan.features:
         refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
-    if not {"attention", "bits"} <= there:
+    if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     if no_save:
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
@@ -110,7 +110,7 @@ def run(
     if not no_save:  # before minutes of simulation
         check_writable(out if out is not None else default_folder(".probe"))
     if report:
-        check_reports()
+        altair()  # refuses before the work, not after it
     plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
     limit_s = None if force else LONGEST_S
     with working(f"simulating {request.schedule}") as progress:
@@ -146,34 +146,34 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     name = request.schedule
     schedule = find_schedule(name, replace(request, overrides=None).machine().family)
     fields = tiling_fields(schedule.tiling)
-    if not as_json:
-        show(fields_table(name, schedule, fields))
-        return
-    show_document(
-        "fields",
-        schedule=name,
-        family=schedule.family,
-        tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
-        precisions={n: p.formats() for n, p in schedule.precisions.items()},
-        default_precision=schedule.default_precision,
+    show_either(
+        as_json,
+        lambda: document(
+            "fields",
+            schedule=name,
+            family=schedule.family,
+            tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
+            precisions={n: p.formats() for n, p in schedule.precisions.items()},
+            default_precision=schedule.default_precision,
+        ),
+        lambda: fields_table(name, schedule, fields),
     )
 
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
     from npusim.report.advice import Trial
-    from npusim.report.findings import sensitivity_document, sensitivity_table
+    from npusim.report.findings import SENSITIVITY, sensitivity_document
     from npusim.report.record import record_of
     from npusim.report.tables import run_table
     from npusim.simulation.sensitivity import sensitivity
 
     record = record_of(result)
     moved = sensitivity(result) if sensitive else ()
-    if as_json:
-        extra = {"sensitivity": sensitivity_document(moved)} if sensitive else {}
-        show_json({**record.to_document(), **extra})
-    else:
-        shown = run_table(record, Trial(result))
-        show((*shown, *(sensitivity_table(moved) if sensitive else ())))
+    show_either(
+        as_json,
+        lambda: {**record.to_document(), **({"sensitivity": sensitivity_document(moved)} if sensitive else {})},
+        lambda: (*run_table(record, Trial(result)), *([SENSITIVITY.grid(moved)] if sensitive else [])),
+    )
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
         say(f"wrote {folder}/  ({files})")

@@ -1,5 +1,5 @@
-"""What people and programs get of a run: tables, files, traces, comparisons.
+"""Outputs of runs: tables, files, traces, comparisons, pages.
 
-Import from its modules: ``record`` (what is kept of a run, and ``result.json``), ``tables`` (a run's, of ``times``
-and ``bits``), ``compare``, ``search``, ``pipes``, ``trace``, ``output`` (the run folder).
+Import from its modules: ``record`` (``result.json``), ``tables`` (a run's, of ``times`` and ``bits``), ``findings``,
+``compare``, ``search``, ``pipes``, ``trace``, ``page``, ``output`` (the run folder).
 """

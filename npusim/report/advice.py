@@ -1,7 +1,7 @@
-"""One piece of advice on a run, by a short table of rules, the first that applies, and values that it could try.
+"""Advice on a run: the first rule of a short table that applies, and values that the user could try.
 
-A rule reads the run's own counts and says what they show and what to try: on this very run, with values
-that fit and that change what is run.  It never promises a gain, since the next run shows it.
+A rule reads the run's counts and names what they show and what to try on this same run: values that fit and that
+change the program.  It promises no gain: the next run shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import NpusimError
-from npusim.report.bottleneck import bottleneck, deciding_group, group_ends, main_stall
 from npusim.report.text import percent
 from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
@@ -22,10 +21,9 @@ from npusim.simulation.variants import Variant, Variants, work_key
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from npusim.report.bottleneck import Bottleneck
     from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
-    from npusim.timing.result import TimingRecord
+    from npusim.timing.result import QueueUse, TimingRecord
 
 #: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
@@ -56,7 +54,7 @@ def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
     Its command is there where ``trial`` (of the live run) finds values that fit and change something.
     """
     timing = record.timing
-    busiest = None if timing is None else bottleneck(timing)
+    busiest = None if timing is None else timing.busiest
     if timing is None or busiest is None:
         return None
     for name, rule in RULES.items():
@@ -83,13 +81,13 @@ def decoding(record: RunRecord) -> str | None:
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
     lines, fields = [], record.tiling
-    working, there = len(group_ends(timing)), record.device.group_count
-    if working < there:
+    working, groups = len(timing.group_ends), record.device.group_count
+    if working < groups:
         part, split = "", "split_kv, which splits keys over cores, or"
         if "splits" in fields:
             part, split = "part of ", "more splits or"
         lines.append(
-            f"{working} of {there} core groups work: a block is {part}a head of a sequence; "
+            f"{working} of {groups} core groups work: a block is {part}a head of a sequence; "
             f"{split} a larger --batch fills them"
         )
     is_packed = fields.get("pack") == "on" or (fields.get("pack") == "auto" and queries == 1)
@@ -101,31 +99,31 @@ def decoding(record: RunRecord) -> str | None:
     return "; ".join(lines) or None
 
 
-def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
-    working, there = len(group_ends(timing)), record.device.group_count
-    # How many of a node's devices share a layer was asked for: no block is missing.
-    if working >= there or decoding(record) or timing.overlap is not None:
+def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
+    working, groups = len(timing.group_ends), record.device.group_count
+    # On a node, the user chose how many devices share a layer: no block is missing.
+    if working >= groups or decoding(record) or timing.overlap is not None:
         return None
-    text = f"only {working} of {there} core groups have a block to work on"
+    text = f"only {working} of {groups} core groups have a block to work on"
     return Advice(text, "block_q", _smaller)
 
 
-def _imbalance(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
-    ends = group_ends(timing)
+def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
+    ends = timing.group_ends
     mean = sum(ends.values()) / len(ends) / max(ends.values())
     if mean >= EVEN_SHARE:
         return None
     text = (
         f"core groups end after {percent(mean)} of the kernel on average, group "
-        f"{deciding_group(timing)} last: blocks are dealt out unevenly"
+        f"{timing.last_group} last: blocks are dealt out unevenly"
     )
     return Advice(text, "block_q", _smaller)
 
 
-def _vector(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     costs = {key: cycles for key, cycles in _costs_of(timing, busiest).items() if key.startswith("ops.")}
     total = sum(costs.values())
-    if not total or busiest.busy_share < BOUND_SHARE:
+    if not total or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     startup = sum(n for key, n in costs.items() if key.endswith((".head_cycles", ".tail_cycles")))
     by_op: dict[str, float] = defaultdict(float)
@@ -140,10 +138,10 @@ def _vector(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Adv
     return Advice(text, "vector_rows", _larger)
 
 
-def _matrix(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     costs = _costs_of(timing, busiest)
     total = sum(costs.values())
-    if "cycles_per_fractal" not in costs or not total or busiest.busy_share < BOUND_SHARE:
+    if "cycles_per_fractal" not in costs or not total or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     startup = costs.get("startup_cycles", 0.0)
     return Advice(
@@ -151,8 +149,8 @@ def _matrix(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Adv
     )
 
 
-def _link(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
-    if not _routes(timing, busiest) or busiest.busy_share < BOUND_SHARE:
+def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
+    if not _routes(timing, busiest) or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     seconds = timing.core_us * 1e-6
     for name, size in timing.link_bytes.items():
@@ -163,35 +161,35 @@ def _link(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advic
     return None
 
 
-def _transfers(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
+def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
     costs = _routes(timing, busiest)
-    if not costs or busiest.busy_share < BOUND_SHARE:
+    if not costs or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     route = max(costs, key=lambda key: costs[key])
     return Advice(f"moving bytes is the limit ({busiest.pipe}, {route}): the core's own port, no shared link")
 
 
-def _waiting(record: RunRecord, timing: TimingRecord, busiest: Bottleneck) -> Advice | None:
-    stall = main_stall(busiest.queue)
-    # A node's queue has no constants of its own that another rule could name: busy is busy.
-    if stall is None or (timing.overlap is not None and busiest.busy_share >= BOUND_SHARE):
+def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
+    stall = busiest.main_stall
+    # No other rule can name constants of a node's queue; one that is busy is no waiting one.
+    if stall is None or (timing.overlap is not None and timing.busy_share(busiest) >= BOUND_SHARE):
         return None
     cause, cycles = stall
     share = percent(cycles / timing.cycles)
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
-    works = percent(busiest.busy_share)
+    works = percent(timing.busy_share(busiest))
     text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the kernel and {waits}"
     return Advice(text, "depth", _deeper)
 
 
-def _costs_of(timing: TimingRecord, busiest: Bottleneck) -> dict[str, float]:
+def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
     """Return the cycles of the busiest pipe by the constant behind them, its key below the pipe's own."""
-    core = busiest.queue.queue.partition(".")[0].rstrip("0123456789")
-    own = f"cores.{core}.engines.{busiest.pipe}."
-    return {c.key.removeprefix(own): c.cycles for c in timing.constants if c.key.startswith(own)}
+    core = busiest.queue.partition(".")[0].rstrip("0123456789")
+    prefix = f"cores.{core}.engines.{busiest.pipe}."
+    return {c.key.removeprefix(prefix): c.cycles for c in timing.constants if c.key.startswith(prefix)}
 
 
-def _routes(timing: TimingRecord, busiest: Bottleneck) -> dict[str, float]:
+def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
     """Return those of them that are its routes'; none for what moves no bytes."""
     costs = _costs_of(timing, busiest)
     return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
@@ -210,7 +208,7 @@ def _deeper(value: int) -> tuple[int, ...]:
 
 
 #: In the order of their precedence; a rule returns None where it does not apply.
-RULES: Mapping[str, Callable[[RunRecord, TimingRecord, Bottleneck], Advice | None]] = MappingProxyType(
+RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]] = MappingProxyType(
     {
         "few blocks": _few_blocks,
         "imbalance": _imbalance,
@@ -231,7 +229,7 @@ class Trial:
 
     def __init__(self, result: RunData) -> None:
         self._result = r = result
-        # The fields one by one, not a tiling as it was made: a field's own limits count too.
+        # Field by field, not the tiling as a whole, so that the limits of each field are checked too.
         fields = r.tiling.model_dump()
         self._variants = Variants(
             Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)

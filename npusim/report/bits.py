@@ -42,7 +42,7 @@ def is_finite(bits: NumericRecord) -> bool:
 
 
 def bits_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield errors and events, a diagnosis, and on which evidence the arithmetic rests."""
+    """Yield errors and events, a diagnosis, and the evidence for the arithmetic."""
     bits = record.numerics
     if bits is None:
         yield "numerics", cells("not computed")
@@ -105,7 +105,7 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def _error(bits: NumericRecord) -> str:
-    """Return the errors; of an output with NaN or Inf there are none."""
+    """Return the errors, or the counts of NaN and Inf of an output that has some."""
     if not is_finite(bits):
         return (
             f"not finite: {whole(bits.nan_count)} NaN in the output "

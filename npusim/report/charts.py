@@ -1,6 +1,6 @@
 """Charts as Vega-Lite specifications, made with Altair: for pages and, drawn once, for studies.
 
-A specification holds its data and says what is to be seen, never a colour: those come from the theme
+A specification holds its data and encodings, but no colours: those come from the theme
 (`npusim.report.page.theme`), by the scale's kind or by a style's name (``wait``, ``cross``, ``quiet``, ``label``).
 """
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 Spec = dict[str, Any]
 Row = dict[str, Any]
-#: Colours that tiles next to one another take in turn.
+#: Number of colours that successive tiles cycle through.
 TILE_COLOURS = 5
-#: Share of a chart's width that a letter of a label needs.
+#: Width of a letter of a label, as a share of the chart's.
 LETTER = 0.0085
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 
 @dataclass(frozen=True)
 class FigureTile:
-    """One of the few numbers at the head of a page; ``is_bad`` where it should alarm."""
+    """One of the few numbers at the head of a page; ``is_bad`` marks it as alarming."""
 
     name: str
     value: str
@@ -69,13 +69,13 @@ def altair() -> Any:
 
 
 def chart_of(name: str) -> Any:
-    """Return a chart of the rows that `finished` is given by that name."""
+    """Return a chart of the rows that `finished` adds under that name."""
     alt = altair()
     return alt.Chart(alt.NamedData(name=name))
 
 
 def finished(chart: Any, height: int, **rows: Sequence[Row]) -> Spec:
-    """Return a specification as wide as its place; rows come last, since Altair would check every one."""
+    """Return a specification as wide as its container; rows are added last, since Altair would check every one."""
     spec: Spec = chart.properties(width="container", height=height).to_dict(validate=False)
     return {**spec, "datasets": {name: list(data) for name, data in rows.items()}}
 
@@ -93,7 +93,7 @@ def rows_axis(names: Sequence[str], field: str = "track", title: str | None = No
 
 
 def tooltip(**fields: str) -> list[Any]:
-    """Return what a tooltip says: ``column="title|us"``, ``|share``, ``|number``, or text."""
+    """Return the fields of a tooltip: ``column="title|us"``, ``|share``, ``|number``, or text."""
     alt = altair()
     formats = {"us": ",.3f", "share": ".1%", "number": ",.4~g"}
     parts = []
@@ -226,9 +226,9 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
     colour = alt.Color("run:N", title=None, sort=runs, scale={"range": "category"}, legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
-    for is_less, kept, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
+    for is_less, sign, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
         if any((row["value"] < 0) is is_less for row in rows):
-            beside = base.transform_filter(f"datum.value {kept} 0").mark_text(style="label", align=align, dx=dx)
+            beside = base.transform_filter(f"datum.value {sign} 0").mark_text(style="label", align=align, dx=dx)
             layers.append(beside.encode(text=written))
     return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
 
@@ -254,14 +254,14 @@ def front(points: Sequence[Row], title: str = "") -> Spec:
 
 
 def _apart(points: Sequence[Row]) -> list[Row]:
-    """Return points with the names of some below them, where the one to the left is too near."""
+    """Return points, those with a name too near to the one on the left marked to have it ``below``."""
     reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
     placed: list[Row] = []
     for point in sorted(points, key=lambda p: p["latency_us"]):
         near = [
             p
             for p in placed
-            # An eighth of the width is a name, a factor of 1.3 its height.
+            # A name is about an eighth of the width wide, and a factor of 1.3 high.
             if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
         ]
         placed.append({**point, "below": bool(near) and not near[-1]["below"]})
@@ -272,7 +272,7 @@ def _apart(points: Sequence[Row]) -> list[Row]:
 
 
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
-    """Return roofs and the run's place under them, both axes logarithmic.
+    """Return roofs and the run's points under them, both axes logarithmic.
 
     A level is ``name``, ``bytes_per_s``, ``intensity`` (operations a byte that crossed it) and ``attained``
     (operations a second); ``peak`` is that of the matrix units.

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
 from npusim.report import charts
-from npusim.report.bottleneck import bottleneck, deciding_group, queues_of
 from npusim.report.charts import Figure, FigureTile, PagePart
-from npusim.report.sheet import Breakdown, breakdown, chain, parts_of, sheets_of
+from npusim.report.sheet import Breakdown, Moved, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
     Block,
     Cell,
@@ -25,6 +24,7 @@ from npusim.report.text import (
     Heading,
     Style,
     cells,
+    document,
     percent,
     plain,
     pre_html,
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 
     from npusim.report.charts import Row
     from npusim.report.record import RunRecord
-    from npusim.report.sheet import Part, PartStep, Sheet
+    from npusim.report.sheet import Part, Sheet
     from npusim.simulation.result import RunData
 
-SCHEMA_VERSION = 2
 Value = int | float | str | None
 Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 
@@ -76,7 +75,7 @@ POINTS = Columns(
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One quantity of every run; ``kind`` says how it is written and how its change is."""
+    """One quantity of every run; ``kind`` decides how it and its change are written."""
 
     name: str
     kind: Kind
@@ -112,15 +111,6 @@ class ComparedFigure:
         return "~0 %" if change in ("+0.0 %", "-0.0 %") else change
 
 
-@dataclass(frozen=True)
-class Moved:
-    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
-
-    unit: str
-    part: Part
-    times: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs compared with the first of them.
@@ -147,11 +137,11 @@ class Comparison:
         return tuple(k for k in self.differences if k in ("workload", "ignored") or k.startswith("problem."))
 
     @cached_property
-    def chains(self) -> tuple[tuple[PartStep, ...], ...]:
+    def chains(self) -> tuple[tuple[Moved, ...], ...]:
         """For each run the chain behind its first cause, if that is a wait; empty for the first run."""
         return tuple(self._chain(run) for run in range(len(self.sheets)))
 
-    def _chain(self, run: int) -> tuple[PartStep, ...]:
+    def _chain(self, run: int) -> tuple[Moved, ...]:
         causes = self.latency.causes(run) if self.latency and run else ()
         if not self.latency or not causes or causes[0].kind != "wait":
             return ()
@@ -185,25 +175,27 @@ def compare(*runs: RunData | RunRecord | str | Path) -> Comparison:
 def comparison_document(comparison: Comparison) -> dict[str, object]:
     """Return the comparison as JSON data."""
     c = comparison
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.compare",
-        "runs": list(c.labels),
-        "problems": list(c.problems),
-        "differences": {key: list(values) for key, values in c.differences.items()},
-        "latency": None if c.latency is None else _latency(c, c.latency),
-        "moved": [{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
-        "figures": [
-            {
-                "name": f.name,
-                "kind": f.kind,
-                "values": list(f.values),
-                "changes": [f.change(i) for i in range(1, len(f.values))],
-                "relative_changes": [f.relative_change(i) for i in range(1, len(f.values))],
-            }
-            for f in c.figures
-        ],
-    }
+    runs = range(1, len(c.sheets))
+    figures = [
+        {
+            "name": f.name,
+            "kind": f.kind,
+            "values": list(f.values),
+            "changes": [f.change(i) for i in runs],
+            "relative_changes": [f.relative_change(i) for i in runs],
+        }
+        for f in c.figures
+    ]
+    return document(
+        "compare",
+        version=2,
+        runs=list(c.labels),
+        problems=list(c.problems),
+        differences={key: list(values) for key, values in c.differences.items()},
+        latency=None if c.latency is None else _latency(c, c.latency),
+        moved=[{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
+        figures=figures,
+    )
 
 
 def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
@@ -224,7 +216,7 @@ def _part(part: Part) -> dict[str, object]:
 
 
 def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
-    """Return the inputs that differ, by dotted key; a profiler's file says nothing of its own."""
+    """Return the inputs that differ, by dotted key; a profiler's file has none."""
     known = [s for s in sheets if s.record is not None]
     keys = dict.fromkeys(key for s in known for key in s.inputs)
     changed = [key for key in keys if len({repr(s.inputs.get(key)) for s in known}) > 1]
@@ -271,13 +263,13 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
         return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
     timing, bits = record.timing, record.numerics
     if timing is not None:
-        busiest = bottleneck(timing)
+        busiest = timing.busiest
         values["latency us", "time"] = timing.latency_us
         values["method", "text"] = method_text(timing.method, timing.band)
         values["operations", "count"] = timing.operations
         values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
-        for queue in queues_of(timing, deciding_group(timing)):
-            values[f"{_core(queue.queue)} busy", "share"] = queue.busy_cycles / (timing.cycles or 1)
+        for use in timing.uses_of(timing.last_group):
+            values[f"{_core(use.queue)} busy", "share"] = timing.busy_share(use)
         values |= {(f"{name} bytes", "bytes"): size for name, size in timing.link_bytes.items()}
     if bits is not None:
         if bits.against != "float64":
@@ -427,7 +419,7 @@ def _figures_grid(c: Comparison) -> Grid:
 
 
 def _repeats(figure: ComparedFigure, figures: tuple[ComparedFigure, ...]) -> bool:
-    """Return whether a second core of a kind only repeats what the first one's row says."""
+    """Return whether a second core of a kind only repeats the first one's row."""
     first = re.sub(r"core[1-9]\d* ", "core0 ", figure.name)
     return first != figure.name and any(f.values == figure.values for f in figures if f.name == first)
 
@@ -466,7 +458,7 @@ def _style(figure: ComparedFigure, run: int) -> Style:
 
 
 def comparison_part(c: Comparison) -> PagePart:
-    """Return what a page says of runs side by side, before it shows each of them."""
+    """Return the part of a page that compares runs."""
     table = comparison_table(c)
     facts = [b for b in table if isinstance(b, Facts)]
     subtitle = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"

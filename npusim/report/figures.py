@@ -1,7 +1,7 @@
-"""``figures.json``: what the report of a run draws beyond its result, as plain numbers.
+"""``figures.json``: numbers that the page of a run draws and that its result does not have.
 
 A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
-errors row by row, and the magnitudes of scores: what would not be known any more once the run is over.
+errors row by row, and the magnitudes of scores: what is lost once the run is over.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SCHEMA_VERSION = 1
 KIND = "npusim.figures"
 #: Operations that a window shows: as many as can be told apart on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the run for which it is said how busy each track was, and of the rows how wrong.
+#: Parts of the run, and of the rows, for which utilisation and errors are kept.
 PARTS = 60
 
 
 def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
-    """Return the figures of a run as JSON data; parts that a run has not are empty."""
+    """Return the figures of a run as JSON data; parts that it lacks are empty."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -95,7 +95,7 @@ def _span(slices: list[Slice]) -> tuple[int, int]:
 
 
 def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, object]:
-    """Return the slices of a window; waits are cut to it, each track's place among the others is kept."""
+    """Return the slices of a window, cut to it; tracks keep their order."""
     shown = timeline.within(start, end)
     return {
         "name": name,
@@ -120,7 +120,7 @@ def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, ob
 
 
 def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield which share of each part of the run a track was busy."""
+    """Yield the busy share of each track in each part of the run."""
     step = timeline.end / PARTS
     for track, slices in timeline.tracks.items():
         busy = [0.0] * PARTS
@@ -133,7 +133,7 @@ def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
 
 
 def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield each memory's name, bytes allocated, bytes there, and the most that rings held at one time."""
+    """Yield each memory's name, allocated bytes, capacity, and the most that rings held at one time."""
     held: dict[str, int] = {}
     for track, levels in timeline.counters.items():
         if track.pipe.endswith(" bytes"):
@@ -167,21 +167,21 @@ def _rows(result: RunData, bits: NumericResult) -> Iterator[dict[str, object]]:
         overflows[batch, head, (row - first) // step] += count
     for (batch, head, part), values in sorted(parts.items()):
         start = first + part * step
-        wrong = sum(not math.isfinite(e) for e in values)
+        nonfinite = sum(not math.isfinite(e) for e in values)
         yield {
             "head": f"{head}" if bits.shape[0] == 1 else f"{batch}.{head}",
             "first_row": start,
             "last_row": min(start + step, last) - 1,
-            "error": None if wrong else math.sqrt(sum(e * e for e in values) / len(values)),
-            "nonfinite_rows": wrong,
+            "error": None if nonfinite else math.sqrt(sum(e * e for e in values) / len(values)),
+            "nonfinite_rows": nonfinite,
             "overflows": overflows[batch, head, part],
         }
 
 
 def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int, int, int]]:
     """Yield batch, head and row of the first of each operation's overflows, and how many elements they are."""
-    wanted = {e.block for e in bits.events if e.kind == "overflow"}
-    blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in wanted}
+    overflowed = {e.block for e in bits.events if e.kind == "overflow"}
+    blocks = {str(b): b for p in result.program.phases if p.serves == "rows" for b in p.blocks if str(b) in overflowed}
     for event in bits.events:
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):

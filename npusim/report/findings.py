@@ -1,6 +1,7 @@
-"""What questions about a run come to, as tables and as JSON: what its bits and its time hang on, what explains others.
+"""Answers to questions about runs, as tables and as JSON.
 
-``npusim invariant``, ``npusim diff`` and ``npusim run --sensitivity`` print them.
+What the time depends on (``npusim run --sensitivity``), what changes the bits (``invariant``), which choice explains
+a kernel's output (``diff``), how far predictions are from measurements (``validate``).
 """
 
 from __future__ import annotations
@@ -9,21 +10,41 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, percent
+from npusim.report.text import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Fact,
+    Facts,
+    Heading,
+    Style,
+    cells,
+    document,
+    percent,
+    whole,
+)
+from npusim.validate.bits import BitsReport
+from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from npusim.config.cases import Interval
+    from npusim.formats.vectors import VectorReport
     from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity
     from npusim.validate.diff import Difference, Explanation
+    from npusim.validate.times import Residual, TimesReport
+
+SCHEMA_VERSION = 1
 
 #: Explanations of a difference that are shown; JSON has them all.
 SHOWN = 5
 
 
-# ---------------------------------------------------------------- doubtful constants
+# ---------------------------------------------------------------- what the time depends on
 
 
 def _change(share: float) -> str:
@@ -42,11 +63,6 @@ SENSITIVITY = Columns(
 def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, object]]:
     """Return one entry a constant, the strongest first."""
     return SENSITIVITY.records(constants, "key", "value", "basis", "minus_20_percent", "plus_20_percent")
-
-
-def sensitivity_table(constants: Iterable[Sensitivity]) -> tuple[Block, ...]:
-    """Return the change of latency with each constant a fifth lower and a fifth higher."""
-    return (SENSITIVITY.grid(constants),)
 
 
 # ---------------------------------------------------------------- what changes bits
@@ -101,28 +117,28 @@ def _details(f: Finding) -> Iterator[Cell]:
 def invariance_document(invariance: Invariance, required: Collection[str] = ()) -> dict[str, object]:
     """Return the findings as JSON data."""
     base = invariance.base
-    return {
-        "schema_version": 1,
-        "kind": "npusim.invariant",
-        "name": base.name,
-        "schedule": base.schedule,
-        "device": base.device.name,
-        "precision": base.precision,
-        "latency_us": None if base.timing is None else base.latency_us,
-        "row": invariance.row,
-        "heads": invariance.heads,
-        "aspects": {
-            f.aspect: {
-                "verdict": f.verdict,
-                "guarantee": f.guarantee or None,
-                "cost_us": f.cost_us,
-                "cost_at": f.cost_at or None,
-                "tried": [_tried_document(t) for t in f.tried],
-            }
-            for f in invariance.findings
-        },
-        "required": {name: invariance.holds(name) for name in required},
+    aspects = {
+        f.aspect: {
+            "verdict": f.verdict,
+            "guarantee": f.guarantee or None,
+            "cost_us": f.cost_us,
+            "cost_at": f.cost_at or None,
+            "tried": [_tried_document(t) for t in f.tried],
+        }
+        for f in invariance.findings
     }
+    return document(
+        "invariant",
+        name=base.name,
+        schedule=base.schedule,
+        device=base.device.name,
+        precision=base.precision,
+        latency_us=None if base.timing is None else base.latency_us,
+        row=invariance.row,
+        heads=invariance.heads,
+        aspects=aspects,
+        required={name: invariance.holds(name) for name in required},
+    )
 
 
 def _tried_document(t: Tried) -> dict[str, object]:
@@ -172,25 +188,23 @@ def _step(one: Explanation) -> tuple[Cell, ...]:
     return () if one.parted is None else (Cell(f"first at {one.parted}", "dim"),)
 
 
-def difference_document(output: Path, difference: Difference) -> dict[str, object]:
+def difference_document(output: Path, d: Difference) -> dict[str, object]:
     """Return the difference as JSON data."""
-    d = difference
-    return {
-        "schema_version": 1,
-        "kind": "npusim.diff",
-        "output": str(output),
-        "run": d.run.name,
-        "precision": d.run.precision,
-        "matched": d.matched,
-        "total": d.total,
-        "first": d.first,
-        "given": d.given if d.first else None,
-        "predicted": d.predicted if d.first else None,
-        "explained": [_explanation(one) for one in d.explained],
-        "nearest": None if d.nearest is None else _explanation(d.nearest),
-        "tried": d.tried,
-        "passed": d.passed,
-    }
+    return document(
+        "diff",
+        output=str(output),
+        run=d.run.name,
+        precision=d.run.precision,
+        matched=d.matched,
+        total=d.total,
+        first=d.first,
+        given=d.given if d.first else None,
+        predicted=d.predicted if d.first else None,
+        explained=[_explanation(one) for one in d.explained],
+        nearest=None if d.nearest is None else _explanation(d.nearest),
+        tried=d.tried,
+        passed=d.passed,
+    )
 
 
 def _explanation(one: Explanation) -> dict[str, object]:
@@ -200,3 +214,102 @@ def _explanation(one: Explanation) -> dict[str, object]:
         "of": one.of,
         "step": None if one.parted is None else str(one.parted),
     }
+
+
+# ---------------------------------------------------------------- predictions against measurements
+
+
+def _measured(interval: Interval) -> float | list[float]:
+    return interval.low if interval.low == interval.high else [interval.low, interval.high]
+
+
+def _passed(is_passed: bool | None) -> Style:
+    return "" if is_passed is None else "good" if is_passed else "bad"
+
+
+#: Rows are names with their reports.
+BITS = Columns(
+    Column("name", 0),
+    Column("matched", lambda row: row[1].matched, whole, ">", lambda row: _passed(row[1].matched == row[1].total)),
+    Column("total", lambda row: row[1].total, whole, ">"),
+    Column("first that differs", lambda row: row[1].first_mismatch or ""),
+)
+#: What JSON has of a residual: its keys are the titles.
+RESIDUALS = Columns(
+    *(Column(name, name) for name in ("name", "group", "quantity")),
+    Column("measured", lambda r: _measured(r.measured)),
+    *(Column(name, name) for name in ("predicted", "relative_error", "timing")),
+    Column("host_decides", "is_floor"),
+    Column("fitted", "is_fitted"),
+)
+
+
+def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
+    """Return the report as JSON: cases and summary, or vectors and kernels."""
+    if isinstance(report, BitsReport):
+        counts = {"vectors": _counts(report.vectors), "kernels": _counts(report.kernels)}
+        return {"schema_version": SCHEMA_VERSION, **{name: of for name, of in counts.items() if of}}
+    figures = ("median_abs_error", "worst_abs_error", "untouched_abs_error", "within_band", "left_out")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cases": RESIDUALS.records(report.residuals),
+        "summary": {
+            **{name: getattr(report, name) for name in figures},
+            "not_predicted": list(report.faults),
+            "groups": {name: asdict(rank) for name, rank in report.groups.items()},
+        },
+    }
+
+
+def _counts(reports: Mapping[str, VectorReport]) -> dict[str, dict[str, object]]:
+    return {
+        name: {key: value for key, value in asdict(report).items() if value is not None}
+        for name, report in sorted(reports.items())
+    }
+
+
+def validation_table(report: TimesReport | BitsReport) -> tuple[Block, ...]:
+    """Return the report as people read it."""
+    if isinstance(report, BitsReport):
+        rows = sorted({**report.vectors, **report.kernels}.items())
+        text = f"{whole(report.matched)} of {whole(report.total)} outputs equal"
+        facts = [("bits", cells(text, style=_passed(report.is_passed)))]
+        if report.left_out:
+            facts.append(("left out", cells(f"{report.left_out} by --only")))
+        return (Heading("bits, predicted against recorded"), BITS.grid(rows), Facts(tuple(facts)))
+
+    def measured(residual: Residual) -> str:
+        low, high = residual.measured
+        return f"{low:.4g}" if low == high else f"{low:.4g} .. {high:.4g}"
+
+    table = Columns(
+        Column("case", "name"),
+        Column("quantity", lambda r: f"latency_us ({r.timing})" if r.quantity == "latency_us" else r.quantity),
+        Column("measured", measured, align=">"),
+        Column("predicted", "predicted", ".4g", ">"),
+        Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside)),
+        Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
+    )
+    heading = Heading("times, predicted against measured", report.source)
+    return (heading, table.grid(report.residuals), Facts(tuple(_summary(report))))
+
+
+def _summary(report: TimesReport) -> Iterator[Fact]:
+    yield "error", cells(f"median {percent(report.median_abs_error)}, worst {percent(report.worst_abs_error)}")
+    if report.within_band is not None:
+        yield "in band", cells(f"{percent(report.within_band)} of the quantities with a band")
+    if report.fitted:
+        others, fitted = len(report.counted) - len(report.fitted), percent(median_error(report.fitted))
+        text = f"{others} of {len(report.counted)}, median {percent(report.untouched_abs_error)}"
+        yield "in no fit", cells(f"{text}; of fitted ones {fitted}")
+    if floors := [r.name for r in report.residuals if r.is_floor]:
+        text = f"{len(floors)} of {len(report.residuals)} in no figure here: {', '.join(floors)}"
+        yield "host decides", cells(text)
+    if report.left_out:
+        yield "left out", cells(f"{report.left_out} cases by --only")
+    if hints := [f"{r.name}: {r.unit_hint}" for r in report.residuals if r.unit_hint]:
+        yield "units", cells(*hints, style="warn")
+    if report.faults:
+        yield "not predicted", cells(f"{len(report.faults)} cases", style="bad")
+    for name, g in report.groups.items():
+        yield name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}")

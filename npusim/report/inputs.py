@@ -1,4 +1,4 @@
-"""What a run is given, in words and as tables: sizes, devices, workloads, the fields of a schedule."""
+"""The inputs of a run as text and as tables: sizes, devices, workloads, the fields of a schedule."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def problem_text(problem: dict[str, object]) -> str:
         return format_bytes(int(str(p["bytes"])))
     if "heads" not in p:
         return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
-    heads = f"N{p['heads']}" if p["heads"] == p["kv_heads"] else f"N{p['heads']}/{p['kv_heads']}"
-    seq = f"S{p['seq_q']}" if p["seq_q"] == p["seq_kv"] else f"S{p['seq_q']}x{p['seq_kv']}"
-    dim = f"d{p['head_dim']}"
-    if p["value_head_dim"] != p["head_dim"]:
-        dim += f"/{p['value_head_dim']}"
-    mask = "causal" if p["causal"] else "full"
-    return f"B{p['batch']} {heads} {seq} {dim} {mask} {p['dtype']}"
+    heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(p["head_dim"], p["value_head_dim"])
+    seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
+    return f"B{p['batch']} N{heads} S{seq} d{dim} {mask} {p['dtype']}"
+
+
+def _pair(first: object, second: object, between: str = "/") -> str:
+    return f"{first}" if first == second else f"{first}{between}{second}"
 
 
 def asked_text(record: RunRecord) -> str:
@@ -65,7 +65,7 @@ def _allowed(field: TilingField) -> str:
 
 
 DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))
-#: Rows are keys of a device file with what stands there.
+#: Rows are keys of a device file with their values.
 NUMBERS = Columns(
     Column("key", 0),
     Column("value", lambda row: getattr(row[1], "value", ""), _number, ">"),
@@ -76,7 +76,7 @@ NUMBERS = Columns(
 )
 WORKLOADS = Columns(
     Column("workload", "name"),
-    Column("heads", lambda w: f"{w.heads}" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads}", align=">"),
+    Column("heads", lambda w: _pair(w.heads, w.kv_heads), align=">"),
     Column("head_dim", "head_dim", align=">"),
     Column("seq", "seq", align=">"),
     Column("devices", "tensor_parallel", align=">"),
@@ -101,8 +101,8 @@ def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -
     heading = Heading(device.name, f"{device.description}; file {device.digest()}")
     if only or basis:
         return (heading, NUMBERS.grid(rows))
-    held = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
-    measured = cells(*held or ["no measurement: predicted only"])
+    validations = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
+    measured = cells(*validations or ["no measurement: predicted only"])
     return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
 
 
@@ -125,7 +125,7 @@ def workload_table(load: Workload) -> tuple[Block, ...]:
 
 
 def not_modelled(load: Workload) -> tuple[Cell, ...]:
-    """Return what runs of this workload refuse to leave out unasked, and how to ask."""
+    """Return the features that npusim does not model, which runs refuse, and the option that ignores them."""
     left_out = load.left_out()
     if not left_out:
         return ()

@@ -9,17 +9,15 @@ import colorsys
 import html
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.layout import Arrangement, chain
-from npusim.report.text import Fact, Facts, cells
+from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.layout import Chain, Fragment, MmaInstruction
-
-SCHEMA_VERSION = 1
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
 #: black text readable, where a terminal has only 256.
@@ -43,7 +41,7 @@ class Square:
 
     @property
     def name(self) -> str:
-        """The element's seat: ``T5V2``, value 2 of lane (thread) 5."""
+        """Where the element is held: ``T5V2``, value 2 of lane (thread) 5."""
         return f"T{self.lane}V{self.value}"
 
     @property
@@ -54,7 +52,7 @@ class Square:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A tile of squares, row by row, with a title and what is to be said of it.
+    """A tile of squares, row by row, with a title and facts about it.
 
     ``note`` says how to read a square, ``legend`` what the marks of a chain mean.
     """
@@ -77,7 +75,7 @@ def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arr
     fragment = instruction.operand(operand)
     rows, columns = arrangement.tile(fragment) if arrangement else (fragment.rows, fragment.columns)
     seats: dict[tuple[int, int], tuple[int, int]] = {}
-    for lane, value in _held(fragment):
+    for lane, value in _elements(fragment):
         if arrangement:
             seats.setdefault(arrangement.element(fragment, lane, value), (lane, value))
         elif fragment.group(lane) == 0:
@@ -123,16 +121,17 @@ def _chained_seats(linked: Chain, *, is_whole_warp: bool) -> dict[tuple[int, int
     axis = 1 if linked.operand.operand == "A" else 0
     seats: dict[tuple[int, int], tuple[int, int]] = {}
     for tile in range(linked.tiles):
-        for lane, value in _held(accumulator):
+        for lane, value in _elements(accumulator):
             if not is_whole_warp and accumulator.group(lane):
                 continue
-            place = list(linked.arrangement.element(accumulator, lane, value))
-            place[axis] += tile * size[axis]
-            seats[place[0], place[1]] = (lane, tile * accumulator.values + value)
+            at = list(linked.arrangement.element(accumulator, lane, value))
+            at[axis] += tile * size[axis]
+            seats[at[0], at[1]] = (lane, tile * accumulator.values + value)
     return seats
 
 
-def _held(fragment: Fragment) -> Iterator[tuple[int, int]]:
+def _elements(fragment: Fragment) -> Iterator[tuple[int, int]]:
+    """Yield each (lane, number of the value)."""
     for group in range(fragment.groups):
         for thread in range(fragment.threads):
             for value in range(fragment.values):
@@ -149,7 +148,7 @@ def _colour(fragment: Fragment, lane: int) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- titles and facts
 
 
 def _title(instruction: MmaInstruction, fragment: Fragment) -> str:
@@ -163,8 +162,7 @@ def _kind(fragment: Fragment) -> str:
 
 
 def _legend(squares: tuple[tuple[Square, ...], ...]) -> str:
-    asked = [square for row in squares for square in row if square.needed_by]
-    kinds = {square.is_in_place for square in asked}
+    kinds = {square.is_in_place for row in squares for square in row if square.needed_by}
     words = [">Tk: must move to lane k"] if False in kinds else []
     return "; ".join([*words, "+Tk: lane k needs it too"] if True in kinds else words)
 
@@ -321,17 +319,16 @@ def fragment_document(instruction: MmaInstruction, operand: str) -> dict[str, ob
     """Return an operand's map for scripts: every element's group, row and column by lane."""
     fragment = instruction.operand(operand)
     lanes = range(fragment.lanes.size)
-    return {
-        **_common(instruction, fragment),
-        "layout": str(fragment.layout),
-        "lanes": str(fragment.lanes),
-        "groups": fragment.groups,
-        "registers": fragment.registers,
-        "row_butterflies": list(fragment.butterflies("row")),
-        "map": [
-            [[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)] for lane in lanes
-        ],
-    }
+    return _document(
+        instruction,
+        fragment,
+        layout=str(fragment.layout),
+        lanes=str(fragment.lanes),
+        groups=fragment.groups,
+        registers=fragment.registers,
+        row_butterflies=list(fragment.butterflies("row")),
+        map=[[[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)] for lane in lanes],
+    )
 
 
 def chain_document(
@@ -339,31 +336,29 @@ def chain_document(
 ) -> dict[str, object]:
     """Return a chain for scripts: where each operand value comes from, shuffles, counts."""
     linked = chain(instruction.c, instruction.operand(operand), arrangement=arrangement)
-    return {
-        **_common(instruction, linked.operand),
-        "chain": {
-            "arrangement": str(linked.arrangement),
-            "values": linked.values,
-            "in_place": linked.in_place,
-            "share": linked.share,
-            "moved_per_lane": linked.moved,
-            "tiles": linked.tiles,
-            "steps": linked.steps,
-            "sources": [[list(source) for source in row] for row in linked.sources],
-            "shuffle_masks": [shuffle.mask for shuffle in linked.shuffles],
-            "cost": asdict(linked.cost),
-        },
+    moves = {
+        "arrangement": str(linked.arrangement),
+        "values": linked.values,
+        "in_place": linked.in_place,
+        "share": linked.share,
+        "moved_per_lane": linked.moved,
+        "tiles": linked.tiles,
+        "steps": linked.steps,
+        "sources": [[list(source) for source in row] for row in linked.sources],
+        "shuffle_masks": [shuffle.mask for shuffle in linked.shuffles],
+        "cost": asdict(linked.cost),
     }
+    return _document(instruction, linked.operand, chain=moves)
 
 
-def _common(instruction: MmaInstruction, fragment: Fragment) -> dict[str, object]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "npusim.layout",
-        "instruction": instruction.name,
-        "accumulator": instruction.accumulator,
-        "operand": fragment.operand,
-        "order": fragment.order,
-        "rows": fragment.rows,
-        "columns": fragment.columns,
-    }
+def _document(instruction: MmaInstruction, fragment: Fragment, **content: Any) -> dict[str, object]:
+    return document(
+        "layout",
+        instruction=instruction.name,
+        accumulator=instruction.accumulator,
+        operand=fragment.operand,
+        order=fragment.order,
+        rows=fragment.rows,
+        columns=fragment.columns,
+        **content,
+    )

@@ -1,4 +1,4 @@
-"""The folder of a run: written beside its place, then moved there whole, or not at all."""
+"""The folder of a run: written to a hidden folder beside it, then moved there whole, or not at all."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Literal
 from npusim.errors import OutputError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of, to_json
+from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of
+from npusim.report.text import to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
 
 PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_OWN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
+_RUN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
 
 #: Where the header of a safetensors file begins, behind its length.
 _HEADER_AT = 8
@@ -56,9 +56,9 @@ def check_writable(folder: Path) -> None:
     if not target.is_dir():
         raise OutputError(f"{folder}: is a file, not a folder; choose --out")
     names = {p.name for p in target.iterdir() if not p.name.startswith(_hidden_prefix(target))}
-    if foreign := sorted(names - _OWN_FILES):
+    if others := sorted(names - _RUN_FILES):
         raise OutputError(
-            f"{folder}: holds {foreign[0]!r}, which is no file of a run, so it is not replaced; "
+            f"{folder}: holds {others[0]!r}, which is no file of a run, so it is not replaced; "
             "choose a folder of its own with --out"
         )
     if target.is_mount() and RESULT_FILE in names:
@@ -119,7 +119,12 @@ def save_run(
     record, timeline = record_of(result), timeline_of(result)
     drawn = figures_document(result, timeline)
     shown = timeline.windowed(window)
-    page = _page(result, record, drawn) if report else ""
+    page = ""
+    if report:
+        from npusim.report.advice import Trial
+        from npusim.report.page import run_page
+
+        page = run_page(record, drawn, Trial(result))
     with _replacing(target) as fresh:
         (fresh / RESULT_FILE).write_text(to_json(record.to_document()), encoding="utf-8")
         (fresh / FIGURES_FILE).write_text(to_json(drawn, indent=None), encoding="utf-8")
@@ -134,13 +139,6 @@ def save_run(
     return target
 
 
-def _page(result: RunData, record: RunRecord, drawn: dict[str, object]) -> str:
-    from npusim.report.advice import Trial
-    from npusim.report.page import run_page
-
-    return run_page(record, drawn, Trial(result))
-
-
 def save_trace(result: RunData, path: str | Path, window: tuple[float, float] | None = None) -> Path:
     """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
     file = Path(path)
@@ -150,7 +148,7 @@ def save_trace(result: RunData, path: str | Path, window: tuple[float, float] | 
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there; raise `OutputError` if that fails."""
+    """Write a file under a temporary name, then rename it; raise `OutputError` if that fails."""
     check_file_writable(file)
     fresh: Path | None = None
     try:
@@ -181,7 +179,7 @@ def _replacing(target: Path) -> Iterator[Path]:
         with _hidden_folder(parent, _hidden_prefix(folder)) as fresh:
             yield fresh
             if parent != folder:
-                _put(fresh, folder)
+                _move(fresh, folder)
             else:
                 for file in sorted(fresh.iterdir(), key=lambda f: f.name == RESULT_FILE):
                     file.replace(folder / file.name)
@@ -195,9 +193,9 @@ def _hidden_prefix(folder: Path) -> str:
 
 @contextmanager
 def _hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder, removed at the end with what is in it, as are those that killed processes left."""
+    """Yield a new folder, removed at the end with its content; so are those that killed processes left behind."""
     for leftover in parent.iterdir():
-        # One that was made just now may not be locked yet.
+        # A new one may not be locked yet.
         if leftover.name.startswith(prefix) and time.time() - leftover.stat().st_mtime > 1:
             with _lock(leftover) as is_ours:
                 if is_ours:
@@ -213,7 +211,7 @@ def _hidden_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[bool]:
-    """Give whether this process has a folder's lock, which ends with it; no where the system has no such locks."""
+    """Yield whether this process holds a folder's lock, which ends with it; False on systems without such locks."""
     held, is_ours = None, False
     with suppress(ImportError, OSError):
         import fcntl
@@ -228,11 +226,10 @@ def _lock(folder: Path) -> Iterator[bool]:
             os.close(held)
 
 
-def _put(fresh: Path, folder: Path) -> None:
-    """Move a folder to its place, where the old one is replaced at once, or stays if that fails.
+def _move(fresh: Path, folder: Path) -> None:
+    """Replace a folder by a new one in one step; if that fails, the old one stays.
 
-    Only where the system cannot exchange two folders does it take two renames: a kill between them leaves the old
-    one hidden.
+    Where the system cannot exchange two folders it takes two renames: a kill between them leaves the old one hidden.
     """
     if folder.exists() and _exchanged(fresh, folder):
         return

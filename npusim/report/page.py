@@ -1,9 +1,8 @@
-"""Reports as pages, of a run, of several with what lies between them, of a search: one HTML file that needs nothing
-else, neither network nor server.
+"""Pages on a run, on several and their differences, or on a search: one HTML file without network or server.
 
 Charts are Vega-Lite specifications drawn in the browser by the library that comes with vl-convert, in the
-colours of the reader's theme; each has its numbers as a table besides.  What runs and compares brought along
-(names, notes) is escaped by jinja2, and the page's policy lets nothing run but its own two scripts.
+colours of the reader's theme; each has a table of its numbers.  Text from files (names, notes) is escaped by
+jinja2, and the page's policy allows no scripts but its two.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 
 def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> PagePart:
-    """Return what a page says of one run; pipes and links are figures of their own."""
+    """Return the part of a page on one run; pipes and links are separate figures."""
     table = run_table(record, trial)
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [b for b in table if isinstance(b, Facts)]

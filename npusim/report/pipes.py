@@ -2,9 +2,9 @@
 
 One row per core that has work, as ``PipeUtilization.csv`` of ``msprof op`` has it, so that a
 measured and a predicted file can be joined on ``block_id`` and ``sub_block_id``.  Times are of the
-core's own run (its ratios have its own cycles below the line), without the launch.  What npusim has
-no queue for (scalar time, instruction-cache misses) is left out rather than written as 0; the last two
-columns are npusim's own: how the cycles were found, and how far the exact ones can be from them.
+core's run (ratios are of its cycles), without the launch.  What npusim has no queue for (scalar time,
+instruction-cache misses) is left out rather than written as 0; the last two columns, the method of simulation
+and how far exact cycles can be from these, are npusim's additions.
 
 Source: CANN documentation, msprof op, "PipeUtilization".
 """
@@ -43,7 +43,7 @@ _NOT_APPLICABLE = "NA"
 
 
 class MeasuredPipes(NamedTuple):
-    """What a profiler's file says of the block that takes longest: its clock, cycles, and each pipe's busy cycles."""
+    """The block of a profiler's file that takes longest: its clock, cycles, and each pipe's busy cycles."""
 
     clock_hz: float
     cycles: int
@@ -102,8 +102,7 @@ def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: l
         f"{kind}_total_cycles": total,
     }
     for use in uses:
-        pipe = use.queue.rpartition(".")[2]
-        name = PROFILED_PIPES.get(pipe, pipe.lower())
+        name = PROFILED_PIPES.get(use.pipe, use.pipe.lower())
         row[f"{kind}_{name}_time(us)"] = us(use.busy_cycles)
         row[f"{kind}_{name}_ratio"] = round(use.busy_cycles / total, 6) if total else 0.0
     return {**row, "method": timing.method, "band": timing.band}
@@ -125,7 +124,7 @@ def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def read_pipes(file: Path) -> MeasuredPipes:
-    """Return what a profiler's ``PipeUtilization.csv`` (or our ``pipes.csv``) says of its longest block.
+    """Return the longest block of a profiler's ``PipeUtilization.csv``, or of a ``pipes.csv``.
 
     Raises `SpecError` where the file cannot be read, or lacks a column or a number that is needed.
     """
@@ -150,8 +149,8 @@ def read_pipes(file: Path) -> MeasuredPipes:
             if total is None:
                 continue
             totals[block] = max(totals.get(block, 0), round(total))
-            took = _number(row, f"{kind}_time(us)", where)
-            clock = total / took * 1e6 if took else clock
+            duration_us = _number(row, f"{kind}_time(us)", where)
+            clock = total / duration_us * 1e6 if duration_us else clock
             core = profiled_core(kind, row.get("sub_block_id") or "")
             blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, where))
     if not totals:
@@ -159,7 +158,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
     if not clock:
         raise SpecError(f"{file}: no column {kinds[0]}_time(us): how long a cycle is, is not said")
     last = max(totals, key=lambda b: totals[b])
-    # Its times are rounded, clocks are not that odd.
+    # Times in the file are rounded; real clocks are multiples of 10 kHz.
     return MeasuredPipes(round(clock, -4), totals[last], blocks[last])
 
 
@@ -167,19 +166,19 @@ def _busy(
     row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, where: str
 ) -> Iterator[tuple[str, int]]:
     """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
-    took = _number(row, f"{kind}_time(us)", where)
+    duration_us = _number(row, f"{kind}_time(us)", where)
     for column in columns:
         ratio = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
         share = _number(row, column, where) if ratio else None
         if ratio is None or share is None:
             continue
-        exactly = _number(row, f"{kind}_{ratio[1]}_time(us)", where)
-        cycles = share * total if exactly is None or not took else exactly / took * total
+        busy_us = _number(row, f"{kind}_{ratio[1]}_time(us)", where)
+        cycles = share * total if busy_us is None or not duration_us else busy_us / duration_us * total
         yield f"{core}.{_VENDOR.get(ratio[1], ratio[1].upper())}", round(cycles)
 
 
 def _number(row: Mapping[str, Any], column: str, where: str) -> float | None:
-    """Return a cell's number; None where the profiler says that it does not apply, or says nothing."""
+    """Return a cell's number; None where it is empty or does not apply."""
     text = str(row.get(column) or "").strip()
     if text in ("", _NOT_APPLICABLE, "N/A"):
         return None

@@ -1,7 +1,7 @@
-"""``result.json``: what is kept of a run, as plain numbers; all that tables, comparisons and advice need.
+"""``result.json``: the record of a run, all that tables, comparisons and advice need.
 
-A `RunRecord` is made from a live result (`record_of`) or read back (`load_result`); whatever prints or compares
-takes records, so that a run of last week is treated like one of this minute.  Its parts are the results' own types.
+A `RunRecord` comes from a live result (`record_of`) or from a file (`load_result`); whatever prints or compares takes
+records, so that old and new runs are treated alike.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from npusim.config.node import NodeDevice
 from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
-from npusim.sanitize import json_safe, regular_file
+from npusim.sanitize import regular_file
 from npusim.simulation.result import PresetOutcome
 from npusim.simulation.robustness import FiniteChoice, Spread, row_sum_evidence
-from npusim.timing.result import ConstantRecord, OverlapRecord, QueueUse, Roofline, TimingRecord
+from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, TimingRecord, units_of
 from npusim.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.config.device import DeviceSpec
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
@@ -88,7 +86,7 @@ class RunRecord:
 
 
 def record_of(result: RunData) -> RunRecord:
-    """Return what is kept of ``result``."""
+    """Return the record of a result."""
     bits = result.numerics
     return RunRecord(
         npusim_version=__version__,
@@ -135,11 +133,6 @@ def _timing(result: RunData, timing: TimingResult) -> TimingRecord:
     )
 
 
-def units_of(queues: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
-    """Return what executes: the queues, or the pipes if they share some (then a queue only issues)."""
-    return tuple(q for q in queues if q.is_pipe) or queues
-
-
 def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tuple[ConstantRecord, ...]:
     """Return the constants behind the busy cycles, the largest share first."""
     basis = {key: fact.basis for key, fact in device.facts()}
@@ -168,7 +161,7 @@ def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
 
 
 def roofline_of(result: RunData) -> Roofline | None:
-    """Return a run's place; None for nodes, copies, and devices without matrix unit or time."""
+    """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None
@@ -183,11 +176,6 @@ def roofline_of(result: RunData) -> Roofline | None:
         memory_bytes_per_s=float(device.link("hbm").bytes_per_s.value),
         attained_flops_per_s=result.program.flops * timing.clock_hz / timing.cycles,
     )
-
-
-def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
-    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
-    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def load_result(path: str | Path) -> RunRecord:

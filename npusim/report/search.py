@@ -1,4 +1,4 @@
-"""A search: what is fastest and what proves it, fronts, gains of another device; as text, and as a page.
+"""A search: the ranking and its proof, fronts, gains of another device; as text, and as a page.
 
 The page is made of the rows of a search's table, so that one written by another version, or by hand, is shown too.
 """
@@ -18,7 +18,7 @@ from npusim.report import charts
 from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.pipes import read_csv
-from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, percent, whole
+from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -105,15 +105,14 @@ def exploration_document(
         row = outcome.row()
         return {"tiling": outcome.point, **{k: v for k, v in row.items() if k not in outcome.point}}
 
-    return {
-        "schema_version": 1,
-        "kind": "npusim.explore",
-        "schedule": schedule,
-        "complete": exploration is not None,
-        "best": point(best) if best else None,
-        "front": [] if exploration is None else [*map(point, exploration.front)],
-        "points": [*map(point, outcomes)],
-    }
+    return document(
+        "explore",
+        schedule=schedule,
+        complete=exploration is not None,
+        best=point(best) if best else None,
+        front=[] if exploration is None else [*map(point, exploration.front)],
+        points=[*map(point, outcomes)],
+    )
 
 
 def _ranking_blocks(
@@ -156,7 +155,7 @@ def _ranking_blocks(
 def _margin(
     best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome], sensitive: Mapping[int, str]
 ) -> Iterator[Cell]:
-    """Yield how far the best is ahead of the next, against how far methods may be off, and what might dethrone it."""
+    """Yield the best's lead over the next, against the method's error band, and which constants could change it."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
@@ -191,8 +190,8 @@ def _assurances(exploration: Exploration) -> list[Block]:
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     counts = exploration.counts()
     if pruned := counts.get("pruned", 0):
-        beside = f" and {exploration.checked} pruned" if exploration.checked else ""
-        some = f"in the {counts.get('ok', 0)} simulated{beside}, which have every value of every axis"
+        also = f" and {exploration.checked} pruned" if exploration.checked else ""
+        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis"
         is_part = exploration.checked < pruned
         facts.append(
             ("races", cells(f"none {some}; --check-all looks at all" if is_part else "none in any point that fits"))
@@ -249,7 +248,7 @@ def _number(text: Any) -> Any:
 
 
 def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
-    """Return what a page says of a search."""
+    """Return the part of a page on a search."""
     axes, ranked = varied(rows), _ranked(rows)
     counts = Counter(str(r["status"]) for r in rows)
     statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
@@ -258,7 +257,7 @@ def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
 
 
 def drawings_of(exploration: Exploration) -> dict[str, Spec]:
-    """Return ranking, front and heatmaps of a search, those that its points allow, by the names of their files."""
+    """Return ranking, front and heatmaps of a search, as far as its points allow, by the names of their files."""
     rows = [o.row() for o in exploration.outcomes]
     axes = varied(rows)
     specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}
@@ -352,28 +351,29 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:
-    """Yield the best time over pairs of axes; of points that are like the best in what is said in words."""
+    """Yield the best time over pairs of numeric axes, of points that have the best's values on all other axes."""
     best = ranked[0]
     alike = [r for r in rows if all(r.get(a) == best.get(a) for a in axes if isinstance(best.get(a), str))]
     numeric = [a for a in axes if not isinstance(best.get(a), str) and len({r.get(a) for r in alike}) > 1]
     text = "The least latency in us over all other axes; ≥: proved to be no faster; a cross: it does not fit."
     for number, (x, y) in enumerate(list(combinations(numeric, 2))[:MAPS]):
-        spec, places = map_of(alike, x, y)
+        spec, squares = map_of(alike, x, y)
         table = Columns(Column(x, "x"), Column(y, "y"), Column("latency us", "value", ",.2f"), Column("status", "what"))
-        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(places))
+        yield Figure(f"map{number}", f"{x} and {y}", text, spec, table.grid(squares))
 
 
 def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
-    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its places."""
-    places: dict[tuple[Any, Any], Row] = {}
+    """Return the least time at each pair of values of two axes, or the bound that proves it too long; its squares."""
+    squares: dict[tuple[Any, Any], Row] = {}
     for r in rows:
         at, status = (r.get(x), r.get(y)), str(r["status"])
         time = r["latency_us"] if status == "ok" else None
         bound = r.get("bound_us") if status == "pruned" else None
-        place = places.setdefault(at, {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status})
-        if time is not None and (place["value"] is None or time < place["value"]):
-            place.update(value=time, what="ok")
-        elif bound is not None and place["value"] is None and (place["bound"] is None or bound < place["bound"]):
-            place.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
-    ordered = [places[at] for at in sorted(places, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
+        blank: Row = {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status}
+        square = squares.setdefault(at, blank)
+        if time is not None and (square["value"] is None or time < square["value"]):
+            square.update(value=time, what="ok")
+        elif bound is not None and square["value"] is None and (square["bound"] is None or bound < square["bound"]):
+            square.update(bound=bound, what=f"pruned: {bound:,.2f} us at least")
+    ordered = [squares[at] for at in sorted(squares, key=lambda at: tuple((v is None, str(type(v)), v) for v in at))]
     return charts.heatmap(ordered, x, y), ordered

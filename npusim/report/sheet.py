@@ -1,7 +1,7 @@
-"""What comparing needs of runs: their inputs, and where the time of every unit goes, to the cycle.
+"""Runs as `compare` needs them: their inputs, and what every unit spends its time on, to the cycle.
 
-A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.csv`` that a vendor's
-profiler wrote on the hardware; that says no more than how long each pipe was busy.
+A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.csv`` of a vendor's
+profiler on the hardware, which has no more than how long each pipe was busy.
 
 A difference of latency is split in parts that add up to it, by construction.  The core group that ends last takes the
 kernel's time, and each unit of it spends all of that time on something: its operations, what others on shared links
@@ -17,22 +17,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim.report.bottleneck import deciding_group, queues_of
 from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 
-#: What a unit's time goes to: the kind of it, and which.
-Row = tuple[str, str]
-BUSY: Row = ("work", "all operations")
-SHARED: Row = ("links", "others on shared links or pipes")
-END: Row = ("end", "its last operation is over, others are not")
-UNKNOWN: Row = ("idle", "not busy")
+#: What a unit's time goes to: its kind and its name.
+Item = tuple[str, str]
+BUSY: Item = ("work", "all operations")
+SHARED: Item = ("links", "others on shared links or pipes")
+END: Item = ("end", "its last operation is over, others are not")
+UNKNOWN: Item = ("idle", "not busy")
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ class Unit:
     phases: Mapping[str, int] = field(default_factory=dict)
     givers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Row, int]:
+    def rows(self, cycles: int, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
         """Return what the unit spends ``cycles`` on; they add up to it.
 
         Without ``works`` operations are one row, without ``waits`` all else is.
         """
-        spent_on: dict[Row, int] = {}
+        spent_on: dict[Item, int] = {}
         if works and self.work is not None:
             spent_on.update({("work", label): spent for label, (_, spent) in self.work.items()})
             spent_on[SHARED] = self.busy - sum(spent_on.values())
@@ -88,7 +87,7 @@ class Sheet:
         """Return cycles of the run's clock in microseconds."""
         return cycles / self.clock_hz * 1e6
 
-    def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Row, int]:
+    def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
         """Return what a unit spends the kernel's cycles on; nothing where the run has no such unit."""
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
@@ -126,7 +125,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
 
 def _labels(runs: list[Any]) -> list[str]:
     """Return a name for each run: its folder's, or its own; told apart where they are alike."""
-    paths = [_place(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
+    paths = [_named_path(Path(run)).parts if isinstance(run, str | Path) else (run.name,) for run in runs]
     depth = 1
     while depth < max(map(len, paths)) and len({p[-depth:] for p in paths}) < len(set(paths)):
         depth += 1
@@ -134,16 +133,16 @@ def _labels(runs: list[Any]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n} #{names[: i + 1].count(n)}" for i, n in enumerate(names)]
 
 
-def _place(path: Path) -> Path:
-    """Return what names a run: the folder of its result, or a file of another name."""
-    known = path.name in ("result.json", "PipeUtilization.csv", "pipes.csv") and path.parent.name
-    return path.parent if known else path
+def _named_path(path: Path) -> Path:
+    """Return the path whose name is the run's: the folder of its result, or a file of another name."""
+    has_usual_name = path.name in ("result.json", "PipeUtilization.csv", "pipes.csv") and path.parent.name
+    return path.parent if has_usual_name else path
 
 
 def _units(timing: TimingRecord) -> Iterator[Unit]:
     account = timing.account
-    group = deciding_group(timing) if account is None else account.group
-    for queue in queues_of(timing, group):
+    group = timing.last_group if account is None else account.group
+    for queue in timing.uses_of(group):
         if account is None:
             yield Unit(queue.queue, queue.busy_cycles, queue.is_pipe, waits=None if queue.is_pipe else queue.stalls)
             continue
@@ -159,14 +158,14 @@ def _units(timing: TimingRecord) -> Iterator[Unit]:
         )
 
 
-def _unprefixed(queue: QueueUse) -> Any:
-    """Return what strips the place of a block (``B0``) from its rings' names: they then go by what they hold."""
-    place = re.match(r"B\d+", queue.queue.rpartition(".")[2])
-    return lambda cause: cause.removeprefix(f"{place[0]} ") if place else cause
+def _unprefixed(use: QueueUse) -> Callable[[str], str]:
+    """Return a function that strips the resident block (``B0``) from names of its rings."""
+    slot = re.match(r"B\d+", use.pipe)
+    return lambda cause: cause.removeprefix(f"{slot[0]} ") if slot else cause
 
 
 def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
-    """Yield what a run was given, by dotted key."""
+    """Yield the inputs of a run, by dotted key."""
     yield from {
         "npusim_version": record.npusim_version,
         "schedule": record.schedule,
@@ -201,7 +200,7 @@ def _measured(file: Path, label: str) -> Sheet:
 
 # ---------------------------------------------------------------- a difference in parts
 
-#: Links of a chain of waits that are followed at most.
+#: Most steps of a chain of waits that are followed.
 LONGEST = 12
 
 
@@ -232,11 +231,12 @@ LAUNCH = Part("launch", "launch", ())
 
 
 @dataclass(frozen=True)
-class PartStep:
-    """One step along a chain of waits: what moved most in the same direction, in the queue waited for."""
+class Moved:
+    """An operation or a wait of some unit whose cycles differ between runs; ``times`` is how often it ran."""
 
     unit: str
     part: Part
+    times: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Breakdown:
 
     @property
     def is_one_clock(self) -> bool:
-        """Whether cycles of all runs are as long as each other."""
+        """Whether all runs have the same clock."""
         return len({s.clock_hz for s in self.sheets}) == 1
 
     def us(self, part: Part, run: int) -> float:
@@ -302,7 +302,7 @@ def breakdown(sheets: Sequence[Sheet]) -> Breakdown | None:
 
 
 def parts_of(sheets: Sequence[Sheet], units: Sequence[str]) -> tuple[Part, ...]:
-    """Return what one unit of each run spends its time on, as far as all runs say; nothing where it is missing.
+    """Return what one unit of each run spends its time on, in the detail that all runs have; none where it is missing.
 
     Operations come first, the end last.
     """
@@ -342,13 +342,13 @@ def _busiest_units(sheets: Sequence[Sheet]) -> tuple[str, ...]:
     return tuple(max(queues(s), key=lambda n: busy(s, n)) for s in sheets)
 
 
-def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]:
-    """Follow a wait to who is waited for, and what moved most there in the same direction, and so on.
+def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[Moved, ...]:
+    """Follow a wait to the queue that is waited for, to what moved most there in the same direction, and so on.
 
-    It ends at something that is no wait, or where it comes back to a queue it has been at: waits in a ring
-    are the pace of a loop of hand-overs, which its depth and the work in it decide.
+    It ends at something other than a wait, or at a queue that it has visited: waits in a ring are the pace of a
+    loop of queues, which the ring's depth and the work in the loop decide.
     """
-    seen, steps = {unit}, list[PartStep]()
+    seen, steps = {unit}, list[Moved]()
     sign = _change(old, new, unit).get(("wait", cause), 0)
     while len(steps) < LONGEST:
         account = new.units.get(unit) or old.units.get(unit)
@@ -361,14 +361,14 @@ def chain(old: Sheet, new: Sheet, unit: str, cause: str) -> tuple[PartStep, ...]
             break
         kind, cause = max(same, key=lambda row: abs(same[row]))
         cycles = tuple(s.rows(unit).get((kind, cause), 0) for s in (old, new))
-        steps.append(PartStep(unit, Part(kind, cause, cycles)))
+        steps.append(Moved(unit, Part(kind, cause, cycles)))
         if kind != "wait" or unit in seen:
             break
         seen.add(unit)
     return tuple(steps)
 
 
-def _change(old: Sheet, new: Sheet, unit: str) -> dict[Row, int]:
+def _change(old: Sheet, new: Sheet, unit: str) -> dict[Item, int]:
     before, after = old.rows(unit), new.rows(unit)
     rows = dict.fromkeys([*before, *after])
     return {row: after.get(row, 0) - before.get(row, 0) for row in rows}

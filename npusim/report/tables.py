@@ -1,4 +1,4 @@
-"""A run as a whole: the table of the terminal, and what its page says."""
+"""A run as a whole: the table of the terminal, and the tiles and figures of its page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.report import bits, times
 from npusim.report.advice import advise, decoding
-from npusim.report.bottleneck import bottleneck
 from npusim.report.charts import FigureTile
 from npusim.report.inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
@@ -58,7 +57,7 @@ def _inputs(record: RunRecord) -> Iterator[Fact]:
 
 
 def _notes(record: RunRecord) -> Iterator[Fact]:
-    """Yield the run's notes, without what the line on arithmetic says already."""
+    """Yield the run's notes, without those that the line on arithmetic covers."""
     stated = () if record.numerics is None else (*record.numerics.arithmetic, "order of row sums")
     notes = [note for note in record.notes if not any(name in note for name in stated)]
     if notes:
@@ -77,16 +76,16 @@ def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
 def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]:
     band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
     yield FigureTile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}")
-    if (held := timing.validated) is not None:
-        value = "never" if held.most_error is None else f"within {percent(held.most_error)}"
-        yield FigureTile("Validated", value, held.text(record.schedule, record.device.name))
+    if (validated := timing.validated) is not None:
+        value = "never" if validated.most_error is None else f"within {percent(validated.most_error)}"
+        yield FigureTile("Validated", value, validated.text(record.schedule, record.device.name))
     if timing.flops and timing.latency_us:
         at = timing.roofline
         reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
         yield FigureTile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached)
-    busiest = bottleneck(timing)
+    busiest = timing.busiest
     if busiest is not None:
-        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(busiest.busy_share)} of the kernel")
+        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(timing.busy_share(busiest))} of the kernel")
 
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
@@ -107,7 +106,7 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
     timing = record.timing
     if timing is not None and timing.cycles:
         yield from times.time_figures(record, timing, drawn)
-    # Global memory is no buffer: a thousandth of it says nothing.
+    # Global memory is no buffer: the share of it in use means nothing.
     buffers = [m for m in drawn.get("memories", ()) if m["name"] != "gm"]
     if buffers:
         yield times.memories_figure(buffers)

@@ -1,4 +1,4 @@
-"""Lays out headings, facts and grids as lines of text, once for terminals, pipes and notebooks.
+"""Tables: headings, facts and grids as text for terminals, notebooks and Markdown; and what JSON documents share.
 
 Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colours, or none.
 """
@@ -6,13 +6,14 @@ Lines carry styles by meaning (``good``, ``warn``); who prints them chooses colo
 from __future__ import annotations
 
 import html
+import json
 import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.sanitize import visible
+from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ Line = tuple[tuple[str, Style], ...]
 
 _INDENT = "  "
 _GAP = "  "
-#: Text is not squeezed into less: then lines run over.
+#: Text is wrapped to no narrower column: lines are then too long.
 _NARROWEST = 12
 
 
@@ -66,7 +67,7 @@ Fact = tuple[str, tuple[Cell, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a table says of each row under ``title``.
+    """One column of a table, under ``title``.
 
     ``value`` is an attribute, key or index of the row, or a function of it; ``form`` a format specification, or a
     function, that writes it; what is None is ``-``.  Numbers are aligned with ``>``.  ``style`` may be a function of
@@ -109,6 +110,16 @@ class Columns:
         """Return the values themselves under ``keys``, one a column; by title without any."""
         names = keys or tuple(c.title for c in self.columns)
         return [{name: c.of(row) for name, c in zip(names, self.columns, strict=True)} for row in rows]
+
+
+def document(kind: str, *, version: int = 1, **content: object) -> dict[str, object]:
+    """Return JSON data led by its kind and the version of its keys, which changes when a key changes its meaning."""
+    return {"schema_version": version, "kind": f"npusim.{kind}", **content}
+
+
+def to_json(document: Mapping[str, object], indent: int | None = 1) -> str:
+    """Return JSON text that ends in a newline; raises `ValueError` for NaN or infinity."""
+    return json_safe(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def cells(*texts: str, style: Style = "") -> tuple[Cell, ...]:
@@ -224,7 +235,7 @@ def _grid(grid: Grid, width: int | None) -> Iterator[Line]:
 
 
 def _narrow(grid: Grid, widths: list[int], width: int) -> None:
-    """Take room from columns of text, the one with most to give first, until the grid fits or none has any."""
+    """Narrow columns of text, the one with most room to spare first, until the grid fits or none has any."""
     words = [[len(w) for text in _column(grid, i) for w in text.split()] for i in range(len(widths))]
     least = [min(now, max(_NARROWEST, *lengths, 0)) for now, lengths in zip(widths, words, strict=True)]
     texts = [i for i, side in enumerate(grid.align) if side == "<"]

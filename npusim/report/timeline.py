@@ -1,8 +1,8 @@
-"""The timeline of a run: slices by track, what they waited for, who fed whom, what memories and links held.
+"""The timeline of a run: slices by track, their waits and producers, and the levels of memories and links.
 
-It is put together after the fact: the spans of a queue stand in the order in which the program has its operations,
-so that the program is walked beside them.  From that follow each operation's producers, what it waited for, the
-bytes that rings hold and what crosses links.
+It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
+walked in step with them.  That gives each operation's producers, what it waited for, the bytes that rings hold and
+the traffic on links.
 
 Cycles are the truth.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
@@ -83,8 +83,8 @@ class Timeline:
     def within(self, start: int, end: int) -> Timeline:
         """Return what lies in a window, slices that reach beyond it left whole."""
         tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
-        kept = {id(s) for slices in tracks.values() for s in slices}
-        flows = [f for f in self.flows if id(f.source[1]) in kept and id(f.target[1]) in kept]
+        inside = {id(s) for slices in tracks.values() for s in slices}
+        flows = [f for f in self.flows if id(f.source[1]) in inside and id(f.target[1]) in inside]
         counters = {name: list(_levels(levels, start, end)) for name, levels in self.counters.items()}
         return replace(self, tracks=tracks, flows=flows, counters=counters)
 
@@ -144,7 +144,7 @@ def _is_of_waits(timing: TimingResult, track: Track) -> bool:
 
 
 class _Replay:
-    """Goes through a core group's program with its spans, and adds what they show to a timeline."""
+    """Walks a core group's program in step with its spans, and adds slices, flows and levels to a timeline."""
 
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
@@ -161,9 +161,9 @@ class _Replay:
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
         self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link
-        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that moved it on
-        self.visible: dict[int, list[int]] = defaultdict(list)  # and when that was seen
-        self.free: dict[str, int] = {}  # by queue, in the phase at hand
+        self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag
+        self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which that is visible
+        self.free: dict[str, int] = {}  # by queue, in the current phase
         self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
         self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
         self.begun: set[tuple[int, int]] = set()  # ring and generation
@@ -190,9 +190,9 @@ class _Replay:
             self.operations.append((track, piece))
             self.timeline.tracks[track].append(piece)
             self._add_waits(piece, span, resolved, timed)
-            self._look_at_rings(span, resolved)
-            self._look_at_links(span, timed)
-            self._hand_on(span, resolved, timed)
+            self._add_ring_levels(span, resolved)
+            self._add_link_rates(span, timed)
+            self._set_flags(span, resolved, timed)
         self._add_counters()
 
     def _add_counters(self) -> None:
@@ -228,10 +228,10 @@ class _Replay:
                 yield op
 
     def _add_waits(self, piece: Slice, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
-        """Add flows from who made what an operation reads, and cut the time before it by what held it up.
+        """Add flows from the producers of what an operation reads, and split the time before it by cause.
 
-        Flags in the order in which the queue looks at them.  Where an instruction came late and a flag later
-        still, all of it counts as the flag's.
+        Flags are taken in the order in which the queue waits for them.  Where an instruction was late and a flag
+        later still, all of that time is the flag's.
         """
         queue = resolved.op.queue
         waits = [] if queue in self.free else [self.opening]
@@ -256,31 +256,31 @@ class _Replay:
             Slice(cause, start, end, "wait", piece.block, piece.path) for cause, start, end in waits if end > start
         ]
 
-    def _look_at_rings(self, span: Span, resolved: ResolvedOp) -> None:
+    def _add_ring_levels(self, span: Span, resolved: ResolvedOp) -> None:
         """A slot is held from its first producer's begin to its last consumer's end."""
         for (name, is_producer), generation in resolved.cursors.items():
-            ring = self.sides[name, resolved.op.queue, is_producer].ring_number
-            at = self.program.rings[ring]
-            if is_producer and (ring, generation) not in self.begun:
-                self.begun.add((ring, generation))
-                self.changes[at.space].append((span.start, at.slot_bytes))
+            number = self.sides[name, resolved.op.queue, is_producer].ring_number
+            ring = self.program.rings[number]
+            if is_producer and (number, generation) not in self.begun:
+                self.begun.add((number, generation))
+                self.changes[ring.space].append((span.start, ring.slot_bytes))
         for index in resolved.sets:
             endpoint = self.walker.endpoints[index]
             if endpoint.is_producer:
                 continue
-            at = self.program.rings[endpoint.ring_number]
+            ring = self.program.rings[endpoint.ring_number]
             ends = self.released[endpoint.ring_number, len(self.sets[index])]
             ends.append(max(span.end, span.done))
-            if len(ends) == len(at.consumers):
-                self.changes[at.space].append((max(ends), -at.slot_bytes))
+            if len(ends) == len(ring.consumers):
+                self.changes[ring.space].append((max(ends), -ring.slot_bytes))
 
-    def _look_at_links(self, span: Span, timed: TimedOp | None) -> None:
+    def _add_link_rates(self, span: Span, timed: TimedOp | None) -> None:
         end = max(span.end, span.done)
         for link, size in timed.flows if timed is not None and end > span.start else ():
             rate = size / (end - span.start) * self.clock_hz / 1e9
             self.rates[link] += [(span.start, rate), (end, -rate)]
 
-    def _hand_on(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
+    def _set_flags(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
         number, queue = len(self.operations) - 1, resolved.op.queue
         over = max(span.end, span.done) + (0 if timed is None else timed.latency)
         self.over[queue] = max(over, self.over[queue])

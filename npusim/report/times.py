@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.machines.tracks import track_of
 from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE
-from npusim.report.bottleneck import basis_shares, bottleneck, deciding_group, group_ends, main_stall, queues_of
 from npusim.report.charts import Figure
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
 from npusim.timing.result import KINDS, method_text
@@ -123,43 +122,39 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
 
 
 def _bound_by(timing: TimingRecord) -> str:
-    busiest = bottleneck(timing)
+    busiest = timing.busiest
     if busiest is None:
         return "nothing ran"
-    track = track_of(busiest.queue.group, busiest.queue.queue)
-    slack = timing.cycles - busiest.queue.busy_cycles
-    busy = f"{track.pipe} of {track.core}, busy {percent(busiest.busy_share)}, slack {whole(slack)} cycles"
-    return busy if busiest.busy_share >= BOUND_SHARE else f"waiting; busiest is {busy}"
+    track, share = track_of(busiest.group, busiest.queue), timing.busy_share(busiest)
+    slack = timing.cycles - busiest.busy_cycles
+    busy = f"{track.pipe} of {track.core}, busy {percent(share)}, slack {whole(slack)} cycles"
+    return busy if share >= BOUND_SHARE else f"waiting; busiest is {busy}"
 
 
 def pipes_grid(timing: TimingRecord) -> Grid:
     """Return the queues of the core group that ends last, with what each waits most for."""
-    total, busiest = max(1, timing.cycles), bottleneck(timing)
-    limit = busiest.queue if busiest is not None and busiest.busy_share >= BOUND_SHARE else None
+    total, busiest = max(1, timing.cycles), timing.busiest
+    limit = busiest if busiest is not None and timing.busy_share(busiest) >= BOUND_SHARE else None
 
     def waits(row: tuple[str, QueueUse]) -> tuple[str, str]:
-        stall = main_stall(row[1])
+        stall = row[1].main_stall
         return ("-", "") if stall is None else (stall[0], percent(stall[1] / total))
 
     table = Columns(
         Column(_pipes_title(timing), 0),
-        Column("pipe", lambda row: track_of(row[1].group, row[1].queue).pipe),
+        Column("pipe", lambda row: row[1].pipe),
         Column(
-            "busy", lambda row: row[1].busy_cycles / total, percent, ">", lambda row: "warn" if row[1] == limit else ""
+            "busy", lambda row: timing.busy_share(row[1]), percent, ">", lambda row: "warn" if row[1] == limit else ""
         ),
         Column("operations", lambda row: row[1].operations, whole, ">"),
         Column("waits most for", lambda row: waits(row)[0]),
         Column("share", lambda row: waits(row)[1], align=">"),
     )
-    queues = _cores(queues_of(timing, deciding_group(timing)))
-    before = ["", *(core for core, _ in queues)]
-    return table.grid(
-        (core if core != last else "", queue) for (core, queue), last in zip(queues, before, strict=False)
-    )
+    return table.grid(_cores(timing.uses_of(timing.last_group)))
 
 
 def _pipes_title(timing: TimingRecord) -> str:
-    ends = group_ends(timing)
+    ends = timing.group_ends
     if timing.overlap is not None:
         return f"device (last of {len(ends)} to end)"
     return "core" if len(ends) < 2 else f"core (last of {len(ends)} groups to end)"
@@ -172,8 +167,7 @@ def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
         cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
 
     def use(core: str) -> object:
-        pipes = [(q.queue.rpartition(".")[2], q) for q in cores[core]]
-        return [(pipe, q.busy_cycles, q.operations, q.end_cycles, q.stalls) for pipe, q in pipes]
+        return [(q.pipe, q.busy_cycles, q.operations, q.end_cycles, q.stalls) for q in cores[core]]
 
     worked = [core for core, uses in cores.items() if any(queue.operations for queue in uses)]
     rows = []
@@ -209,8 +203,8 @@ def _gb_per_s(rate: float) -> str:
 
 
 def constants_facts(timing: TimingRecord) -> Iterator[Fact]:
-    """Yield on which evidence the busy time rests, and the weakest constants by name."""
-    shares = basis_shares(timing)
+    """Yield the shares of busy time by evidence, and the weakest constants by name."""
+    shares = timing.basis_shares
     if shares:
         text = ", ".join(f"{basis} {percent(share)}" for basis, share in shares.items())
         total = sum(c.cycles for c in timing.constants)
@@ -237,15 +231,15 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
 
 
 def together(tracks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tracks have, under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
-    kept: dict[str, tuple[list[str], Any]] = {}
+    """Return the tracks' content under short names; cores that did the same share one: ``veccore0-1 VECTOR``."""
+    groups: dict[str, tuple[list[str], Any]] = {}
     for track, content in tracks.items():
         core, _, pipe = short(track).rpartition(" ")
-        twin = next((n for n, (_, other) in kept.items() if other == content and n.rpartition(" ")[2] == pipe), None)
-        kept.setdefault(twin or f"{core} {pipe}", ([], content))[0].append(core)
+        twin = next((n for n, (_, other) in groups.items() if other == content and n.rpartition(" ")[2] == pipe), None)
+        groups.setdefault(twin or f"{core} {pipe}", ([], content))[0].append(core)
     return {
         f"{cores[0]}{f'-{cores[-1][-1]}' if len(cores) > 1 else ''} {name.rpartition(' ')[2]}": content
-        for name, (cores, content) in kept.items()
+        for name, (cores, content) in groups.items()
     }
 
 
@@ -267,7 +261,7 @@ def time_parts(timing: TimingRecord) -> list[Row]:
     """Return the parts of the time of each queue or pipe of the core group that ends last."""
     us = timing.core_us / timing.cycles
     tracks: dict[str, list[Row]] = {}
-    for queue in queues_of(timing, deciding_group(timing)):
+    for queue in timing.uses_of(timing.last_group):
         if not queue.operations:
             continue
         parts = [(BUSY, BUSY, queue.busy_cycles), *((_kind(c), c, n) for c, n in queue.stalls.items())]
@@ -287,17 +281,16 @@ def _on_tracks(tracks: Mapping[str, list[Row]]) -> list[Row]:
 
 
 def _time_text(timing: TimingRecord) -> str:
-    busiest = bottleneck(timing)
+    busiest = timing.busiest
     if busiest is None:
         return "Nothing ran."
-    track = track_of(busiest.queue.group, busiest.queue.queue)
-    text = f"{track.pipe} of {track.core} is busiest: {percent(busiest.busy_share)} of the kernel. "
-    queues = [q for q in queues_of(timing, busiest.queue.group) if q.stalls and not q.is_pipe]
+    track = track_of(busiest.group, busiest.queue)
+    text = f"{track.pipe} of {track.core} is busiest: {percent(timing.busy_share(busiest))} of the kernel. "
+    queues = [q for q in timing.uses_of(busiest.group) if q.stalls and not q.is_pipe]
     if queues:
         queue = max(queues, key=lambda q: max(q.stalls.values()))
-        cause, cycles = main_stall(queue) or ("", 0)
-        pipe = track_of(queue.group, queue.queue).pipe
-        text += f"The longest wait: {pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
+        cause, cycles = queue.main_stall or ("", 0)
+        text += f"The longest wait: {queue.pipe} for “{cause}”, {percent(cycles / timing.cycles)}."
     return text
 
 
@@ -361,14 +354,14 @@ def memories_figure(memories: Sequence[Row]) -> Figure:
 
 
 def constants_figure(timing: TimingRecord) -> Figure:
-    """Return on which evidence the busy time rests."""
+    """Return the constants behind the busy time, and the shares of each basis."""
     total = sum(c.cycles for c in timing.constants)
     rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])
     rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
     marks: list[Row] = [
         {"name": basis, "value": share, "text": ", ".join(c.key for c in timing.constants if c.basis == basis)[:300]}
-        for basis, share in basis_shares(timing).items()
+        for basis, share in timing.basis_shares.items()
     ]
     text = "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
     spec = charts.bars(marks, x_title="share of busy cycles")

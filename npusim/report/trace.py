@@ -1,4 +1,4 @@
-"""Traces for people's viewers: Perfetto protobuf, and Chrome JSON as B/E pairs.
+"""Traces for viewers: Perfetto protobuf, and Chrome JSON as B/E pairs.
 
 Both are written from one list of marks: begins, ends and instants of each track in the order of time, with
 the flows that leave and reach them, then the levels of counters.
@@ -27,7 +27,7 @@ TraceFormat = Literal["perfetto", "chrome"]
 TRACE_FILES = MappingProxyType({"perfetto": "trace.pftrace", "chrome": "trace.json"})
 
 _SEQUENCE = 1
-#: What a slice of a track where nothing ran is called: its cause follows.
+#: Prefix of the name of a slice in which nothing ran; its cause follows.
 _WAIT = "wait: "
 _NANOSECONDS_PER_MICROSECOND = 1000
 
@@ -68,9 +68,9 @@ def _marks(timeline: Timeline) -> Iterator[tuple[Track, list[_Mark]]]:
 
 
 def _arguments(piece: Slice) -> dict[str, int | str]:
-    place = {"block": piece.block} if piece.block else {}
+    block = {"block": piece.block} if piece.block else {}
     cycles = {"start_cycle": piece.start, "end_cycle": piece.end, "cycles": piece.end - piece.start}
-    return {**cycles, **place, **dict(piece.path)}
+    return {**cycles, **block, **dict(piece.path)}
 
 
 def _processes(timeline: Timeline) -> dict[str, int]:
@@ -93,31 +93,31 @@ def perfetto_trace(timeline: Timeline) -> bytes:
     kinds = {"B": event.TYPE_SLICE_BEGIN, "E": event.TYPE_SLICE_END, "i": event.TYPE_INSTANT}
 
     def packet() -> Any:
-        made = builder.add_packet()
-        made.trusted_packet_sequence_id = _SEQUENCE
-        return made
+        added = builder.add_packet()
+        added.trusted_packet_sequence_id = _SEQUENCE
+        return added
 
     packet().sequence_flags = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
     processes, uuids = _processes(timeline), count(1)
     parents = {core: next(uuids) for core in processes}
     for core, pid in processes.items():
-        described = packet().track_descriptor
-        described.uuid, described.process.pid, described.process.process_name = parents[core], pid, core
+        descriptor = packet().track_descriptor
+        descriptor.uuid, descriptor.process.pid, descriptor.process.process_name = parents[core], pid, core
     for tid, (track, marks) in enumerate(_marks(timeline), start=1):
-        described, uuid = packet().track_descriptor, next(uuids)
-        described.uuid, described.parent_uuid = uuid, parents[track.core]
-        described.thread.pid, described.thread.tid = processes[track.core], 1000 + tid
-        described.thread.thread_name = track.pipe
+        descriptor, uuid = packet().track_descriptor, next(uuids)
+        descriptor.uuid, descriptor.parent_uuid = uuid, parents[track.core]
+        descriptor.thread.pid, descriptor.thread.tid = processes[track.core], 1000 + tid
+        descriptor.thread.thread_name = track.pipe
         for mark in marks:
             _event(packet(), mark, uuid, kinds[mark.kind])
     for track, levels in timeline.counters.items():
-        described, uuid = packet().track_descriptor, next(uuids)
-        described.uuid, described.parent_uuid, described.name = uuid, parents[track.core], track.pipe
-        described.counter.unit_name = track.pipe.rpartition(" ")[2]
+        descriptor, uuid = packet().track_descriptor, next(uuids)
+        descriptor.uuid, descriptor.parent_uuid, descriptor.name = uuid, parents[track.core], track.pipe
+        descriptor.counter.unit_name = track.pipe.rpartition(" ")[2]
         for cycle, level in levels:
-            made = packet()
-            made.timestamp, made.track_event.track_uuid = timeline.ns(cycle), uuid
-            made.track_event.type, made.track_event.double_counter_value = event.TYPE_COUNTER, level
+            sample = packet()
+            sample.timestamp, sample.track_event.track_uuid = timeline.ns(cycle), uuid
+            sample.track_event.type, sample.track_event.double_counter_value = event.TYPE_COUNTER, level
     serialized: bytes = builder.serialize()
     return serialized
 
@@ -179,10 +179,10 @@ def _chrome_mark(mark: _Mark, where: Mapping[str, int]) -> Iterator[dict[str, ob
     if mark.kind == "i":
         yield {"ph": "i", "s": "t", "name": mark.name, **at}
         return
-    told = {"ph": mark.kind, "name": mark.name, **at, "args": _arguments(mark.piece)}
+    edge = {"ph": mark.kind, "name": mark.name, **at, "args": _arguments(mark.piece)}
     if mark.kind == "E":  # a flow leaves at the end of its slice, which is open until then
         yield from ({"ph": "s", "id": number, **flow} for number in mark.leaving)
-        yield told
+        yield edge
     else:
-        yield told
+        yield edge
         yield from ({"ph": "f", "bp": "e", "id": number, **flow} for number in mark.reaching)

@@ -25,6 +25,21 @@ class QueueUse:
     end_cycles: int = 0
     is_pipe: bool = False
 
+    @property
+    def pipe(self) -> str:
+        """The name without its core: ``VECTOR``."""
+        return self.queue.rpartition(".")[2]
+
+    @property
+    def main_stall(self) -> tuple[str, int] | None:
+        """The cause that it waits for longest, and its cycles; None if it never waits."""
+        return max(self.stalls.items(), key=lambda item: item[1], default=None)
+
+
+def units_of(uses: tuple[QueueUse, ...]) -> tuple[QueueUse, ...]:
+    """Return what executes: the queues, or the pipes if they share some (then a queue only issues)."""
+    return tuple(use for use in uses if use.is_pipe) or uses
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -203,6 +218,44 @@ class TimingRecord:
     def times_us(self) -> dict[str, float]:
         """``times_s`` in microseconds."""
         return {kind: seconds * 1e6 for kind, seconds in self.times_s.items()}
+
+    @property
+    def group_ends(self) -> dict[int, int]:
+        """Cycle at which each core group that worked has ended."""
+        ends: dict[int, int] = {}
+        for use in self.uses:
+            if use.operations:
+                ends[use.group] = max(ends.get(use.group, 0), use.end_cycles)
+        return ends
+
+    @property
+    def last_group(self) -> int:
+        """The core group that ends last (the first of several), and so decides the time."""
+        ends = self.group_ends
+        return max(ends, key=lambda group: (ends[group], -group), default=0)
+
+    def uses_of(self, group: int) -> tuple[QueueUse, ...]:
+        """Return the queues of one core group, in the program's order."""
+        return tuple(use for use in self.uses if use.group == group)
+
+    @property
+    def busiest(self) -> QueueUse | None:
+        """The busiest unit of the core group that ends last; None if nothing ran."""
+        units = units_of(self.uses_of(self.last_group)) if self.cycles else ()
+        return max(units, key=lambda use: use.busy_cycles, default=None)
+
+    def busy_share(self, use: QueueUse) -> float:
+        """Return the share of the kernel's cycles in which a unit is busy."""
+        return use.busy_cycles / (self.cycles or 1)
+
+    @property
+    def basis_shares(self) -> dict[str, float]:
+        """Share of all busy cycles that rests on constants of each basis, the largest first."""
+        cycles: dict[str, float] = {}
+        for constant in self.constants:
+            cycles[constant.basis] = cycles.get(constant.basis, 0.0) + constant.cycles
+        total = sum(c.cycles for c in self.constants)
+        return {b: n / total for b, n in sorted(cycles.items(), key=lambda item: -item[1])} if total else {}
 
 
 @dataclass(frozen=True, kw_only=True)

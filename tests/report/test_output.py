@@ -123,7 +123,7 @@ def test_a_mount_point_gets_the_files_and_keeps_the_run_it_has(
     place = tmp_path / "a"
     place.mkdir()
     monkeypatch.setattr(Path, "is_mount", lambda self: self == place)
-    monkeypatch.setattr(output, "_put", None)
+    monkeypatch.setattr(output, "_move", None)
     save_run(result, place)
     assert _names(place) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
     assert load_result(place).name == result.name

@@ -8,7 +8,8 @@ import pytest
 
 from npusim import __version__
 from npusim.errors import SpecError
-from npusim.report.record import load_result, record_of, to_json
+from npusim.report.record import load_result, record_of
+from npusim.report.text import to_json
 from npusim.simulation.result import PresetOutcome
 from npusim.simulation.robustness import FiniteChoice, Spread
 from npusim.timing.result import OverlapRecord, Roofline

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.report.record import load_result, peak_flops_per_s, record_of, roofline_of, to_json
+from npusim.report.record import load_result, peak_flops_per_s, record_of, roofline_of
 from npusim.report.tables import run_table
-from npusim.report.text import plain
+from npusim.report.text import plain, to_json
 from npusim.run import run
 from npusim.timing.result import Roofline
 

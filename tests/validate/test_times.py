@@ -9,8 +9,8 @@ import pytest
 
 from npusim.config.load import load_device
 from npusim.errors import SpecError
+from npusim.report.findings import validation_table
 from npusim.report.text import plain
-from npusim.report.validation import validation_table
 from npusim.validate import TimesReport, validate
 from npusim.validate.times import kendall_tau, regret
 
