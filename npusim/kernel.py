@@ -7,7 +7,7 @@ worked example.
 
 from __future__ import annotations
 
-from npusim.algorithms.cells import (
+from npusim.algorithms.blocks import (
     MASKED,
     AttentionTensors,
     attention_cells,
@@ -43,8 +43,7 @@ from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend.plan import AscendTiling, ProductPlan
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
-from npusim.schedules.precision import for_inputs
-from npusim.schedules.registry import Schedule
+from npusim.schedules.registry import Schedule, for_inputs
 
 __all__ = [
     "MASKED",

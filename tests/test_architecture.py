@@ -65,13 +65,7 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("machines", "timing"): frozenset(),
     ("machines", "node"): frozenset(),
     ("node", "numerics"): frozenset(
-        {
-            "npusim.numerics.evaluate",
-            "npusim.numerics.events",
-            "npusim.numerics.executor",
-            "npusim.numerics.reference",
-            "npusim.numerics.result",
-        }
+        {"npusim.numerics.evaluate", "npusim.numerics.executor", "npusim.numerics.reference", "npusim.numerics.result"}
     ),
     ("node", "timing"): frozenset({"npusim.timing.link", "npusim.timing.result"}),
 }
@@ -265,7 +259,7 @@ def test_only_the_command_line_prints() -> None:
 NAMES_PARTS = {
     "config/device.py": "the kinds of core that a file of a family must have, checked where its lines are known",
     "config/cases.py": "quantities of measurement files, as profilers call them",
-    "formats/mma_registry.py": "names of arithmetic: ascend.cube.k16.f16.f32",
+    "formats/mma_arithmetic.py": "names of arithmetic: ascend.cube.k16.f16.f32",
 }
 #: Names of parts that are words of their own too: sought neither in sentences nor in identifiers.
 WORDS = frozenset({"fma", "l1", "rf", "scalar", "sm", "tensor", "vector", "warps"})

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import npusim
-from npusim.algorithms.cells import kv_runs
+from npusim.algorithms.blocks import kv_runs
 from npusim.cli.app import app
 from npusim.config.cases import BaselineFile
 from npusim.config.load import load_device, load_workload

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import causal_mask
@@ -23,12 +23,12 @@ from npusim.formats.exponential import LOG2_E
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem
 
 
-#: Where P V adds up: anew for each tile, or on the running output itself.
+#: Where P V adds up: from 0 for each tile, or onto the running output.
 Accumulate = Literal["fresh", "chained"]
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
@@ -40,8 +40,19 @@ MAX_SCALE = 2.0**126
 LOWEST = -get_format("float32").max_finite
 
 
+class NamedFormats:
+    """Formats of a schedule's intermediates: the attributes that ``intermediates`` lists."""
+
+    __slots__ = ()
+    intermediates: ClassVar[tuple[str, ...]]
+
+    def formats(self) -> dict[str, str]:
+        """Return ``{intermediate: format}`` for reports."""
+        return {n: getattr(self, n) for n in self.intermediates}
+
+
 @dataclass(frozen=True, slots=True)
-class FlashPrecision:
+class FlashPrecision(NamedFormats):
     """Format of every intermediate, and the named choices of the vector unit.
 
     ``input`` stands for the format of Q, K and V.
@@ -80,15 +91,19 @@ class FlashPrecision:
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     kernel: str = ""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        names = ("scores", "softmax", "exponential", "operand", "running", "product", "output")
-        return {n: getattr(self, n) for n in names}
+    intermediates: ClassVar[tuple[str, ...]] = (
+        "scores",
+        "softmax",
+        "exponential",
+        "operand",
+        "running",
+        "product",
+        "output",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Precision:
+class Fp8Precision(NamedFormats):
     """Formats and choices of FP8 attention; everything on the vector side is float32.
 
     scale
@@ -114,11 +129,7 @@ class Fp8Precision:
     arithmetic: str = ""
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        names = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
-        return {n: getattr(self, n) for n in names}
+    intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
 
 
 def unchanged(s: Value) -> Value:

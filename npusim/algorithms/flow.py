@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Name, Phase, Stage
 
 #: ``global``: an operand.  ``down``: a product writes it, rows read it.  ``up``: rows write it, a
-#: product reads it.  ``out``: a result.  ``state``: lives as long as the cell.  ``carried``: from one
+#: product reads it.  ``out``: a result.  ``state``: lives as long as the block.  ``carried``: from one
 #: rows stage to another of the same tile.  ``work``: within a stage.  ``mask``: cut from a constant.
 Place = Literal["global", "down", "up", "out", "state", "carried", "work", "mask"]
 

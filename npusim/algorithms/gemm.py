@@ -10,11 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import grid, with_columns
+from npusim.algorithms.blocks import grid, with_columns
 from npusim.algorithms.language import Value, exp, full, log, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
-from npusim.algorithms.split import split_cells, tiles_of
+from npusim.algorithms.split import split_blocks, tiles_of
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def gemm(
     arithmetic: str = "",
     role: str = "result",
 ) -> Phase:
-    """Return C = A B, or A B^T, for every head of a batch, a tile of C a cell; A's heads may share B's.
+    """Return C = A B, or A B^T, for every head of a batch, a tile of C a block; A's heads may share B's.
 
     ``role`` is what C is to the algorithm.
     """
@@ -107,7 +107,7 @@ def gemm_tiles(
 ) -> tuple[Phase, ...]:
     """Return C = A B, or A B^T, by tiles of ``tile`` = (m, n, k) that add up in float32, k piece by piece.
 
-    ``splits`` > 1: so many cells share a tile's k, and a phase more adds what they leave, in float32.
+    ``splits`` > 1: so many blocks share a tile's k, and a phase more adds what they leave, in float32.
     """
     m, n, k = tile
     whole = with_columns(grid(c, ("m", m), ("n", n)), a.cols, k)
@@ -118,7 +118,7 @@ def gemm_tiles(
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
         label,
-        whole if splits == 1 else split_cells(whole, splits),
+        whole if splits == 1 else split_blocks(whole, splits),
         {"m": m, "n": n, "k": k, "split": 1},
         [out],
         a=a,
@@ -128,13 +128,13 @@ def gemm_tiles(
     )
     if splits == 1:
         return (first,)
-    cells = tuple(replace(cell, runs=(TileRun(0, 1, splits, 1),)) for cell in whole)
-    last = add_parts.phase(f"{label}_sum", cells, {"m": m, "n": n, "split": 1}, [c], parts=out, fmt=c.fmt)
+    blocks = tuple(replace(block, runs=(TileRun(0, 1, splits, 1),)) for block in whole)
+    last = add_parts.phase(f"{label}_sum", blocks, {"m": m, "n": n, "split": 1}, [c], parts=out, fmt=c.fmt)
     return first, last
 
 
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a cell; heads of ``target`` may share those of ``source``."""
+    """Return a copy of a tensor, ``rows`` rows a block; heads of ``target`` may share those of ``source``."""
     return copied.phase(label, grid(target, ("row", rows)), {"row": rows, "col": source.cols}, [target], x=source)
 
 
@@ -186,7 +186,7 @@ SHARED = ("cos", "sin")
 
 
 def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int]) -> Phase:
-    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a cell."""
+    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block."""
     (heads, rows, cols), one = shape, KERNELS[what]
 
     def tensor(n: str) -> GlobalTensor:

@@ -75,7 +75,7 @@ class Kernel:
         serves: Serves = "rows",
         **bound: Any,
     ) -> Phase:
-        """Return the phase ``label``: its cells, the largest span of each axis, tensors of results.
+        """Return the phase ``label``: its blocks, the largest span of each axis, tensors of results.
 
         ``bound``: a tensor for each operand, a mask, several by name or None for each mask, and whatever else the
         function takes, which is hashable (``p``, numbers, functions).  Raises `ProgramError` with file and line.
@@ -119,8 +119,8 @@ class Kernel:
         trace = Trace(row_axis=next(iter(self.axes.values())).split()[0])
         token = TRACE.set(trace)
         try:
-            made = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
-            results = list(_yielded(made, trace)) if inspect.isgenerator(made) else _listed(made, None)
+            returned = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
+            results = list(_yielded(returned, trace)) if inspect.isgenerator(returned) else _listed(returned, None)
             results = [(trace.moved.get(x, x) if isinstance(x, Value) else x, loop) for x, loop in results]
         finally:
             TRACE.reset(token)
@@ -136,9 +136,9 @@ class Kernel:
             why = f"{x} is a product that nothing stores: write ({x}).to(format), add it to a state, or leave it out"
             fail(why, x.frame, x.line)
         if len(results) != len(self.results) or not all(isinstance(x, Value) for x, _ in results):
-            returned = ", ".join(str(x) for x, _ in results) or "nothing"
+            listed = ", ".join(str(x) for x, _ in results) or "nothing"
             self.fail(
-                f"it returns {returned}, and is to return {', '.join(self.results)}: a tile or vector for each of "
+                f"it returns {listed}, and is to return {', '.join(self.results)}: a tile or vector for each of "
                 "kernel(results=...)"
             )
         return trace, [_own_result(trace, x, loop, [r for r, _ in results[:i]]) for i, (x, loop) in enumerate(results)]
@@ -160,16 +160,16 @@ def kernel(*, results: str = "out", **axes: str) -> Callable[[Callable[..., Any]
     return lambda function: Kernel(function, results, axes)
 
 
-def _listed(made: Any, loop: int | None) -> list[tuple[Any, int | None]]:
-    return [] if made is None else [(x, loop) for x in (made if isinstance(made, tuple) else (made,))]
+def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:
+    return [] if outputs is None else [(x, loop) for x in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
-def _yielded(made: Any, trace: Trace) -> list[tuple[Any, int | None]]:
+def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
     """Return what a kernel yields, each with the loop in which it does, and what it returns."""
     results: list[tuple[Any, int | None]] = []
     while True:
         try:
-            tile = next(made)
+            tile = next(generator)
         except StopIteration as end:
             return results + _listed(end.value, None)
         results += _listed(tile, trace.loop)
@@ -275,19 +275,19 @@ class _Lowering:
                     e,
                 )
             if e.opcode is O.MATMUL and e.read[0].kind != "operand" and e.loop is not None:
-                made = self._made_of(e.read[0])
-                if made and all(v.kind in ("operand", "mask") for v in made):
+                sources = self._sources_of(e.read[0])
+                if sources and all(v.kind in ("operand", "mask") for v in sources):
                     self.kernel.fail(
                         f"{e.read[0]} is the left factor of a product in a loop and made of operands alone: make it in "
                         "a kernel of its own before, for all tiles at once",
                         e,
                     )
 
-    def _made_of(self, v: Value) -> set[Value]:
+    def _sources_of(self, v: Value) -> set[Value]:
         """Return the operands, states and products that rows make a value of."""
         if v.kind != "row" or v.event is None:
             return {v}
-        return set().union(*(self._made_of(s) for s in v.event.read))
+        return set().union(*(self._sources_of(s) for s in v.event.read))
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
@@ -517,8 +517,9 @@ def _sink(events: list[Event], c: Carried) -> None:
     """
     assert c.new.event is not None
     end = events.index(c.new.event)
-    made = {e.dst for e in events if e.loop == c.loop}
-    for p in [e for e in events[:end] if e.loop == c.loop and e.opcode is O.MATMUL and made.intersection(e.read[:2])]:
+    computed = {e.dst for e in events if e.loop == c.loop}
+    products = [e for e in events[:end] if e.loop == c.loop and e.opcode is O.MATMUL]
+    for p in [e for e in products if computed.intersection(e.read[:2])]:
         at = events.index(p)
         moved = [e for e in _readers(c.old, events[:at]) if e.loop == c.loop]
         for e in events[:at]:
@@ -553,12 +554,12 @@ def _carry(events: list[Event], c: Carried) -> None:
             assert e is not None
             step = next((s for s in e.read if _is_step(s, c, events, at, last, e)), None)
         return
-    place, bound = max(last, at[new]), at[c.bound_after]
-    if bound > place and all(e.opcode is not O.MATMUL for e in events[place : bound + 1]):
-        place = bound
+    behind, bound = max(last, at[new]), at[c.bound_after]
+    if bound > behind and all(e.opcode is not O.MATMUL for e in events[behind : bound + 1]):
+        behind = bound
     copy = Value(c.old.axes, c.old.fmt, state=state, onto=state)
     copy.event = Event(O.COPY, copy, (c.new,), PLAIN, "", c.loop, c.line or new.line, new.file)
-    events.insert(place + 1, copy.event)
+    events.insert(behind + 1, copy.event)
 
 
 def _is_step(s: Value, c: Carried, events: list[Event], at: Mapping[Event, int], last: int, reader: Event) -> bool:

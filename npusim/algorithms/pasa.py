@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import grid
-from npusim.algorithms.flash import attention_phase
+from npusim.algorithms.blocks import grid
+from npusim.algorithms.flash import NamedFormats, attention_phase
 from npusim.algorithms.language import Value, exp, full, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import BySize, Phase
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.flash import Accumulate
     from npusim.algorithms.phase import Mask, WorkTile
     from npusim.config.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class PasaPrecision:
+class PasaPrecision(NamedFormats):
     """Format of every intermediate; ``input`` stands for the format of Q, K and V.
 
     vector
@@ -67,11 +67,7 @@ class PasaPrecision:
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        names = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
-        return {n: getattr(self, n) for n in names}
+    intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,7 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
     float64 (PASA, equations 20 to 22, simplified in papers.md section 2.1); one step unless the
-    entries round anew (16 at most).  1 or more where they take the whole mean.
+    entries are rounded again (16 at most).  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept
@@ -256,7 +252,7 @@ def pasa_attention(
 def shift_keys(
     keys: GlobalTensor, shifted: GlobalTensor, matrices: Mapping[int, ShiftingMatrix], block: int, arithmetic: str
 ) -> Phase:
-    """Return K' = M K, one block of keys a cell, M by the block's length; stored once in K's format."""
+    """Return K' = M K for each block of keys, M by the block's length; stored once in K's format."""
     cells = tuple(
         replace(c, spans=(("key", c.row, c.rows), ("other", c.row, c.rows))) for c in grid(keys, ("key", block))
     )

@@ -1,4 +1,4 @@
-"""The form of an algorithm: phases of cells, loops over tiles, named stages, names declared once.
+"""The form of an algorithm: phases of blocks, loops over tiles, named stages, names declared once.
 
 What happens on one tile is written once, a straight line of :class:`Instruction`, matrix products included, cut
 into named runs (:class:`Stage`).  Names stand for tiles; a machine binds each to storage whose format the precision
@@ -37,7 +37,7 @@ class Name:
     axes
         Two for a tile, one for a row vector; sizes come from the phase.
     start
-        Makes it a state: it lives as long as the cell and starts at this value.
+        Makes it a state: it lives as long as the block and starts at this value.
     label
         In traces and messages; the name itself by default.
     """
@@ -100,10 +100,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The ``index``-th tile of a cell's loop: ``cols`` along the loop's axis from ``col``.
+    """The ``index``-th tile of a block's loop: ``cols`` along the loop's axis from ``col``.
 
     ``index`` and ``col`` may be opaque (`npusim.ir.opaque`): sums and products of a loop's index.
-    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole cell.
+    ``only`` holds the conditions of its run; without ``cols`` it stands for the whole block.
     """
 
     index: int
@@ -147,7 +147,7 @@ class TileRun:
         return TileRun(end, self.cols, self.count, -self.step, self.only)
 
     def visit(self, index: int, place: int) -> Visit:
-        """Return tile ``place`` of the run, the ``index``-th of its cell."""
+        """Return tile ``place`` of the run, the ``index``-th of its block."""
         return Visit(index, self.col + place * self.step, self.cols, self.only)
 
 
@@ -196,14 +196,14 @@ class WorkTile:
 
     @property
     def shape(self) -> Hashable:
-        """Key that cells with the same operations share."""
+        """Key that blocks with the same operations share."""
         sizes = tuple(size for _, _, size in self.spans)
         return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class TileLoop:
-    """Stages tile after tile along ``axis``; without an axis once a cell."""
+    """Stages tile after tile along ``axis``; without an axis once a block."""
 
     stages: tuple[Stage, ...]
     axis: str = ""
@@ -224,14 +224,14 @@ class Mask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BySize:
-    """A tensor that depends on how large a cell is along ``axis``: PASA's M by length of block."""
+    """A tensor that depends on how large a block is along ``axis``: PASA's M by length of block."""
 
     axis: str
     tensors: Mapping[int, GlobalTensor]
 
-    def of(self, cell: WorkTile) -> GlobalTensor:
-        """Return the tensor of a cell."""
-        span = cell.span(self.axis)
+    def of(self, block: WorkTile) -> GlobalTensor:
+        """Return the tensor of a block."""
+        span = block.span(self.axis)
         assert span is not None, self.axis
         return self.tensors[span[1]]
 
@@ -260,12 +260,12 @@ def nothing_per_tile(_tile: Visit) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class Phase:
-    """A grid of cells, loops of stages over tiles, and what comes after; ends in a launch or a barrier.
+    """A grid of blocks, loops of stages over tiles, and what comes after; ends in a launch or a barrier.
 
     names
         Every name of its tables, in the order of their places.
     sizes
-        Largest span of each axis, in a cell or a tile.
+        Largest span of each axis, in a block or a tile.
     tensors
         What operands and results are bound to.
     constants
@@ -277,13 +277,13 @@ class Phase:
     arithmetic
         Registry name of the products' arithmetic; empty: the device's own.
     serves
-        Which rows of the output need a cell's result: its own, or all of the heads on its KV head.
+        Which rows of the output need a block's result: its own, or all of the heads on its KV head.
     slice_elements
         Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
     flops, notes
-        Operations that count for its rate (None: those of the problem); what is to be said of it with every result.
+        Operations that count for its rate (None: those of the problem); a note for every result.
     """
 
     name: str

@@ -37,10 +37,7 @@ class SplitPrecision(FlashPrecision):
     """FlashAttention's formats, and ``partial``: that of an output of a split."""
 
     partial: str = EXACT
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {**FlashPrecision.formats(self), "partial": self.partial}
+    intermediates = (*FlashPrecision.intermediates, "partial")
 
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
@@ -85,9 +82,9 @@ def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_varia
     return (o / total).role("partial").to(fmt), log(total, log_variant) + top
 
 
-def tiles_of(cell: WorkTile) -> int:
-    """Return how many tiles a cell's loop visits."""
-    return sum(run.count for run in cell.runs)
+def tiles_of(block: WorkTile) -> int:
+    """Return how many tiles a block's loop visits."""
+    return sum(run.count for run in block.runs)
 
 
 def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...], ...]:
@@ -112,19 +109,19 @@ def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...]
     return tuple(cut)
 
 
-def split_cells(cells: tuple[WorkTile, ...], splits: int) -> tuple[WorkTile, ...]:
-    """Return the cells in ``splits`` parts each along their runs, or as many as they have tiles."""
+def split_blocks(blocks: tuple[WorkTile, ...], splits: int) -> tuple[WorkTile, ...]:
+    """Return the blocks in ``splits`` parts each along their runs, or as many as they have tiles."""
     return tuple(
-        replace(cell, runs=runs, spans=(*cell.spans, ("split", i, 1)))
-        for cell in cells
-        for i, runs in enumerate(cut_runs(cell.runs, splits))
+        replace(block, runs=runs, spans=(*block.spans, ("split", i, 1)))
+        for block in blocks
+        for i, runs in enumerate(cut_runs(block.runs, splits))
     )
 
 
 def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
-    """Return FlashAttention's phase with the tiles of each cell in ``splits`` parts, and the merge's phases.
+    """Return FlashAttention's phase with the tiles of each block in ``splits`` parts, and the merge's phases.
 
-    One split is the phase itself.  A cell with fewer tiles (causal masks) has fewer parts.  A merge's rows are dealt
+    One split is the phase itself.  A block with fewer tiles (causal masks) has fewer parts.  A merge's rows are dealt
     to ``places``.
     """
     if splits == 1:
@@ -136,7 +133,7 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention",
-        split_cells(whole.cells, splits),
+        split_blocks(whole.cells, splits),
         {**whole.sizes, "split": 1},
         list(stacks.values()),
         **tensors,
@@ -149,15 +146,15 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
 
 
 def _shared(whole: Phase, places: int) -> Phase:
-    """Return the phase with the rows of its cells in parts, so that all places have some where there are enough."""
-    height = max(FEWEST_ROWS, ceil_div(sum(cell.rows for cell in whole.cells), places))
-    cells = tuple(
-        replace(cell, spans=((axis, start + at, count), *rest))
-        for cell in whole.cells
-        for (axis, start, rows), *rest in (cell.spans,)
+    """Return the phase with the rows of its blocks in parts, so that all places have some where there are enough."""
+    height = max(FEWEST_ROWS, ceil_div(sum(block.rows for block in whole.cells), places))
+    blocks = tuple(
+        replace(block, spans=((axis, start + at, count), *rest))
+        for block in whole.cells
+        for (axis, start, rows), *rest in (block.spans,)
         for at, count in chunks(rows, height)
     )
-    return replace(whole, cells=cells, sizes={**whole.sizes, "row": min(height, whole.sizes["row"])})
+    return replace(whole, cells=blocks, sizes={**whole.sizes, "row": min(height, whole.sizes["row"])})
 
 
 def _merge_phases(
@@ -165,7 +162,7 @@ def _merge_phases(
 ) -> tuple[Phase, ...]:
     """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
-    counts, (exp_variant, log_variant) = [min(splits, tiles_of(cell)) for cell in whole.cells], _variants(p)
+    counts, (exp_variant, log_variant) = [min(splits, tiles_of(block)) for block in whole.cells], _variants(p)
     assert isinstance(target, GlobalTensor)
     while max(counts) > 1:
         left = [ceil_div(n, fan) for n in counts]
@@ -174,15 +171,15 @@ def _merge_phases(
         results: Mapping[str, GlobalTensor | Stacked] = (
             {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
         )
-        cells = tuple(
-            replace(cell, spans=(*cell.spans, ("split", g, 1)), runs=(TileRun(g * fan, 1, min(fan, n - g * fan), 1),))
-            for cell, n, groups in zip(whole.cells, counts, left, strict=True)
+        blocks = tuple(
+            replace(block, spans=(*block.spans, ("split", g, 1)), runs=(TileRun(g * fan, 1, min(fan, n - g * fan), 1),))
+            for block, n, groups in zip(whole.cells, counts, left, strict=True)
             for g in range(groups)
         )
         is_named = phases or not is_last
         phase = (merge_last if is_last else merge_level).phase(
             f"merge {len(phases) + 1}" if is_named else "merge",
-            cells,
+            blocks,
             {"row": whole.sizes["row"], "value": whole.sizes["value"], "split": 1},
             list(results.values()),
             parts=stacks["out"],
@@ -221,9 +218,9 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
 PACKED_ROWS, PACKED_TILES = 32, 2
 
 
-def packs(rows: int, cells: int, tiles: int, places: int) -> bool:
+def packs(rows: int, blocks: int, tiles: int, places: int) -> bool:
     """Return whether ``rows`` queries of the heads that share keys pay as rows of one block.
 
-    ``cells`` KV heads visit ``tiles`` each, on ``places``: more rows than `PACKED_ROWS` leave too few cells otherwise.
+    ``blocks`` of KV heads visit ``tiles`` each, on ``places``: more rows than `PACKED_ROWS` else leave too few blocks.
     """
-    return rows <= PACKED_ROWS or cells * tiles >= PACKED_TILES * places
+    return rows <= PACKED_ROWS or blocks * tiles >= PACKED_TILES * places

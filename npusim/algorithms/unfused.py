@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import MASKED, AttentionTensors, attention_tensors, grid, with_columns
+from npusim.algorithms.blocks import MASKED, AttentionTensors, attention_tensors, grid, with_columns
+from npusim.algorithms.flash import NamedFormats
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -30,7 +31,7 @@ WIDE = "float32"
 
 
 @dataclass(frozen=True, slots=True)
-class UnfusedPrecision:
+class UnfusedPrecision(NamedFormats):
     """What frameworks store between kernels; ``input`` stands for the format of Q, K and V.
 
     scores
@@ -51,10 +52,8 @@ class UnfusedPrecision:
     exp_variant: str = "exp.correct"
     sum_order: str = ""
     arithmetic: str = ""
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {"scores": self.scores, "softmax": "float32", "operand": self.operand, "output": self.output}
+    softmax = "float32"
+    intermediates = ("scores", "softmax", "operand", "output")
 
 
 @kernel(x="row col", mask="row col")
@@ -209,19 +208,27 @@ def element_wise(
     serves: Serves = "rows",
     **more: Any,
 ) -> Phase:
-    """Return a kernel of x over all elements: ``sizes`` = (rows of a cell, columns), ``more`` is what else it takes.
+    """Return a kernel of x over all elements: ``sizes`` = (rows of a block, columns), ``more`` is what else it takes.
 
     ``offset``: how far right of its own number a row sees past the mask's diagonal.
     """
     rows = tuple(replace(c, causal_offset=offset) for c in grid(source, ("row", sizes[0])))
-    cells = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())
+    blocks = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())
     return kernel.phase(
-        label, cells, {"row": sizes[0], "col": sizes[1]}, [out], x=source, mask=mask, fmt=out.fmt, serves=serves, **more
+        label,
+        blocks,
+        {"row": sizes[0], "col": sizes[1]},
+        [out],
+        x=source,
+        mask=mask,
+        fmt=out.fmt,
+        serves=serves,
+        **more,
     )
 
 
 def softmax(source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision) -> Phase:
     """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes."""
-    cells = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
+    blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
-    return kernel.phase("softmax", cells, {"row": sizes[0], "col": sizes[1]}, [out], s=source, fmt=out.fmt, p=p)
+    return kernel.phase("softmax", blocks, {"row": sizes[0], "col": sizes[1]}, [out], s=source, fmt=out.fmt, p=p)

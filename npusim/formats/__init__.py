@@ -7,8 +7,7 @@ from npusim.formats.cast import ROUNDINGS, cast
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format
 from npusim.formats.matmul import matmul
-from npusim.formats.mma_arithmetic import MmaArithmetic
-from npusim.formats.mma_registry import ARITHMETICS, get_arithmetic
+from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
 from npusim.formats.unary import VARIANTS, exp, exp2, log, log2, rcp, rsqrt, tanh
 

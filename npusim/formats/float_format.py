@@ -163,8 +163,8 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     """
     if isinstance(name, FloatFormat):
         return name
-    found = FORMATS.get(name) if isinstance(name, str) else None
-    return found or lookup(FORMATS, name, "number format")
+    fmt = FORMATS.get(name) if isinstance(name, str) else None
+    return fmt or lookup(FORMATS, name, "number format")
 
 
 def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:

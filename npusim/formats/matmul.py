@@ -9,8 +9,8 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
+from npusim.formats.mma_arithmetic import get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, Path, multiply
-from npusim.formats.mma_registry import get_arithmetic
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
@@ -156,5 +156,5 @@ def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Return for each matrix of the result which matrix of an operand it uses."""
-    own = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
-    return np.ascontiguousarray(np.broadcast_to(own, shape)).reshape(-1)
+    index = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
+    return np.ascontiguousarray(np.broadcast_to(index, shape)).reshape(-1)

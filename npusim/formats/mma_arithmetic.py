@@ -1,11 +1,25 @@
-"""What one matrix instruction computes, to the last bit, as a frozen printable value."""
+"""What one matrix instruction computes, to the last bit, by name ``<arch>.<op>.k<K>.<in>.<acc>``.
+
+Source of the NVIDIA rows: microsoft/MMA-Sim and north-numerical-computing/MATLAB-tensor-core
+(parameters only), confirmed by golden vectors where ``evidence`` says so.  Of the Ascend cube no
+bit-level description is public: its rows are assumptions, and marked so.
+
+Where those two models differ, an H200 was asked (492,000 outputs, a choice of them in
+``tests/formats/corner_h200.npz``): zero products and a zero c take no part in the alignment, a
+negative sum that rounds to zero gives +0, and a subnormal float16 c has exponent -14.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
-from npusim.formats.float_format import FloatFormat, get_format
+from npusim.formats.float_format import FloatFormat, get_format, lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 
 Evidence = Literal["hardware-vectors", "published-model", "assumed"]
 Method = Literal["fused", "exact", "sequential"]
@@ -99,3 +113,205 @@ class MmaArithmetic:
         return (
             f"{self.name}: {self.method}, blocks of {self.block}{width}, {self.rounding}{kept}{late} [{self.evidence}]"
         )
+
+
+_FORMAT_OF_INPUT: Mapping[str, str] = MappingProxyType(
+    {
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "tf32": "tf32",
+        "e4m3": "float8_e4m3fn",
+        "e5m2": "float8_e5m2",
+        "f32": "float32",
+        "f64": "float64",
+    }
+)
+_MODEL = "MMA-Sim and MATLAB-tensor-core models"
+_SILICON = "golden/mma_h200.npz, golden/mma_leeds.npz"
+_FP8 = ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3")
+
+
+def _formats_of(inputs: str) -> tuple[str, str]:
+    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2."""
+    if inputs in _FORMAT_OF_INPUT:
+        return _FORMAT_OF_INPUT[inputs], _FORMAT_OF_INPUT[inputs]
+    return _FORMAT_OF_INPUT[inputs[:4]], _FORMAT_OF_INPUT[inputs[4:]]
+
+
+def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "published-model") -> MmaArithmetic:
+    """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
+    _, _, depth, inputs, acc = name.split(".")
+    k = int(depth[1:])
+    a_format, b_format = _formats_of(inputs)
+    # MATLAB-tensor-core: alignment exponents of float32 results are at least -(F + 108), of
+    # float16 results 4 - F.  Measured for F = 25 on an H200 (tests/formats/corner_h200.npz):
+    # -133 and -21, no other value.  FP8 products cannot reach the first limit, and golden
+    # vectors of wgmma with 13 fraction bits rule out the second.
+    floor = None if fraction == 13 else -(fraction + 108) if acc == "f32" else 4 - fraction
+    return MmaArithmetic(
+        name=name,
+        a_format=a_format,
+        b_format=b_format,
+        acc_format=_FORMAT_OF_INPUT[acc],
+        k=k,
+        block=min(k, block),
+        fraction_bits=fraction,
+        rounding="toward_zero" if acc == "f32" else "nearest_even",
+        method="fused",
+        evidence=evidence,
+        source=_MODEL,
+        min_alignment_exponent=floor,
+    )
+
+
+def _half_family(
+    unit: str, depths: Mapping[str, tuple[int, ...]], fraction: int, block_bytes: int
+) -> Iterator[MmaArithmetic]:
+    """Yield the 16- and 19-bit input rows of one unit; a block is ``block_bytes`` of operands."""
+    for inputs, ks in depths.items():
+        block = block_bytes // (4 if inputs == "tf32" else 2)
+        for k in ks:
+            for acc in ("f32", "f16") if inputs == "f16" else ("f32",):
+                yield _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=fraction)
+
+
+def _short_fp8(unit: str, ks: tuple[int, ...], block: int) -> Iterator[MmaArithmetic]:
+    """Yield FP8 rows with 13 fraction bits and the E8M13 accumulator (Ada, Hopper wgmma)."""
+    for inputs in _FP8:
+        for k in ks:
+            for acc in ("f32", "f16"):
+                row = _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=13)
+                yield replace(row, kept_fraction_bits=13) if acc == "f32" else row
+
+
+def _two_step_fp8(unit: str) -> Iterator[MmaArithmetic]:
+    """Yield ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last."""
+    even = tuple(k for k in range(32) if k % 4 < 2)
+    odd = tuple(k for k in range(32) if k % 4 >= 2)
+    for inputs in _FP8:
+        for acc in ("f32", "f16"):
+            row = _fused(f"{unit}.k32.{inputs}.{acc}", block=16, fraction=25)
+            yield replace(row, index_groups=(even, odd), c_mode="late")
+
+
+def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
+    """Yield FP8 rows of Blackwell's own tensor core: 32 products, 25 fraction bits."""
+    for inputs in _FP8:
+        for acc in ("f32", "f16"):
+            yield _fused(f"{unit}.k32.{inputs}.{acc}", block=32, fraction=25)
+
+
+def _sequential(
+    name: str, a_format: str, b_format: str, acc_format: str, evidence: Evidence, source: str
+) -> MmaArithmetic:
+    """Return the row of one fused multiply-add after the other."""
+    return MmaArithmetic(
+        name=name,
+        a_format=a_format,
+        b_format=b_format,
+        acc_format=acc_format,
+        k=1,
+        block=1,
+        fraction_bits=None,
+        rounding="nearest_even",
+        method="sequential",
+        evidence=evidence,
+        source=source,
+    )
+
+
+def _ascend() -> Iterator[MmaArithmetic]:
+    """Yield the default and the two alternates of the Cube (numerics.md §5)."""
+    for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32)):
+        fmt = _FORMAT_OF_INPUT[inputs]
+        source = f"assumption: one {k}-deep fractal and c, exact sum, one rounding"
+        exact = _sequential(f"ascend.cube.k{k}.{inputs}.f32", fmt, fmt, "float32", "assumed", source)
+        yield replace(exact, k=k, block=k, method="exact")
+        source = "assumption: float32 fused multiply-adds, ascending k"
+        yield replace(exact, name=f"ascend.cube_fma.k{k}.{inputs}.f32", k=k, source=source)
+        truncating = _fused(f"ascend.cube_rz24.k{k}.{inputs}.f32", block=k, fraction=24, evidence="assumed")
+        yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
+
+
+def _ieee() -> Iterator[MmaArithmetic]:
+    """Yield plain IEEE chains of fused multiply-adds."""
+    for width, short in (("float64", "f64"), ("float32", "f32")):
+        source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
+        yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
+
+
+def _avx512() -> Iterator[MmaArithmetic]:
+    """Yield a lane of AVX-512: float16 operands widened, one float32 fused multiply-add after the other."""
+    for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
+        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k"
+        yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
+
+
+#: Rows every golden vector of which is equal (`tests/formats/test_golden_mma.py` holds this).
+_CONFIRMED = frozenset(
+    f"{unit}.{row}"
+    for unit, rows in {
+        "ada.mma": "k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 k4.tf32.f32 k8.bf16.f32 k8.f16.f16 k8.f16.f32",
+        "ampere.mma": "k4.tf32.f32 k8.bf16.f32 k8.f16.f16 k8.f16.f32",
+        "blackwell.mma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 "
+        "k4.tf32.f32",
+        "hopper.mma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e5m2.f16 k32.e5m2.f32 "
+        "k4.tf32.f32 k8.f16.f32 k8.tf32.f32",
+        "hopper.wgmma": "k16.bf16.f32 k16.f16.f16 k16.f16.f32 k32.e4m3.f16 k32.e4m3.f32 k32.e4m3e5m2.f32 k32.e5m2.f32",
+        "volta.mma": "k4.f16.f16 k4.f16.f32",
+    }.items()
+    for row in rows.split()
+)
+
+
+def _rows() -> Iterator[MmaArithmetic]:
+    """Yield every row."""
+    f16 = {"f16": (4,)}
+    yield from _half_family("volta.mma", f16, 23, 8)
+    yield from _half_family("turing.mma", {"f16": (8,)}, 24, 16)
+    ampere = {"f16": (8, 16), "bf16": (8, 16), "tf32": (4, 8)}
+    yield from _half_family("ampere.mma", ampere, 24, 16)
+    yield from _half_family("ada.mma", ampere, 24, 16)
+    yield from _short_fp8("ada.mma", (16, 32), 16)
+    yield from _half_family("hopper.mma", ampere, 25, 32)
+    yield from _two_step_fp8("hopper.mma")
+    group = {"f16": (16,), "bf16": (16,), "tf32": (8,)}
+    yield from _half_family("hopper.wgmma", group, 25, 32)
+    yield from _short_fp8("hopper.wgmma", (32,), 32)
+    yield from _half_family("blackwell.mma", ampere, 25, 32)
+    yield from _two_step_fp8("blackwell.mma")
+    yield from _half_family("blackwell.tcgen05", group, 25, 32)
+    yield from _wide_fp8("blackwell.tcgen05")
+    yield from _half_family("rtx_blackwell.mma", ampere, 25, 32)
+    yield from _wide_fp8("rtx_blackwell.mma")
+    yield from _ascend()
+    yield from _ieee()
+    yield from _avx512()
+
+
+def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
+    """Return the row, marked as confirmed where golden vectors confirm it."""
+    if row.name not in _CONFIRMED:
+        return row
+    return replace(row, evidence="hardware-vectors", source=_SILICON)
+
+
+ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evidence(row) for row in _rows()})
+
+
+def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
+    """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
+
+    Raises
+    ------
+    FormatError
+        If the name is unknown; lists near names.
+
+    Examples
+    --------
+    >>> get_arithmetic("hopper.wgmma.k32.e4m3.f32").fraction_bits
+    13
+    """
+    if isinstance(name, MmaArithmetic):
+        return name
+    return lookup(ARITHMETICS, name, "arithmetic")

@@ -18,7 +18,7 @@ import numpy as np
 from npusim.errors import TensorError
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.matmul import matmul
-from npusim.formats.mma_registry import get_arithmetic
+from npusim.formats.mma_arithmetic import get_arithmetic
 from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:

@@ -146,7 +146,7 @@ class Automaton:
 
     def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
-        if self.contested:  # regions hang on where the loop is
+        if self.contested:  # regions depend on where the loop is
             return self._around(loop, tails, cursors, path, outer)
         key = id(loop.parts), loop.name, len(loop.indices), self._state(cursors), tuple(tails)
         known = self._followed.get(key)

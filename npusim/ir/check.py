@@ -38,7 +38,7 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     iterations and any sequence of its shapes of block on a core group (``npusim/README.md``).
     """
     try:
-        # Wide and short; where that finds a fault it may be one of its own, and who is told wants to know the bytes.
+        # Wide and short; where that finds a fault it may be one of its own, and users want to know the bytes.
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))

@@ -147,7 +147,7 @@ class TileOp:
 
 
 def meets_l2(op: TileOp) -> bool:
-    """Return whether an operation touches global tensors: its cost hangs on what L2 holds of them."""
+    """Return whether an operation touches global tensors: its cost depends on what L2 holds of them."""
     return any(type(step.dst) is GlobalTile or GlobalTile in map(type, step.srcs) for step in op.steps)
 
 
@@ -189,7 +189,7 @@ Generation = Literal["mma", "wgmma"]
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """How a group of warps executes an operation where groups work beside one another, and what else it does.
+    """How a group of warps executes an operation where groups run concurrently, and what else it does.
 
     warps, across
         That execute it together; so many of them beside each other along the columns, the others down the rows.
@@ -205,7 +205,7 @@ class GroupWork:
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
     spilled_bytes, far_bytes
         Registers that are stored to local memory and loaded: in the cache, and beyond it.
-    cell_bytes
+    block_bytes
         That a block moves at its start and end; none but in its first operation.
     is_step
         Whether an iteration ends here.
@@ -230,7 +230,7 @@ class GroupWork:
     loads: int = 0
     spilled_bytes: int = 0
     far_bytes: int = 0
-    cell_bytes: int = 0
+    block_bytes: int = 0
     is_step: bool = False
     is_even: bool = False
     element_cycles: float = 0.0

@@ -100,7 +100,7 @@ class Coordinate:
         return -self + other
 
     def _unknown(self, other: Any) -> Any:
-        """Return a coordinate of which only the symbols it hangs on are known."""
+        """Return a coordinate of which only the symbols it depends on are known."""
         if not isinstance(other, (Coordinate, numbers.Number)):
             return NotImplemented  # so that a list times a coordinate asks for a number, and is refused
         is_whole = self.kind is int and isinstance(other, int)
@@ -128,10 +128,10 @@ class Coordinate:
         frame = sys._getframe(2)
         while frame.f_back and (frame.f_code.co_filename in (__file__, "<string>") or _is_python(frame)):
             frame = frame.f_back
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         names = " and ".join(dict.fromkeys(s.name for s in self.terms))
         error = OpaqueError(
-            f"{place}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
+            f"{line}: the body {verb} {names}, by which iterations and blocks would differ; it may only be added "
             "and multiplied into coordinates of global memory and constants (varying() computes other ones)",
             frozenset(self.terms),
         )
@@ -168,7 +168,7 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
 
 
 def _symbols(*values: Any) -> dict[Symbol, int]:
-    """Return the symbols that ``values`` hang on, without factors."""
+    """Return the symbols that ``values`` depend on, without factors."""
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 
@@ -189,8 +189,8 @@ def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
     if not value.is_affine:
         symbols = _symbols(value, *(replacements[s] for s in value.terms if s in replacements))
         return Coordinate(symbols, is_affine=False, kind=value.kind)
-    kept = {s: f for s, f in value.terms.items() if s not in replacements}
-    result: Any = Coordinate(kept, value.constant) if kept else value.constant
+    terms = {s: f for s, f in value.terms.items() if s not in replacements}
+    result: Any = Coordinate(terms, value.constant) if terms else value.constant
     for symbol, factor in value.terms.items():
         if symbol in replacements:
             result = result + replacements[symbol] * factor
@@ -286,7 +286,7 @@ def _like(kind: Any, parts: list[Any]) -> Any:
 
 def _remade(kind: type, parts: Mapping[str, Any]) -> Any:
     """Return a dataclass with these fields, without what its initialiser would compute."""
-    made: Any = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for name, part in parts.items():
-        object.__setattr__(made, name, part)
-    return made
+        object.__setattr__(instance, name, part)
+    return instance

@@ -122,9 +122,9 @@ class ProgramPhase:
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``memo_key`` stands for all that operations hang on but blocks and depths of rings, ``body_counts`` gives bodies
+    ``memo_key`` stands for all that operations depend on but blocks and depths of rings, ``body_counts`` gives bodies
     that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
-    all that values hang on; None where a machine does not say.
+    all that values depend on; None where a machine does not say.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Cost(NamedTuple):
 class Pricing(Protocol):
     """Costs of a program's operations on one device."""
 
-    #: How many of the other core groups work beside one, by phase: what costs of a tile handed on hang on.
+    #: How many of the other core groups work beside one, by phase: what costs of a tile handed on depend on.
     crowds: dict[str, float]
 
     @property

@@ -3,7 +3,7 @@
 An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A
 queue knows what its earlier operations know and what every flag it waits for knew when it was set:
 a flag is set when all earlier operations of its queue have completed, and so does ``timing``.
-Facts do not meet: what becomes of one hangs on the operations that follow, not on other facts.  So
+Facts are independent: what becomes of one depends on the operations that follow, not on other facts.  So
 sending each fact around the automaton (``ir.automaton``) until no new one appears covers every
 sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
 node, by a queue that a fact does not reach, is a race.
@@ -71,7 +71,7 @@ def check_races(automaton: Automaton) -> None:
 
 
 class _Structure:
-    """What a proof hangs on: one of the same content, of whatever program, needs no other."""
+    """What a proof depends on: one of the same content, of whatever program, needs no other."""
 
     def __init__(self, facts: _Facts) -> None:
         self.facts: _Facts | None = facts
@@ -108,8 +108,8 @@ class _Facts:
         waited = {p for e in self.endpoints for p in e.peers}
         #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be
         #: waited for.
-        kept = (e.depth if e.index in waited else 0 for e in self.endpoints)
-        self.flags = list(accumulate(kept, initial=self.queues))
+        counts = (e.depth if e.index in waited else 0 for e in self.endpoints)
+        self.flags = list(accumulate(counts, initial=self.queues))
         self.places = PlaceTable(automaton)
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
@@ -199,12 +199,12 @@ class _Facts:
             bit = groups.setdefault(agents, 1 << len(groups))
             touched[place] = touched.get(place, 0) | bit
         known, flags = self._columns(groups)
-        own = len(groups)
+        known_facts = len(groups)
         for position, (_, queue, waits, accesses, sets) in enumerate(operations):
             sees = known[queue]
             for peer, at in waits:
                 sees |= flags[peer][at]
-            mine = 1 << (own + position)
+            mine = 1 << (known_facts + position)
             for place, conflicts in accesses:
                 for other in conflicts:
                     if other in touched and touched[other] & ~sees:
@@ -262,9 +262,9 @@ class _Facts:
         left: dict[Fact, Witness] = {}
         for place, bits in alive.items():
             for at in _bits(bits):
-                own = at - len(of_bit)
+                step = at - len(of_bit)
                 left[renamed[place], agents_of[at]] = (
-                    facts[place, of_bit[at]] if own < 0 else Witness(number, operations[own].operation, 0, 0)
+                    facts[place, of_bit[at]] if step < 0 else Witness(number, operations[step].operation, 0, 0)
                 )
         return left
 

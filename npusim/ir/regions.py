@@ -126,9 +126,9 @@ def _extents(r: GlobalTile) -> tuple[int, ...]:
 
 def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges) -> bool:
     """Return whether two queues meet, one of them writing: by hulls first, then one by one."""
-    kept = [(key, _hull(regions), regions) for key, regions in uses.items()]
-    for i, (a, hull, regions) in enumerate(kept):
-        for b, other, others in kept[:i]:
+    groups = [(key, _hull(regions), regions) for key, regions in uses.items()]
+    for i, (a, hull, regions) in enumerate(groups):
+        for b, other, others in groups[:i]:
             if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges):
                 continue
             if any(may_meet(x, y, ranges) for x in regions for y in others):
@@ -142,7 +142,7 @@ def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
     same = len({(constant_of(r.batch), constant_of(r.head)) for r in regions}) == 1
     row, rows = _span([(r.row, r.rows) for r in regions])
     col, cols = _span([(r.col, r.cols) for r in regions])
-    # Regions of several heads have no common one: one that hangs on nothing known meets them all.
+    # Regions of several heads have no common one: one that depends on nothing known meets them all.
     anywhere: Any = Coordinate({Symbol("any head"): 1})
     batch, head = (first.batch, first.head) if same else (anywhere, anywhere)
     return type(first)(first.tensor, batch, head, row, rows, col, cols)
@@ -175,7 +175,7 @@ def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbo
             ends = (sign * factor * first, sign * factor * last)
             low, high = low + min(ends), high + max(ends)
     if any(fixed.values()):
-        return True  # hangs on the block in different ways
+        return True  # depends on the block in different ways
     if distance + low >= a_size or distance + high <= -b_size:
         return False
     # Loops move both by multiples of their common step: what lies between two such places is free.

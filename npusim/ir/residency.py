@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npusim.ir.program import TileProgram, Touch
-    from npusim.ir.tile import GlobalTile
 
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
@@ -141,11 +140,11 @@ class _Cache:
                 self.compulsory += new
             size = use.rows * use.row_bytes
             known = use.rows if is_cut or is_warm else min(rows, use.rows)
-            kept = known * use.row_bytes if is_kept or is_warm else 0
-            # A region too large to stay is fetched anew by every pass over it.
+            hit_bytes = known * use.row_bytes if is_kept or is_warm else 0
+            # A region too large to stay is fetched again by every pass over it.
             passes = use.times if size > self.capacity else 1
-            traffic.missed += (size - kept) * passes
-            traffic.waited += use.read_bytes * (size - kept) * passes / max(1, size * use.times)
+            traffic.missed += (size - hit_bytes) * passes
+            traffic.waited += use.read_bytes * (size - hit_bytes) * passes / max(1, size * use.times)
         self._remember(touched)
 
     def is_warm(self, role: str) -> bool:
@@ -205,7 +204,7 @@ def _scanned(
         touched: dict[Key, _Use] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
-            key = _key(region)
+            key = region.tensor.name, region.batch, region.head, region.row, region.col, region.cols
             payload = region.payload_bytes
             size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
             use = touched.get(key)
@@ -219,7 +218,3 @@ def _scanned(
                 use.read_bytes += size
         steps.append(touched)
     return steps
-
-
-def _key(region: GlobalTile) -> Key:
-    return (region.tensor.name, region.batch, region.head, region.row, region.col, region.cols)

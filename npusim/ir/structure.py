@@ -353,9 +353,9 @@ class Builder:
 
     def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
         line = source_line(iterator)
-        place = f"{line}: " if line else ""
+        source = f"{line}: " if line else ""
         prefix = "" if what.startswith(f"{op.label}:") else f"{op.label} on {op.queue} "
-        return ProgramError(f"{place}{self.program.name}: {prefix}{what} (block {self._block})")
+        return ProgramError(f"{source}{self.program.name}: {prefix}{what} (block {self._block})")
 
     def _ring_of(self, tile: RingTile) -> int:
         number = self._rings.get(id(tile.ring))
@@ -471,22 +471,22 @@ def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
 
 def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
     held: dict[object, list[Bytes]] = defaultdict(list)
-    kept: dict[object, list[Bytes]] = defaultdict(list)
+    touched: dict[object, list[Bytes]] = defaultdict(list)
     turns: dict[int, int] = defaultdict(int)
-    places = []
+    accessed = []
     for op in run:
         slots = [(s, (s.endpoint, turns[s.endpoint], s.is_write)) for s in op.slots]
         tiles = [(t, (t.space, op.queue, t.is_write)) for t in op.tiles]
         for access, turn in slots:
             held[turn].append(access.where)
         for tile, memory in tiles:
-            kept[memory].append(tile.where)
-        places.append((op, slots, tiles))
+            touched[memory].append(tile.where)
+        accessed.append((op, slots, tiles))
         for endpoint, _, last in op.uses:
             turns[endpoint] += last
     hulls = {key: _hull(accesses) for key, accesses in held.items()}
-    spans = {key: _joined(accesses) for key, accesses in kept.items()}
-    for op, slots, tiles in places:
+    spans = {key: _joined(accesses) for key, accesses in touched.items()}
+    for op, slots, tiles in accessed:
         yield replace(
             op,
             slots=tuple(dict.fromkeys(replace(s, where=hulls[key]) for s, key in slots)),

@@ -77,7 +77,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     return tuple(endpoints)
 
 
-def givers(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
+def producers_of(endpoints: Iterable[Endpoint]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return for each queue, by what it waits for (``S ready``), the queues that hand it over."""
     listed, producers = list(endpoints), dict[str, dict[str, tuple[str, ...]]]()
     for e in listed:

@@ -1,10 +1,9 @@
 """Coordinate to index functions: layouts and their algebra, fractals, fragments, banks.
 
-* ``algebra`` (shape:stride, tilings, swizzles): layouts as such.
-* ``fractal``: ND, NZ, ZN, ZZ of the Ascend.
-* ``instruction``, ``fragment`` (and warps' arrangement): which lane of a warp holds what.
+* ``algebra``: layouts (shape:stride), tilings, swizzles.
+* ``instruction``, ``fragment``: which lane of a warp holds what; warps' arrangement.
 * ``execute``: products from registers to registers; ``chain``: one into the next.
-* ``memory``: wavefronts of shared-memory banks.
+* ``memory``: ND, NZ, ZN, ZZ of the Ascend; wavefronts of shared-memory banks.
 
 Importing it imports no numpy.
 """
@@ -25,18 +24,21 @@ from npusim.layout.algebra import (
 )
 from npusim.layout.chain import Chain, ChainCost, Shuffle, chain
 from npusim.layout.execute import chained_product, from_registers, gather, scatter, to_registers
-from npusim.layout.fractal import nd, nz, zn, zz
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement, Fragment, arrangement
 from npusim.layout.instruction import INSTRUCTIONS, FragmentStep, MmaInstruction, instruction, variants
 from npusim.layout.memory import (
     VOLTA_BANKS,
     BankModel,
     fragment_addresses,
+    nd,
+    nz,
     padded,
     phases,
     return_cycles,
     swizzled,
     wavefronts,
+    zn,
+    zz,
 )
 
 __all__ = [

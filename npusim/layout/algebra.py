@@ -67,8 +67,8 @@ class Layout:
         Beyond the shape the last mode goes on, as in CuTe.
         """
         at = coordinate[0] if len(coordinate) == 1 else coordinate
-        place = coordinate_of(as_index(at, self.shape), self.shape)
-        return sum(x * d for x, d in zip(flatten(place), flatten(self.stride), strict=True))
+        position = coordinate_of(as_index(at, self.shape), self.shape)
+        return sum(x * d for x, d in zip(flatten(position), flatten(self.stride), strict=True))
 
     def __getitem__(self, mode: int) -> Layout:
         """Return one mode as a layout of its own."""
@@ -178,18 +178,18 @@ def composition(outer: Layout, inner: Layout) -> Layout:
     carries = any(top >= extent for top, (extent, _) in zip(reached[:-1], source, strict=False))
     if carries or any(mode is None for mode in pieces):
         raise LayoutError(f"{outer} after {inner} is no layout: the extents do not divide")
-    found = [
+    modes = [
         _of_flat([(taken, step * source[digit][1]) for digit, taken, step in mode]) if mode else Layout(extent, 0)
         for mode, (extent, _) in zip(pieces, inner.flat, strict=True)
     ]
-    return _nested(unflatten(range(len(found)), inner.shape), found)
+    return _nested(unflatten(range(len(modes)), inner.shape), modes)
 
 
-def _nested(places: IntTuple, found: Sequence[Layout]) -> Layout:
+def _nested(numbers: IntTuple, layouts: Sequence[Layout]) -> Layout:
     """Return the layouts ``found``, nested as the numbers of their places are."""
-    if isinstance(places, int):
-        return found[places]
-    return bundle(*(_nested(part, found) for part in places))
+    if isinstance(numbers, int):
+        return layouts[numbers]
+    return bundle(*(_nested(part, layouts) for part in numbers))
 
 
 def _pieces(source: Sequence[tuple[int, int]], extent: int, stride: int) -> list[tuple[int, int, int]] | None:
@@ -199,7 +199,7 @@ def _pieces(source: Sequence[tuple[int, int]], extent: int, stride: int) -> list
     """
     if extent == 1 or stride == 0:
         return []
-    found: list[tuple[int, int, int]] = []
+    pieces: list[tuple[int, int, int]] = []
     last = len(source) - 1
     for digit, (room, _) in enumerate(source):
         if digit == last or (extent - 1) * stride < room:
@@ -210,9 +210,9 @@ def _pieces(source: Sequence[tuple[int, int]], extent: int, stride: int) -> list
         if extent % taken:
             return None
         if taken > 1:
-            found.append((digit, taken, stride))
+            pieces.append((digit, taken, stride))
         extent, stride = extent // taken, ceil_div(stride, room)
-    return [*found, (digit, extent, stride)] if extent > 1 else found
+    return [*pieces, (digit, extent, stride)] if extent > 1 else pieces
 
 
 def complement(layout: Layout, cosize: int | None = None) -> Layout:
@@ -254,7 +254,7 @@ def right_inverse(layout: Layout) -> Layout:
     """
     dense = coalesce(layout)
     places = flatten(compact(dense.shape))
-    found: list[tuple[int, int]] = []
+    modes: list[tuple[int, int]] = []
     covered = 1
     for (extent, stride), place in sorted(
         zip(dense.flat, places, strict=True), key=lambda mode: (mode[0][1], mode[0][0])
@@ -263,9 +263,9 @@ def right_inverse(layout: Layout) -> Layout:
             continue
         if stride != covered:
             break
-        found.append((extent, place))
+        modes.append((extent, place))
         covered *= extent
-    return coalesce(_of_flat(found))
+    return coalesce(_of_flat(modes))
 
 
 def fitted(function: Callable[[int], int], shape: IntTuple) -> Layout:
@@ -285,14 +285,14 @@ def fitted(function: Callable[[int], int], shape: IntTuple) -> Layout:
     """
     steps = flatten(compact(shape))
     strides = [function(u) if s > 1 else 0 for s, u in zip(flatten(shape), steps, strict=True)]
-    found = Layout(shape, unflatten(strides, shape))
-    for place in range(found.size):
-        if found(place) != function(place):
+    layout = Layout(shape, unflatten(strides, shape))
+    for index in range(layout.size):
+        if layout(index) != function(index):
             raise LayoutError(
-                f"no layout of shape {spelled(shape)}: at {place} {found} gives {found(place)}, "
-                f"wanted {function(place)}"
+                f"no layout of shape {spelled(shape)}: at {index} {layout} gives {layout(index)}, "
+                f"wanted {function(index)}"
             )
-    return found if isinstance(shape, int) else bundle(*map(coalesce, found.modes))
+    return layout if isinstance(shape, int) else bundle(*map(coalesce, layout.modes))
 
 
 #: An integer, or a tuple of such things.

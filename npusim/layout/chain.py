@@ -174,12 +174,12 @@ class Chain:
             for lane in range(WARP_LANES)
         ]
         packed = REGISTER_BITS // self.operand.bits
-        found = []
+        shuffles = []
         for start in range(0, max(map(len, needed)), packed):
             part = [row[start : start + packed] for row in needed]
             slots = tuple(tuple(slot for slot, _ in row) for row in part)
-            found.append(Shuffle(mask, slots, tuple(tuple(v for _, v in row) for row in part)))
-        return found
+            shuffles.append(Shuffle(mask, slots, tuple(tuple(v for _, v in row) for row in part)))
+        return shuffles
 
     def _formed(self) -> list[set[tuple[int, ...]]]:
         """Return, for each operand register, the different registers it is made from.
@@ -187,21 +187,21 @@ class Chain:
         Received values are numbered on from the accumulator's own, a register each shuffle.
         """
         packed = REGISTER_BITS // self.operand.bits
-        own = self.tiles * self.accumulator.values
+        accumulated = self.tiles * self.accumulator.values
         arrived: dict[tuple[int, int], int] = {}
         for number, shuffle in enumerate(self.shuffles):
             for lane, slots in enumerate(shuffle.slots):
-                arrived.update(((lane, slot), own + number * packed + half) for half, slot in enumerate(slots))
-        found = []
+                arrived.update(((lane, slot), accumulated + number * packed + half) for half, slot in enumerate(slots))
+        registers = []
         for start in range(0, len(self.sources[0]), packed):
             slots_of = range(start, start + packed)
-            found.append(
+            registers.append(
                 {
                     tuple(arrived.get((lane, slot), self.sources[lane][slot][1]) for slot in slots_of)
                     for lane in range(WARP_LANES)
                 }
             )
-        return found
+        return registers
 
     def _is_whole(self, recipe: tuple[int, ...]) -> bool:
         packed = REGISTER_BITS // self.operand.bits
@@ -251,24 +251,24 @@ def chain(
     default = Arrangement(groups, 1) if axis == 0 else Arrangement(1, groups)
     where = arrangement or default
     height, width = where.tile(accumulator)
-    own, deep = (width, operand.columns) if axis == 0 else (height, operand.rows)
-    depth = lcm(own, deep)
+    stacked, deep = (width, operand.columns) if axis == 0 else (height, operand.rows)
+    depth = lcm(stacked, deep)
     fed = tuple(range(depth)) if order is None else tuple(order)
     if sorted(fed) != list(range(depth)):
         raise LayoutError(f"{operand}: order {fed} is no permutation of 0 to {depth - 1}")
     sources = _sources(accumulator, operand, where, fed, axis)
-    found = Chain(accumulator, operand, where, fed, depth // own, depth // deep, sources)
-    if found.moved and not allow_exchange:
+    chained = Chain(accumulator, operand, where, fed, depth // stacked, depth // deep, sources)
+    if chained.moved and not allow_exchange:
         raise LayoutError(
-            f"{accumulator} -> {operand} in {where}: {found.in_place} of {found.values} values lie in "
-            f"the right lane, {found.moved} a lane would have to move, and exchange is not allowed; "
-            f"{_way_out(found, default)}"
+            f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values lie in "
+            f"the right lane, {chained.moved} a lane would have to move, and exchange is not allowed; "
+            f"{_way_out(chained, default)}"
         )
-    return found
+    return chained
 
 
-def _way_out(found: Chain, default: Arrangement) -> str:
-    if found.arrangement == default or chain(found.accumulator, found.operand).moved:
+def _way_out(chained: Chain, default: Arrangement) -> str:
+    if chained.arrangement == default or chain(chained.accumulator, chained.operand).moved:
         return "f16 accumulators in 4x1 chain into a row-major A in place"
     return f"arranged {default} nothing moves"
 
@@ -295,16 +295,16 @@ def _sources(
     held: dict[tuple[int, int], Source] = {}
     extent = where.tile(accumulator)[1 - axis]
     for tile, lane, value in product(range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)):
-        place = list(where.element(accumulator, lane, value))
-        place[1 - axis] += tile * extent
-        held[place[0], place[1]] = (lane, tile * accumulator.values + value)
+        element = list(where.element(accumulator, lane, value))
+        element[1 - axis] += tile * extent
+        held[element[0], element[1]] = (lane, tile * accumulator.values + value)
     deep = operand.columns if axis == 0 else operand.rows
-    found: list[tuple[Source, ...]] = []
+    sources: list[tuple[Source, ...]] = []
     for lane in range(WARP_LANES):
         row: list[Source] = []
         for step, value in product(range(len(fed) // deep), range(operand.values)):
             needed = list(where.element(operand, lane, value))
             needed[1 - axis] = fed[step * deep + needed[1 - axis]]
             row.append(held[needed[0], needed[1]])
-        found.append(tuple(row))
-    return tuple(found)
+        sources.append(tuple(row))
+    return tuple(sources)

@@ -144,8 +144,8 @@ class Fragment:
         return tuple(m for m in sorted(masks) if m and m & (m - 1) == 0)
 
     def _element(self, thread: int, value: int) -> tuple[int, int]:
-        place = self.layout(thread, value)
-        return place % self.rows, place // self.rows
+        index = self.layout(thread, value)
+        return index % self.rows, index // self.rows
 
     def _seat(self, lane: int) -> tuple[int, int]:
         if not 0 <= lane < WARP_LANES:
@@ -154,9 +154,9 @@ class Fragment:
 
     @cached_property
     def _seats(self) -> tuple[tuple[int, int], ...]:
-        place_of = right_inverse(self.lanes)
-        places = (place_of(lane) for lane in range(WARP_LANES))
-        return tuple((place % self.threads, place // self.threads) for place in places)
+        index_of = right_inverse(self.lanes)
+        indices = (index_of(lane) for lane in range(WARP_LANES))
+        return tuple((index % self.threads, index // self.threads) for index in indices)
 
     @cached_property
     def _holders(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -233,15 +233,15 @@ class Arrangement:
             The tile does not divide; names the size that would.
         """
         height, width = self.tile(fragment)
-        found = []
+        counts = []
         sizes = (("rows", rows, height, warps[0]), ("columns", columns, width, warps[1]))
         for name, size, unit, count in sizes:
             if count < 1 or size < 1 or size % (unit * count):
                 raise LayoutError(
                     f"{fragment} in {self}: {size} {name} are no multiple of {unit * count} ({count} warps of {unit})"
                 )
-            found.append(size // (unit * count))
-        return found[0], found[1]
+            counts.append(size // (unit * count))
+        return counts[0], counts[1]
 
     def _row(self, row: int, down: int, rows: int) -> int:
         if self.row_order == "group":

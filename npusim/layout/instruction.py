@@ -203,7 +203,7 @@ def _piecewise(operand: Operand, order: Order, rows: int, columns: int) -> Layou
     """
     threads = 2 * _THREADGROUP
 
-    def place(index: int) -> int:
+    def element(index: int) -> int:
         thread, value = index % threads, index // threads
         threadgroup, lane = divmod(thread, _THREADGROUP)
         row, column = (lane, value) if order == "row" else (value, lane)
@@ -214,7 +214,7 @@ def _piecewise(operand: Operand, order: Order, rows: int, columns: int) -> Layou
         return row + rows * column
 
     assert rows * columns == threads * _PIECE_BITS // _HALF_BITS
-    return fitted(place, ((2, 2, 2), (2, 2)))
+    return fitted(element, ((2, 2, 2), (2, 2)))
 
 
 # ---------------------------------------------------------------- Ampere
@@ -249,7 +249,7 @@ def _blocks(rows: int, columns: int, *, is_transposed: bool) -> Layout:
     block is transposed); blocks follow one another down the columns (PTX ISA; volta.md §2).
     """
 
-    def place(index: int) -> int:
+    def element(index: int) -> int:
         lane, value = index % WARP_LANES, index // WARP_LANES
         row, column = lane // 4, 2 * (lane % 4) + value % 2
         if is_transposed:
@@ -260,4 +260,4 @@ def _blocks(rows: int, columns: int, *, is_transposed: bool) -> Layout:
         return row + rows * column
 
     halvings = (rows * columns // WARP_LANES).bit_length() - 1
-    return fitted(place, ((2,) * 5, (2,) * halvings))
+    return fitted(element, ((2,) * 5, (2,) * halvings))

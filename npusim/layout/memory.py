@@ -1,7 +1,12 @@
-"""What an access of a warp costs: wavefronts of shared memory.
+"""Matrices in memory, and what an access of a warp costs: wavefronts of shared memory.
 
-Pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
+Costs are pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
 between machines is in `BankModel`.
+
+The Ascend keeps plain rows (ND), or fractals (NZ, ZN, ZZ).  A fractal is a small block stored whole.  The format's
+first letter orders the fractals, its second the elements of one: Z by rows, N by columns.  The Ascend's own texts often
+write the inner letter small and first: zZ is ZZ here, nZ is ZN, zN is NZ.
+Where each is used on the 910B: L0A zZ, L0B nZ, L0C zN, L1 zN or nZ (ascend.md §1.2).
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout
+from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout, row_major
 from npusim.layout.fragment import WARP_LANES
 from npusim.units import ceil_div
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     #: Byte address of each lane, or None where it does not take part.
     Addresses: TypeAlias = Sequence[int | None]
+
 
 #: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
@@ -82,7 +88,7 @@ def phases(
     multiple = model.bank_bytes if allow_misaligned else width_bytes
     _check(addresses, width_bytes, tuple(model.phase_lanes), multiple)
     lanes = model.phase_lanes[width_bytes]
-    found = []
+    cycles = []
     for first in range(0, len(addresses), lanes):
         words: defaultdict[int, set[int]] = defaultdict(set)
         for address in addresses[first : first + lanes]:
@@ -90,8 +96,8 @@ def phases(
                 start = address // model.bank_bytes
                 for word in range(start, start + width_bytes // model.bank_bytes):
                     words[word % model.banks].add(word)
-        found.append(max(map(len, words.values()), default=0))
-    return tuple(found)
+        cycles.append(max(map(len, words.values()), default=0))
+    return tuple(cycles)
 
 
 def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
@@ -205,16 +211,16 @@ def fragment_addresses(
             f"accesses of {access_bytes} bytes"
         )
     widened = max(count // run, 1)
-    found = []
+    addresses = []
     for lane in range(WARP_LANES):
         start = list(arrangement.element(fragment, lane, 0))
         start[axis] *= widened
-        places = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
-        elements = [memory(row, column) for row, column in places]
+        pairs = [(start[0] + (i, 0)[axis], start[1] + (0, i)[axis]) for i in range(count)]
+        elements = [memory(row, column) for row, column in pairs]
         if elements != list(range(elements[0], elements[0] + count)):
-            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {places[0]} on do not lie together")
-        found.append(elements[0] * element_bytes)
-    return tuple(found)
+            raise LayoutError(f"{fragment}, lane {lane}: its {count} values from {pairs[0]} on do not lie together")
+        addresses.append(elements[0] * element_bytes)
+    return tuple(addresses)
 
 
 def _run(fragment: Fragment, axis: int) -> int:
@@ -227,3 +233,48 @@ def _run(fragment: Fragment, axis: int) -> int:
             break
         run += 1
     return run
+
+
+#: One fractal of 16-bit elements, 512 bytes (ascend.md §1.2).
+FRACTAL = (16, 16)
+
+
+def nd(rows: int, columns: int, *, row_stride: int | None = None) -> Layout:
+    """Return (row, column) -> index of rows one after the other, ``row_stride`` elements apart."""
+    if row_stride is None:
+        return row_major((rows, columns))
+    if row_stride < columns:
+        raise LayoutError(f"rows of {columns} elements cannot lie {row_stride} apart")
+    return Layout((rows, columns), (row_stride, 1))
+
+
+def nz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_NZ (zN): fractals by columns, each by rows.
+
+    Examples
+    --------
+    >>> str(nz(64, 32))
+    '((16,4),(16,2)):((16,256),(1,1024))'
+    """
+    return _fractal("nz", rows, columns, fractal)
+
+
+def zn(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_ZN (nZ): fractals by rows, each by columns."""
+    return _fractal("zn", rows, columns, fractal)
+
+
+def zz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
+    """Return (row, column) -> index of FRACTAL_ZZ (zZ): fractals by rows, each by rows."""
+    return _fractal("zz", rows, columns, fractal)
+
+
+def _fractal(order: str, rows: int, columns: int, fractal: tuple[int, int]) -> Layout:
+    height, width = fractal
+    if rows % height or columns % width:
+        raise LayoutError(f"{order}: a tile of {rows} x {columns} is no whole number of {height} x {width} fractals")
+    down, across = rows // height, columns // width
+    block = height * width
+    outer = (block, block * down) if order[0] == "n" else (block * across, block)
+    inner = (1, height) if order[1] == "n" else (width, 1)
+    return Layout(((height, down), (width, across)), ((inner[0], outer[0]), (inner[1], outer[1])))

@@ -1,4 +1,4 @@
-"""What every core family answers for schedules, what it answers where it says nothing of its own, and its programs."""
+"""What every core family provides for schedules, with defaults, and how its programs are put together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHAPE = attrgetter("shape")
 
 
 class Machine:
-    """A core family on one device, for one program: a family of one's own inherits it and gives it ``build``."""
+    """A core family on one device, for one program: a new family inherits it and adds ``build``."""
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
     has_rows_kernels = reshapes_operands = True
@@ -41,7 +41,7 @@ class Machine:
         self.places = device.group_count.value
 
     def fitted(self, tiling: Any, _problem: Any, _precision: Any) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling with what it leaves open chosen, and what is to be said of that."""
+        """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
@@ -49,7 +49,7 @@ class Machine:
         return phase
 
     def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
-        """Return how a phase runs, for `build`, and what is to be said of that; ``_called``: the schedule's name."""
+        """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
 
     def product(
@@ -116,9 +116,9 @@ def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, Addre
 def program_phase(
     frame: Frame, items: Callable[[WorkTile], Iterable[Item]], reread: tuple[tuple[str, int], ...] = (), **more: Any
 ) -> ProgramPhase:
-    """Return a phase of the program in which a cell does ``items``.
+    """Return a phase of the program in which a block does ``items``.
 
-    ``reread``: operands that so many rows of a cell at a time read all of.  ``more``: its other attributes.
+    ``reread``: operands that so many rows of a block at a time read all of.  ``more``: its other attributes.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, **more}

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 Span = tuple[int, int]
-#: A run of tiles, and the number of its first tile among its cell's.
+#: A run of tiles, and the number of its first tile among its block's.
 Placed = tuple[int, "TileRun"]
 
 
 class Frame:
-    """Places and storage of a phase's names, and where a cell's tile of each lies in its tensor."""
+    """Places and storage of a phase's names, and where a block's tile of each lies in its tensor."""
 
     def __init__(self, phase: Phase) -> None:
         self.phase = phase
@@ -78,35 +78,35 @@ class Frame:
         axes = self.phase.names[n].axes
         return 1 if len(axes) == 1 else self.phase.sizes[axes[1]]
 
-    def span(self, cell: WorkTile, axis: str, tile: Visit) -> Span:
-        """Return start and size of a cell's tile along an axis."""
+    def span(self, block: WorkTile, axis: str, tile: Visit) -> Span:
+        """Return start and size of a block's tile along an axis."""
         if axis == self.loop_axis and tile.cols:
             return tile.col, tile.cols
-        return cell.span(axis) or (0, self.phase.sizes[axis])
+        return block.span(axis) or (0, self.phase.sizes[axis])
 
-    def size(self, cell: WorkTile, axis: str, tile: Visit) -> int:
-        """Return the size of a cell's tile along an axis."""
-        return self.span(cell, axis, tile)[1]
+    def size(self, block: WorkTile, axis: str, tile: Visit) -> int:
+        """Return the size of a block's tile along an axis."""
+        return self.span(block, axis, tile)[1]
 
-    def cols(self, n: str, cell: WorkTile, tile: Visit) -> int:
-        """Return the columns of a cell's tile of a name; 1 for a row vector."""
+    def cols(self, n: str, block: WorkTile, tile: Visit) -> int:
+        """Return the columns of a block's tile of a name; 1 for a row vector."""
         axes = self.phase.names[n].axes
-        return 1 if len(axes) == 1 else self.size(cell, axes[1], tile)
+        return 1 if len(axes) == 1 else self.size(block, axes[1], tile)
 
-    def shape(self, n: str, cell: WorkTile, tile: Visit) -> tuple[int, int, str]:
-        """Return rows, columns and format of a cell's tile of a name."""
+    def shape(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:
+        """Return rows, columns and format of a block's tile of a name."""
         names = self.phase.names[n]
-        return self.size(cell, names.axes[0], tile), self.cols(n, cell, tile), names.fmt
+        return self.size(block, names.axes[0], tile), self.cols(n, block, tile), names.fmt
 
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
         bound = self.phase.tensors[n]
         return 1 if isinstance(bound, BySize) else self._heads // tensor_of(bound).heads
 
-    def tensor(self, n: str, cell: WorkTile) -> GlobalTensor:
+    def tensor(self, n: str, block: WorkTile) -> GlobalTensor:
         """Return the tensor that an operand or result is bound to."""
         bound = self.phase.tensors[n]
-        return bound.of(cell) if isinstance(bound, BySize) else tensor_of(bound)
+        return bound.of(block) if isinstance(bound, BySize) else tensor_of(bound)
 
     def stack(self, n: str) -> Stacked | None:
         """Return the stack of matrices that a name is bound to, if it is one."""
@@ -124,7 +124,7 @@ class Frame:
 
     @cached_property
     def held(self) -> tuple[str, ...]:
-        """Operands that stay for a whole cell, as its loop does not go along them."""
+        """Operands that stay for a whole block, as its loop does not go along them."""
         return tuple(n for n in self.operands if self.loop_axis and not self.is_visited(n))
 
     @cached_property
@@ -134,29 +134,29 @@ class Frame:
 
     @cached_property
     def is_scattered(self) -> bool:
-        """Whether cells begin at various tiles of the loop or leave tiles out; parts of a split do neither."""
+        """Whether blocks begin at various tiles of the loop or leave tiles out; parts of a split do neither."""
         return any(
-            cell.runs
-            and len(cell.spans) == 1
-            and (cell.first > 0 or sum(run.cols * run.count for run in cell.runs) < cell.last - cell.first)
-            for cell in self.phase.cells
+            block.runs
+            and len(block.spans) == 1
+            and (block.first > 0 or sum(run.cols * run.count for run in block.runs) < block.last - block.first)
+            for block in self.phase.cells
         )
 
-    def cut(self, n: str, cell: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
-        """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of cell and tile."""
-        tensor, axes = self.tensor(n, cell), self.phase.names[n].axes
+    def cut(self, n: str, block: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
+        """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of block and tile."""
+        tensor, axes = self.tensor(n, block), self.phase.names[n].axes
         is_shared = tensor.role == "constant"
-        top, height = self.span(cell, axes[0], tile)
-        left, width = self.span(cell, axes[1], tile) if len(axes) > 1 else (0, 1)
-        if is_shared:  # one matrix for all cells
+        top, height = self.span(block, axes[0], tile)
+        left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
             share = self.sharing(n)
-            # Heads that share are no sums of a cell's coordinates; only inputs are shared.
-            head = cell.head if share == 1 else varying(lambda h: h // share, cell.head)
+            # Heads that share are no sums of a block's coordinates; only inputs are shared.
+            head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             stack = self.stack(n)
-            place = self.span(cell, stack.axis, tile)[0] if stack else 0
-            batch = cell.batch * (stack.count if stack else 1) + place
+            layer = self.span(block, stack.axis, tile)[0] if stack else 0
+            batch = block.batch * (stack.count if stack else 1) + layer
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
@@ -193,34 +193,34 @@ class Frame:
                 f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
             )
 
-    def mask_cut(self, n: str, cell: WorkTile, tile: Visit, row: Span) -> GlobalTile:
+    def mask_cut(self, n: str, block: WorkTile, tile: Visit, row: Span) -> GlobalTile:
         """Return the mask of some rows of a tile."""
-        top = self.span(cell, self.row_axis, tile)[0]
+        top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
-        return mask.cut(top + row[0], row[1], tile.col, tile.cols, cell.causal_offset)
+        return mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
 
-    def placed(self, cell: WorkTile) -> list[Placed]:
-        """Return the cell's runs, each with the number of its first tile."""
-        firsts = accumulate((run.count for run in cell.runs), initial=0)
-        return list(zip(firsts, cell.runs, strict=False))
+    def placed(self, block: WorkTile) -> list[Placed]:
+        """Return the block's runs, each with the number of its first tile."""
+        firsts = accumulate((run.count for run in block.runs), initial=0)
+        return list(zip(firsts, block.runs, strict=False))
 
     def loop(
-        self, loop: TileLoop, function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile
+        self, loop: TileLoop, function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile
     ) -> Iterator[Item]:
-        """Yield what does ``function`` of a loop's tiles: a loop over each run of the cell's; without an axis, once."""
+        """Yield ``function`` of a loop's tiles: a loop over each of the block's runs; without an axis, once."""
         if not loop.axis:
-            yield from function(cell, WHOLE)
+            yield from function(block, WHOLE)
             return
-        for at, run in self.placed(cell):
-            yield ProgramLoop(loop.axis, range(at, at + run.count), partial(_step, function, cell, at, run))
+        for at, run in self.placed(block):
+            yield ProgramLoop(loop.axis, range(at, at + run.count), partial(_step, function, block, at, run))
 
-    def tiles(self, cell: WorkTile) -> list[Visit]:
-        """Return the cell's tiles, one by one."""
-        return [run.visit(first + i, i) for first, run in self.placed(cell) for i in range(run.count)]
+    def tiles(self, block: WorkTile) -> list[Visit]:
+        """Return the block's tiles, one by one."""
+        return [run.visit(first + i, i) for first, run in self.placed(block) for i in range(run.count)]
 
     @cached_property
     def content(self) -> Hashable:
-        """What operations can depend on of the phase, apart from cells and the lengths of tensors.
+        """What operations can depend on of the phase, apart from blocks and the lengths of tensors.
 
         Of what has no content of its own (a function, a mask) it is the object itself.
         """
@@ -245,7 +245,7 @@ def _alike(t: GlobalTensor) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """A function of a cell and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
+    """A function of a block and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
 
     ``memo_key`` stands for all that it depends on besides; programs in which that is alike share what it makes.
     """
@@ -254,43 +254,43 @@ class Emitter:
     name: Hashable
     emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
 
-    def __call__(self, cell: WorkTile, tile: Visit) -> Iterable[Item]:
-        """Return the items of one tile of a cell."""
-        return self.emit(cell, tile)
+    def __call__(self, block: WorkTile, tile: Visit) -> Iterable[Item]:
+        """Return the items of one tile of a block."""
+        return self.emit(block, tile)
 
 
-def body(function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, tile: Visit) -> Body:
-    """Return a loop's body that does ``function`` of one tile of a cell.
+def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile, tile: Visit) -> Body:
+    """Return a loop's body that does ``function`` of one tile of a block.
 
-    Cells and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
+    Blocks and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
     """
-    shape, at = shape_and_place(cell)
+    shape, at = shape_and_place(block)
     memo_key = function.memo_key if isinstance(function, Emitter) else None
     return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
-    (function, shape, (cols, only)), (place, index, col) = static, at
-    items: Iterable[Item] = function(cell_at(shape, place), Visit(index, col, cols, only))
+    (function, shape, (cols, only)), (position, index, col) = static, at
+    items: Iterable[Item] = function(block_at(shape, position), Visit(index, col, cols, only))
     return items
 
 
 def _step(
-    function: Callable[[WorkTile, Visit], Iterable[Item]], cell: WorkTile, first: int, run: TileRun, index: int
+    function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile, first: int, run: TileRun, index: int
 ) -> Iterator[ProgramLoop]:
-    """Yield one tile of a run, as a body that cells and tiles of the same shape share."""
-    yield ProgramLoop("", (0,), body(function, cell, run.visit(index, index - first)))
+    """Yield one tile of a run, as a body that blocks and tiles of the same shape share."""
+    yield ProgramLoop("", (0,), body(function, block, run.visit(index, index - first)))
 
 
-def shape_and_place(cell: WorkTile) -> tuple[Any, Any]:
-    """Return what operations of a cell's tile may depend on, and where the cell lies, for :func:`cell_at`."""
-    shape = tuple((axis, n) for axis, _, n in cell.spans), cell.causal_offset, cell.place
-    return shape, (cell.batch, cell.head, tuple(start for _, start, _ in cell.spans))
+def shape_and_place(block: WorkTile) -> tuple[Any, Any]:
+    """Return what operations of a block's tile may depend on, and where the block lies, for :func:`block_at`."""
+    shape = tuple((axis, n) for axis, _, n in block.spans), block.causal_offset, block.place
+    return shape, (block.batch, block.head, tuple(start for _, start, _ in block.spans))
 
 
-def cell_at(shape: Any, place: Any) -> WorkTile:
-    """Return a cell without runs; coordinates may be opaque."""
-    (sizes, offset, number), (batch, head, starts) = shape, place
+def block_at(shape: Any, position: Any) -> WorkTile:
+    """Return a block without runs; coordinates may be opaque."""
+    (sizes, offset, number), (batch, head, starts) = shape, position
     spans = tuple((axis, start, n) for (axis, n), start in zip(sizes, starts, strict=True))
     return WorkTile(batch, head, spans, (), offset, number)
 

@@ -1,4 +1,4 @@
-"""What others call cores and pipes: the vendor's simulator (``core0.cubecore0 CUBE``), its profiler, measurements."""
+"""Names of cores and pipes elsewhere: the vendor's simulator (``core0.cubecore0 CUBE``), its profiler, measurements."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Transfers:
         except SpecError as error:
             what = f"{step.opcode.name} of {step.dst.rows} x {step.dst.cols} {step.dst.fmt}"
             raise SpecError(f"{self.device.name}: {key}: {error}, and {what} takes it") from None
-        path = f"{key}.routes.{_route_name(spec, route)}"
+        path = f"{key}.routes.{next(name for name, r in spec.routes.items() if r is route)}"
         moved = max(self.stored_bytes(src, source), self.stored_bytes(step.dst, destination))
         if isinstance(spec, FixpipeEngine):
             _check_output(step, spec, route, path)
@@ -146,10 +146,6 @@ class Transfers:
         if isinstance(target, GlobalTile):
             return ceil(target.payload_bytes * self.residency.write_misses[target.tensor.name])
         return 0
-
-
-def _route_name(spec: DmaEngine | FixpipeEngine, route: RouteSpec) -> str:
-    return next(name for name, r in spec.routes.items() if r is route)
 
 
 def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) -> None:

@@ -22,7 +22,7 @@ from npusim.node.program import ROW_GRAIN, Child, CollectiveOp, KernelOp, operat
 from npusim.node.reduction import Sums
 from npusim.node.topology import Topology
 from npusim.numerics.evaluate import chosen, execute_rows, numeric_result
-from npusim.numerics.events import EventLog
+from npusim.numerics.executor import EventLog
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
-from npusim.ir.walk import Walker, givers, list_endpoints, walk
+from npusim.ir.walk import Walker, list_endpoints, producers_of, walk
 from npusim.node.collective import PlannedCollective, plan_collective
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
 from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
@@ -254,7 +254,7 @@ class _Simulation:
         work = (Work(queue, label, times, spent) for (queue, label), (times, spent) in self.work[last].items())
         idle = tuple(use.queue for use in self.uses[last] if not use.operations)
         phase = PhaseTime(self.program.phases[0].name, cycles, idle)
-        return Account(last, tuple(work), (phase,), givers(list_endpoints(self.program)))
+        return Account(last, tuple(work), (phase,), producers_of(list_endpoints(self.program)))
 
     def result(self) -> NodeTiming:
         self.env.run()

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
-    from npusim.numerics.events import EventLog
-    from npusim.numerics.executor import HeadSource
+    from npusim.numerics.executor import EventLog, HeadSource
     from npusim.numerics.result import ErrorSummary
 
 Array = NDArray[Any]
@@ -68,7 +67,7 @@ def evaluate(
 
     ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
-    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` is told the share of
+    ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
     """
     rows = chosen("rows", rows, problem.seq_q)

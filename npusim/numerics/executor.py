@@ -1,4 +1,4 @@
-"""Executes a tile program for its values, in program order, over poisoned memories.
+"""Executes a tile program for its values, in program order, over poisoned memories, and counts numeric events.
 
 Blocks of one shape run in step, one lane each: the same operations on arrays with a leading lane
 axis.  Bits do not depend on how blocks are put together, since lanes never meet.
@@ -6,8 +6,9 @@ axis.  Bits do not depend on how blocks are put together, since lanes never meet
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,20 +20,116 @@ from npusim.formats import get_format
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
-from npusim.numerics.events import EventLog
+from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.op import Source, Step, TileOp
-    from npusim.ir.program import TileProgram
     from npusim.ir.tile import GlobalTensor, Tile
 
 
 Array = NDArray[Any]
 #: Lanes that run together: enough to spread the cost of a step, few enough for the caches.
 LANES = 16
+#: Events kept beside their counts: more would fill a trace with one message.
+EVENTS_KEPT = 10_000
+
+
+@dataclass
+class EventLog:
+    """Counts overflow to Inf and NaN from numbers by operation; keeps events: the first of each kind, one an operation.
+
+    ``phase``, ``lanes`` and ``position`` say what is executed: the blocks' names, one a lane, and how
+    many of their operations were done.
+    """
+
+    phase: str = ""
+    lanes: Sequence[str] = ()
+    position: int = 0
+    overflow: Counter[str] = field(default_factory=Counter)
+    nan: Counter[str] = field(default_factory=Counter)
+    first: dict[str, NumericEvent] = field(default_factory=dict)
+    events: list[NumericEvent] = field(default_factory=list)
+
+    def look(self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array]) -> None:
+        """Record where ``result`` is Inf or NaN although the step's sources were not.
+
+        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
+        event: only elements whose sources are all finite count as overflow, and only NaN from
+        sources without NaN as a new NaN.
+        """
+        with np.errstate(invalid="ignore"):
+            finite = np.isfinite(result)
+            if finite.all():
+                return
+            matmul = step.opcode.name == "MATMUL"
+            clean, known = _finite_and_number(sources, result.shape, matmul)
+            nan = np.isnan(result) & known
+            overflow = ~finite & ~np.isnan(result) & clean
+        label = f"{resolved.op.label}.{step.opcode.value}"
+        for kind, where, counter in (("overflow", overflow, self.overflow), ("nan", nan, self.nan)):
+            count = int(where.sum())
+            if not count:
+                continue
+            counter[label] += count
+            self._locate(kind, label, resolved, where)
+
+    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
+        """Keep one event for each lane with an element in ``where``."""
+        for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
+            if kind in self.first and len(self.events) >= EVENTS_KEPT:
+                return
+            row, col = (int(x[0]) for x in np.nonzero(where[lane]))
+            event = NumericEvent(
+                kind,
+                label,
+                resolved.op.queue,
+                self.phase,
+                self.lanes[lane],
+                dict(resolved.path),
+                row,
+                col,
+                int(where[lane].sum()),
+                self.position,
+            )
+            self._keep(event)
+
+    def _keep(self, event: NumericEvent) -> None:
+        self.first.setdefault(event.kind, event)
+        if len(self.events) < EVENTS_KEPT:
+            self.events.append(event)
+
+    def add(self, event: NumericEvent) -> None:
+        """Count the elements of an event, and keep it."""
+        (self.overflow if event.kind == "overflow" else self.nan)[event.operation] += event.count
+        self._keep(event)
+
+    def take(self, other: EventLog, where: str) -> None:
+        """Take over what another log has; ``where`` leads the names of its blocks."""
+        self.overflow.update(other.overflow)
+        self.nan.update(other.nan)
+        for event in other.events:
+            self._keep(replace(event, block=f"{where}, {event.block}"))
+
+
+def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:
+    """Return where all sources of an element are finite, and where none is NaN."""
+    clean = known = np.ones(shape, bool)
+    for source in sources:
+        if source.dtype == np.int8:
+            continue
+        ok: Any = np.isfinite(source)
+        number: Any = ~np.isnan(source)
+        if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
+            # Each element depends on whole rows and columns: judge the lane as one.
+            ok = ok.all(axis=(-2, -1), keepdims=True)
+            number = number.all(axis=(-2, -1), keepdims=True)
+        elif shape[-1] == 1 != source.shape[-1]:
+            ok, number = ok.all(axis=-1, keepdims=True), number.all(axis=-1, keepdims=True)
+        clean, known = clean & ok, known & number
+    return clean, known
 
 
 @dataclass(slots=True)
@@ -55,7 +152,7 @@ class Moment:
 
 
 Observer = Callable[[Moment], None]
-#: Is told how much of the work is done, from 0 to 1.
+#: Receives how much of the work is done, from 0 to 1.
 Progress = Callable[[float], None]
 
 
@@ -212,18 +309,18 @@ class TensorStore:
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         """Return one head's matrix; outputs and workspaces start as NaN."""
         key = (tensor.name, batch, head)
-        found = self._heads.get(key)
-        if found is None:
-            found = self._heads[key] = self._make(tensor, batch, head)
-        return found
+        matrix = self._heads.get(key)
+        if matrix is None:
+            matrix = self._heads[key] = self._make(tensor, batch, head)
+        return matrix
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
             values: Array = self._constants[tensor.name]()[batch, head]
         elif tensor.role == "input":
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
-            found = [self._inputs(tensor.name, batch, h) for h in heads]
-            values = found[0] if len(found) == 1 else np.concatenate(found)
+            matrices = [self._inputs(tensor.name, batch, h) for h in heads]
+            values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
         else:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)

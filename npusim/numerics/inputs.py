@@ -33,16 +33,16 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
         raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
-    made: dict[tuple[str, int, int], Array] = {}
+    matrices: dict[tuple[str, int, int], Array] = {}
     start = recipe.seed if seed is None else seed
 
     def source(name: str, batch: int, head: int) -> Array:
         key = (name, batch, head)
-        if key not in made:
+        if key not in matrices:
             rng = np.random.default_rng([start, NAMES.index(name), batch, head])
             drawn = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
-            made[key] = formats.cast(drawn, problem.dtype)
-        return made[key]
+            matrices[key] = formats.cast(drawn, problem.dtype)
+        return matrices[key]
 
     return source
 
@@ -109,7 +109,7 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
     angle: Array = 2 * np.pi * recipe.frequency * np.arange(shape[1]) / shape[1]
     if name == "k":
         angle -= np.deg2rad(recipe.phase_degrees)
-    wave = np.array([math.cos(x) for x in angle])  # numpy's own hangs on the CPU
+    wave = np.array([math.cos(x) for x in angle])  # numpy's own depends on the CPU
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
 
 

@@ -1,7 +1,7 @@
 """Float64 attention on the same inputs, and how far outputs are from it.
 
 Sums go from left to right, of products by a fused multiply-add each, and the exponential is `npusim.formats`'
-own: digits do not hang on the CPU, its vector width or the BLAS at hand.
+own: digits do not depend on the CPU, its vector width or the BLAS at hand.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
     reference = np.concatenate(references)
     wide = output.astype(np.float64)
     is_nan, is_inf = np.isnan(wide), np.isinf(wide)
-    found = ErrorSummary(
+    summary = ErrorSummary(
         rmse=None,
         max_abs_error=None,
         max_ulp=None,
@@ -98,13 +98,13 @@ def summarise_errors(outputs: list[Array], references: list[NDArray[np.float64]]
         nan_row_fraction=float(is_nan.any(axis=1).mean()),
         count=output.size,
     )
-    if not found.is_finite:
-        return found
+    if not summary.is_finite:
+        return summary
     error = wide - reference
     norm = _norm(reference)
     ulps = _ulp_distance(output, formats.cast(reference, fmt), fmt)
     return replace(
-        found,
+        summary,
         rmse=_relative(_norm(error), norm),
         max_abs_error=float(np.abs(error).max(initial=0.0)),
         max_ulp=int(ulps.max(initial=0)),
@@ -117,8 +117,8 @@ def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.floa
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         distance = np.sqrt(_squares(output.astype(np.float64) - reference))
         norm = np.sqrt(_squares(reference))
-        found: NDArray[np.float64] = np.where(distance == 0, 0.0, distance / norm)
-    return found
+        errors: NDArray[np.float64] = np.where(distance == 0, 0.0, distance / norm)
+    return errors
 
 
 def _squares(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,10 +151,10 @@ def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
 
 
 def _histogram(ulps: NDArray[np.int64]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     lower = -1
     for name, upper in ULP_BINS:
-        found[name] = int(((ulps > lower) & (ulps <= upper)).sum())
+        counts[name] = int(((ulps > lower) & (ulps <= upper)).sum())
         lower = upper
-    found[f">{lower}"] = int((ulps > lower).sum())
-    return found
+    counts[f">{lower}"] = int((ulps > lower).sum())
+    return counts

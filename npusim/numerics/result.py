@@ -36,8 +36,8 @@ class NumericEvent:
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={index}" for name, index in self.path.items())
-        place = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
-        return f"{self.kind} in {self.operation} ({place})"
+        location = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
+        return f"{self.kind} in {self.operation} ({location})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Diagnosis:
         Range of what the matrix unit adds up (Q K^T, or PASA's S'), before it is stored; whole
         tiles, masked pairs included; infinite values left out.
     resonance_cosine, resonance_frequency, resonance_phase_degrees, resonance_share_percent
-        See `npusim.numerics.resonance`; of the block whose wave moves the scores most.
+        See `npusim.numerics.diagnosis`; of the block whose wave moves the scores most.
     sink_mass_percent
         Mean softmax mass of the sinks: the first keys, as many as the recipe says, else one.
     underflow_percent
@@ -157,7 +157,7 @@ class NumericResult(NumericRecord):
 
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
     operation of every computed block that had some, in program order (the first
-    `npusim.numerics.events.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
+    `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
     for.  ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
     """

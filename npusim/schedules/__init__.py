@@ -63,8 +63,8 @@ def is_of_models(name: str) -> bool:
 
 def default_hw(name: str, usual: str) -> str:
     """Return the packaged device that a schedule is for: ``usual``, if not one of its own."""
-    places = [s.hw for s in schedules_called(name).values()]
-    return places[0] if all(places) and places else usual
+    devices = [s.hw for s in schedules_called(name).values()]
+    return devices[0] if all(devices) and devices else usual
 
 
 def find_schedule(name: str, family: str) -> Schedule:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.algorithms.flash import NamedFormats
 from npusim.config.node import NODE_FAMILY
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem
 from npusim.config.tiling import Field, Tiling
@@ -32,15 +33,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PartialSums:
+class PartialSums(NamedFormats):
     """Format of the partial products that a collective adds up."""
 
     name: str
     partial: str
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}``."""
-        return {"partial": self.partial}
+    intermediates = ("partial",)
 
 
 PRECISIONS = MappingProxyType(

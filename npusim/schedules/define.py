@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.cells import attention_cells, seen_cells
+from npusim.algorithms.blocks import attention_cells, seen_blocks
 from npusim.algorithms.flash import attention_phase, exponent_factor
 from npusim.algorithms.language import in_units_of
 from npusim.algorithms.lowering import Kernel
@@ -27,18 +27,17 @@ from npusim.errors import SpecError, TilingError
 from npusim.formats import cast, get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend.fields import KernelFields
 from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.sm.fields import GroupFields, SmFields, left_alone
+from npusim.machines.ascend.plan import KernelFields
+from npusim.machines.sm.core import GroupFields, SmFields, left_alone
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
-from npusim.schedules.precision import for_inputs
-from npusim.schedules.registry import Schedule
+from npusim.schedules.registry import Schedule, for_inputs
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-    from npusim.schedules.precision import Precision
+    from npusim.schedules.registry import Precision
 
 #: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
@@ -138,21 +137,21 @@ def _build(
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    made = phases(problem, tiling, p, machine)
+    planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
-            called, p.exp_variant, made, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
+            called, p.exp_variant, planned, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
         )
-    placed, all_notes = list[tuple[Phase, Any]](), list[str](notes)
-    for one in made:
+    tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
+    for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
         fields, note = (fields, "") if fields else machine.fields_for(called, phase, tiling)
-        placed.append((phase, fields))
+        tiled_phases.append((phase, fields))
         all_notes += [note] if note else []
-    all_notes += [n for phase, _ in placed for n in phase.notes]
-    counted = [phase.flops for phase, _ in placed if phase.flops is not None]
+    all_notes += [n for phase, _ in tiled_phases for n in phase.notes]
+    counted = [phase.flops for phase, _ in tiled_phases if phase.flops is not None]
     flops = sum(counted) if counted else problem.flops()
-    program: TileProgram = machine.build(called, placed, flops, tuple(dict.fromkeys(all_notes)))
+    program: TileProgram = machine.build(called, tiled_phases, flops, tuple(dict.fromkeys(all_notes)))
     return program
 
 
@@ -161,9 +160,9 @@ def _origin(function: Callable[..., Any]) -> str:
     return "" if function.__module__.startswith("npusim.") else plugins.origin_of(function)
 
 
-def _refuse_powers_of_two(called: str, variant: str, made: Phases, natural: Phases) -> None:
+def _refuse_powers_of_two(called: str, variant: str, planned: Phases, natural: Phases) -> None:
     """Raise `SpecError` where powers of two take what e is raised to: nothing but the exponential differs."""
-    both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (made, natural)]
+    both = [[p[0] if isinstance(p, tuple) else p for p in listed] for listed in (planned, natural)]
     if any(r.opcode is Opcode.EXP for p in both[0] for s in p.stages for r in s.rows) and all(
         a.constants == b.constants and _shape(a) == _shape(b) and a.per_tile == b.per_tile
         for a, b in zip(*both, strict=True)
@@ -243,16 +242,16 @@ def attention(
         return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
-        kept = tiling if sees or given else None  # what no field of the tiling changes is made once
-        return [one(problem, (tiling.block_q, tiling.block_kv), p, kept)]
+        memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
+        return [one(problem, (tiling.block_q, tiling.block_kv), p, memo_tiling)]
 
     if sees:
         more = {"sees": sees, **more}
     if score:
         more = {"is_hooked": True, **more}
     origin = _origin(kernel.function)
-    made = phases if "scale" in kernel.parameters else _without_scale(called, phases)
-    return schedule(called, made, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    return schedule(called, checked, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
 
 
 def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:
@@ -266,7 +265,7 @@ def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: A
     # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
     starts = -float(get_format(p.softmax).max_finite), 0.0
     mask = SeenMask(sees, problem.seq_q, problem.seq_kv)
-    return {"mask": mask, "cells": seen_cells(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
+    return {"mask": mask, "cells": seen_blocks(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
@@ -322,9 +321,9 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
         return kernel.function(**arguments, score=hook)
 
     function.__name__ = kernel.__name__
-    made = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
-    made.parameters = kernel.parameters | {*names, "score_factor"}
-    return made
+    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
+    hooked.parameters = kernel.parameters | {*names, "score_factor"}
+    return hooked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.flash import FlashPrecision, flash
+from npusim.algorithms.flash import FlashPrecision, NamedFormats, flash
 from npusim.config.tiling import Field, Tiling
-from npusim.machines.ascend.fields import KernelName
-from npusim.machines.ascend.plan import Barriers
-from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.ascend.plan import Barriers, KernelName
+from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, attention
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ class UnifiedTiling(Tiling):
 
 
 @dataclass(frozen=True, slots=True)
-class VoltaPrecision:
+class VoltaPrecision(NamedFormats):
     """Accumulators of Q Kᵀ and of P V: ``float16`` or ``float32``; the rest is float32, P float16.
 
     ``exp_variant`` and ``sum_order`` are named choices, as in `FlashPrecision`.
@@ -79,10 +77,7 @@ class VoltaPrecision:
     acc_pv: str
     exp_variant: str = "exp2.correct"
     sum_order: str = "sequential"
-
-    def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {"acc_qk": self.acc_qk, "acc_pv": self.acc_pv}
+    intermediates = ("acc_qk", "acc_pv")
 
     def whole(self, dtype: str) -> FlashPrecision:
         """Return the formats of every intermediate for products of ``dtype``."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.blocks import attention_cells
 from npusim.algorithms.flash import (
     E4M3,
     E4M3_MAX,
@@ -24,9 +24,9 @@ from npusim.algorithms.flash import (
 )
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.machines.ascend.fields import VectorFields
 from npusim.machines.ascend.group import SLICE_ELEMENTS
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.ascend.plan import VectorFields
+from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ PRECISIONS = MappingProxyType(
 
 
 def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
-    """Return what is to be said of the inputs and the scale; raise `TilingError` for what is not there."""
+    """Return a note on the inputs and the scale; raise `TilingError` for what is not there."""
     if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
         raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
     notes = []

@@ -12,7 +12,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.library import GpuGemmFields
+from npusim.machines.sm.groups import GpuGemmFields
 from npusim.schedules.define import schedule
 from npusim.units import ceil_div
 
@@ -51,14 +51,14 @@ class GemmFields(Tiling):
     )
 
 
-def swizzled(cells: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
+def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
 
-    def order(cell: WorkTile) -> tuple[int, ...]:
-        (_, row, _), (_, col, _) = cell.spans
-        return cell.batch, cell.head, row // (rows * together), col, row
+    def order(block: WorkTile) -> tuple[int, ...]:
+        (_, row, _), (_, col, _) = block.spans
+        return block.batch, block.head, row // (rows * together), col, row
 
-    return tuple(sorted(cells, key=order)) if together > 1 else cells
+    return tuple(sorted(blocks, key=order)) if together > 1 else blocks
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
@@ -66,10 +66,10 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
     a, b = GlobalTensor("a", 1, 1, m, k, fmt, "input"), GlobalTensor("b", 1, 1, k, n, fmt, "input")
     c = GlobalTensor("c", 1, 1, m, n, p.output, "output")
-    made = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
+    phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
-        return list(made)
-    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in made]
+        return list(phases)
+    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in phases]
 
 
 class CopyFields(Tiling):

@@ -10,20 +10,20 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.cells import attention_cells, attention_tensors
+from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.tiling_mask import causal_mask
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.machines.ascend.fields import VectorFields
-from npusim.machines.sm.fields import GroupFields
+from npusim.machines.ascend.plan import VectorFields
+from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.algorithms.cells import AttentionTensors
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Phase
     from npusim.config.problem import Problem
     from npusim.ir.program import Serves
@@ -152,9 +152,9 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
         fmt=precision.shifted,
     )
     sizes = tiling.block_q, tiling.block_kv
-    cells = attention_cells(problem, *sizes, is_trimmed=False)
+    blocks = attention_cells(problem, *sizes, is_trimmed=False)
     tensors, mask = replace(inputs, k=shifted), causal_mask(problem, sizes)
-    attention = pasa_attention(problem, sizes, cells, precision, tensors, mask, shift)
+    attention = pasa_attention(problem, sizes, blocks, precision, tensors, mask, shift)
     keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
     notes = []
     if tiling.optimise:

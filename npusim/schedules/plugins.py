@@ -1,6 +1,6 @@
 """Schedules that live outside the package: ``my_file.py:name``, ``module:name``, and entry points.
 
-A file imports from `npusim.kernel` alone.  Whatever goes wrong in it is told with its file and line.
+A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def load(name: str) -> tuple[Schedule, ...]:
 
     Raises `SpecError`: no such file, module or name; one that fails to import; no schedule under it.
     """
-    place, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
-    if not place.endswith(".py"):
-        return _schedules(_module(place), wanted, place)
-    path = Path(place)
+    module, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
+    if not module.endswith(".py"):
+        return _schedules(_module(module), wanted, module)
+    path = Path(module)
     if not path.is_file():
         raise SpecError(f"{path.absolute()}: no such file; a schedule of one's own is FILE.py:NAME")
-    return _schedules(_file(str(path.resolve()), path.stat().st_mtime_ns), wanted, place)
+    return _schedules(_file(str(path.resolve()), path.stat().st_mtime_ns), wanted, module)
 
 
 @cache
@@ -105,21 +105,21 @@ def _module(name: str) -> ModuleType:
         raise SpecError(f"module {name}: {describe(error)}") from error
 
 
-def _schedules(module: ModuleType, wanted: str, place: str) -> tuple[Schedule, ...]:
+def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, ...]:
     value: Any = getattr(module, wanted, None) if wanted else None
     if _is_schedule(value):
         return tuple(_placed(s, module) for s in (value if isinstance(value, tuple) else (value,)))
     offered = [n for n, v in vars(module).items() if _is_schedule(v)]
     if not wanted:
-        raise SpecError(f"{place}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
+        raise SpecError(f"{source}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
     if value is None:
-        there = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
-        raise SpecError(f"{place}: no {wanted!r}; {there}")
-    raise SpecError(f"{place}: {wanted} is a {type(value).__name__}, not what attention() or schedule() returns")
+        choices = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
+        raise SpecError(f"{source}: no {wanted!r}; {choices}")
+    raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not what attention() or schedule() returns")
 
 
 def _placed(schedule: Schedule, module: ModuleType) -> Schedule:
-    """Return a schedule whose faults are told with file and line, also those of a builder of its own."""
+    """Return a schedule whose errors name file and line, also those of its own builder."""
     origin = schedule.origin or origin_of(schedule.build) or f"{module.__file__}:1"
     return replace(schedule, origin=origin, build=partial(_build, schedule.build, origin))
 
@@ -150,8 +150,8 @@ def with_origin(origin: str) -> Iterator[None]:
         if not origin or str(error).startswith(path):
             raise
         kind = type(error) if isinstance(error, NpusimError) else SpecError
-        place = place_of(error, path)
-        raise kind(f"{origin if place == path else place}: {describe(error)}") from error
+        line = place_of(error, path)
+        raise kind(f"{origin if line == path else line}: {describe(error)}") from error
 
 
 def _is_schedule(value: object) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from npusim.algorithms.cells import attention_cells, attention_tensors, kv_runs
+from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs
 from npusim.algorithms.flash import attention_phase, exponent_factor, flash
 from npusim.algorithms.split import FAN, FEWEST_ROWS, Merge, SplitPrecision, packs, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import PackedMask
@@ -19,8 +19,7 @@ from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.sm.core import has_concurrent_warp_groups
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
 from npusim.schedules.flash import PRECISIONS
 from npusim.units import ceil_div
@@ -58,13 +57,13 @@ def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_pa
     scale = problem.scale * exponent_factor(p.exp_variant)
     if not is_packed:
         return attention_phase(flash, problem, sizes, p, scale=scale)
-    cells = packed_cells(problem, sizes)
+    blocks = packed_blocks(problem, sizes)
     mask = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
     tensors = attention_tensors(problem, p.output, problem.group_size)
-    return attention_phase(flash, problem, sizes, p, mask=mask, cells=cells, tensors=tensors, scale=scale)
+    return attention_phase(flash, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, scale=scale)
 
 
-def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
+def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
     """Return blocks of the rows of all query heads that share a KV head, the heads below one another.
 
     With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
@@ -88,7 +87,7 @@ def packed_cells(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ..
         return attention_cells(rows, *sizes)
     runs = kv_runs(0, p.seq_q, p.seq_kv, keys, p.causal_offset)
     whole = attention_cells(rows, height // p.seq_q * p.seq_q, keys)
-    return tuple(replace(cell, runs=runs, causal_offset=p.causal_offset) for cell in whole)
+    return tuple(replace(block, runs=runs, causal_offset=p.causal_offset) for block in whole)
 
 
 def may_pack(problem: Problem, height: int) -> bool:
@@ -104,15 +103,15 @@ def may_pack(problem: Problem, height: int) -> bool:
 class AttentionPace:
     """What attention takes on one core group, in its cycles.
 
-    cell, tile
-        The start and end of a cell, and of a tile.
+    block, tile
+        The start and end of a block, and of a tile.
     bytes_per_cycle
         Rate at which the keys and values of a tile are worked on.
     residents
-        Blocks that a core group works on beside one another.
+        Blocks that a core group works on at a time.
     """
 
-    cell: float
+    block: float
     tile: float
     bytes_per_cycle: float
     residents: int = 1
@@ -122,12 +121,12 @@ class AttentionPace:
 # pangu_38b on 512 to 32k keys, tiles of 32 to 1024 keys, heads of 64 and 128.  Calls come out within
 # 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
 #: On the 910B2 and the 950.
-ASCEND = AttentionPace(cell=4000, tile=700, bytes_per_cycle=100)
+ASCEND = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
 #: On the V100.  A second resident block takes half as long again, with 128 rows as long again:
 #: none counts.
-STAGED = AttentionPace(cell=2300, tile=900, bytes_per_cycle=11.7)
-#: On the H200, whose warp groups work beside one another.
-BESIDE = AttentionPace(cell=3300, tile=730, bytes_per_cycle=18.1, residents=2)
+STAGED = AttentionPace(block=2300, tile=900, bytes_per_cycle=11.7)
+#: On the H200, whose warp groups run concurrently.
+BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).
 PAIR = 1.5
 #: Rows of a block that take no longer than one; beyond, time grows with them (1 to 128, all four).
@@ -149,15 +148,15 @@ class _CallTime:
         beside = BESIDE if has_concurrent_warp_groups(device) else STAGED
         pace = ASCEND if device.family == "ascend" else beside
         self.places = self.groups * pace.residents
-        counts = [tiles_of(cell) for cell in phase.cells]
-        self.cells, self.tiles, self.mean = len(counts), max(counts), sum(counts) / len(counts)
-        self.merged = sum(ceil_div(cell.rows, FEWEST_ROWS) for cell in phase.cells)
+        counts = [tiles_of(block) for block in phase.cells]
+        self.blocks, self.tiles, self.mean = len(counts), max(counts), sum(counts) / len(counts)
+        self.merged = sum(ceil_div(block.rows, FEWEST_ROWS) for block in phase.cells)
 
         inputs = [t for n in "kv" if isinstance(t := phase.tensors[n], GlobalTensor)]
         elements = sum(t.cols * get_format(t.fmt).size_bytes for t in inputs)
         tile_bytes = phase.sizes[phase.loop_axis] * elements
-        slower = max(1.0, max(cell.rows for cell in phase.cells) / ROWS)
-        self.cell = slower * pace.cell
+        slower = max(1.0, max(block.rows for block in phase.cells) / ROWS)
+        self.block = slower * pace.block
         self.tile = slower * (pace.tile + tile_bytes / pace.bytes_per_cycle)
         # Blocks of the same keys read them from memory once.
         new = min(1.0, sum(t.size_bytes for t in inputs) / (sum(counts) * tile_bytes))
@@ -169,11 +168,11 @@ class _CallTime:
         """Return the cycles of so many blocks that run at a time."""
         alone = ceil_div(self.tiles, splits) * self.tile * (PAIR if blocks > self.groups else 1)
         shared = blocks * self.mean / splits * self.memory
-        return self.cell + float((alone**POWER + shared**POWER) ** (1 / POWER))
+        return self.block + float((alone**POWER + shared**POWER) ** (1 / POWER))
 
     def times_s(self, splits: int) -> tuple[float, float]:
         """Return the times of a call and of its cores; of an untimed device both are its cores'."""
-        blocks = [self.cells * splits]
+        blocks = [self.blocks * splits]
         rounds, rest = divmod(blocks[0], self.places)
         cycles = rounds * self._together(self.places, splits) if rounds else 0.0
         cycles += self._together(rest, splits) if rest else 0.0
@@ -205,8 +204,8 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
-        cells, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, sizes[1])
-        is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, cells, seen, machine.places)
+        blocks, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, sizes[1])
+        is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, blocks, seen, machine.places)
     whole = _whole(problem, sizes, p, is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:

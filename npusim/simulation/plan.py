@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
-    from npusim.schedules.precision import Precision
+    from npusim.schedules.registry import Precision
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Layout, Request
     from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread

@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from npusim.errors import ProgramError
-from npusim.ir.walk import givers
+from npusim.ir.walk import producers_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import Account, PhaseTime, QueueUse, Span, TimingResult, Work
 from npusim.timing.stream import TimedLoop
@@ -105,7 +105,7 @@ def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequenc
         idle = tuple(q.name for n, q in enumerate(streams.program.queues) if n not in busy)
         phases.append(PhaseTime(phase.name, end - before, idle))
     work = (Work(unit, label, times, cycles) for (unit, label), (times, cycles) in done.items())
-    return Account(group, tuple(work), tuple(phases), givers(streams.endpoints))
+    return Account(group, tuple(work), tuple(phases), producers_of(streams.endpoints))
 
 
 def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) -> set[int]:

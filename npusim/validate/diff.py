@@ -16,7 +16,7 @@ from npusim.formats import ARITHMETICS, get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.schedules import find_schedule
-from npusim.schedules.precision import NAMED
+from npusim.schedules.registry import NAMED
 from npusim.simulation.inputs import read_tensors
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed, Parting
-    from npusim.schedules.precision import Precision
+    from npusim.schedules.registry import Precision
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 

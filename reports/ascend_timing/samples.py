@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.algorithms.cells import grid
+from npusim.algorithms.blocks import grid
 from npusim.algorithms.gemm import gemm
 from npusim.algorithms.phase import Instruction, Name, Phase, Stage, TileLoop
 from npusim.config.engine import VectorEngine
@@ -18,8 +18,7 @@ from npusim.ir.tile import GlobalTensor, Tile
 from npusim.layout import BankModel, wavefronts
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
-from npusim.machines.ascend.pricing import AscendPricing
-from npusim.machines.ascend.vector_cost import vector_cycles
+from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from npusim.algorithms.cells import attention_cells
+from npusim.algorithms.blocks import attention_cells
 from npusim.algorithms.tiling_mask import DEFAULT_M, TilingMask
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem

@@ -11,7 +11,7 @@ from npusim.config.problem import NormalData, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.layout import VOLTA_BANKS, arrangement, chain, fragment_addresses, instruction, padded, swizzled, wavefronts
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import SmFields
 from npusim.machines.sm.lane_cost import product_cycles
 from npusim.machines.sm.lanes import ChainTile, fitted
 from npusim.schedules import find_schedule

@@ -13,7 +13,7 @@ import numpy as np
 
 from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import checked_operands
-from npusim.formats.mma_registry import get_arithmetic
+from npusim.formats.mma_arithmetic import get_arithmetic
 from tests.formats.reference import Number, decode, encode, fma_reference, signed_code
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from npusim.formats import cast, get_arithmetic, get_format, matmul
 from npusim.formats.exact import round_fraction
 from npusim.formats.jit import kernel
 from npusim.formats.matmul import matmul_on_path
-from npusim.formats.mma_registry import ARITHMETICS
+from npusim.formats.mma_arithmetic import ARITHMETICS
 from npusim.formats.reduction_kernels import round_sum
 from tests.formats.mma_reference import matmul_reference
 

@@ -10,9 +10,9 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem, ResonanceData, SinkData, UniformData
 from npusim.config.tiling import build_tiling
+from npusim.numerics.diagnosis import measure
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source, recipe_source
-from npusim.numerics.resonance import measure
 from npusim.run import run
 from npusim.schedules import find_schedule
 

@@ -27,7 +27,7 @@ from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.schedules.flash import PRECISIONS
-from npusim.schedules.precision import for_inputs
+from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
 
 if TYPE_CHECKING:
@@ -349,9 +349,9 @@ def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
 
 
 def test_queries_are_packed_where_heads_alone_give_work_enough() -> None:
-    assert packs(rows=16, cells=1, tiles=1, places=24)
-    assert not packs(rows=64, cells=1, tiles=16, places=24)
-    assert packs(rows=112, cells=4, tiles=16, places=24)
+    assert packs(rows=16, blocks=1, tiles=1, places=24)
+    assert not packs(rows=64, blocks=1, tiles=16, places=24)
+    assert packs(rows=112, blocks=4, tiles=16, places=24)
 
 
 @pytest.mark.parametrize(

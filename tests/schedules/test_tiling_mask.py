@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from npusim.algorithms.cells import kv_runs
+from npusim.algorithms.blocks import kv_runs
 from npusim.algorithms.tiling_mask import TilingMask
 from npusim.errors import TilingError
 

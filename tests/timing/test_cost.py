@@ -18,8 +18,7 @@ from npusim.errors import ProgramError, SpecError, UnknownOpcodeError
 from npusim.ir.op import PLAIN, Attributes, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Cost, Queue
 from npusim.ir.tile import GlobalTensor, Operand, Tile
-from npusim.machines.ascend.pricing import AscendPricing
-from npusim.machines.ascend.vector_cost import VECTOR_COSTS, vector_cycles
+from npusim.machines.ascend.pricing import VECTOR_COSTS, AscendPricing, vector_cycles
 from npusim.numerics.semantics import SEMANTICS
 from npusim.schedules import find_schedule
 

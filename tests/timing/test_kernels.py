@@ -14,7 +14,7 @@ from npusim.errors import SpecError, TilingError
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend import pricing
-from npusim.machines.ascend.vector_cost import vector_cycles
+from npusim.machines.ascend.pricing import vector_cycles
 from npusim.run import run
 from npusim.timing import METHODS
 

@@ -19,7 +19,7 @@ from npusim.errors import NpusimError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
-from npusim.machines.ascend.vector_cost import vector_cycles
+from npusim.machines.ascend.pricing import vector_cycles
 from npusim.schedules import find_schedule, unread_keys
 from npusim.simulation.result import peak_flops_per_s
 from npusim.simulation.simulate import simulate_program

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.cells import dealt
+from npusim.algorithms.blocks import dealt
 from npusim.errors import TilingError
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
@@ -51,7 +51,7 @@ class AscendMachine(Machine):
         self.row_cores = len(self.group.vector_cores)
 
     def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling with what it leaves open chosen, and what is to be said of that: whose kernel it is."""
+        """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         if "kernel" not in type(tiling).model_fields:
             return tiling, ()
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"

@@ -20,7 +20,7 @@ from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PO
 from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.base import program_phase
-from npusim.machines.frame import Emitter, Frame, body, cell_at, shape_and_place
+from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_place
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -60,7 +60,7 @@ class AscendPhase:
         ]
         group.allocator.check()
         self.memo_key = memo_key = interned(self._content(first_ring))
-        # One function a part for all cells: bodies are shared by what they are made of.
+        # One function a part for all blocks: bodies are shared by what they are made of.
         self._check_states()
         self._check_handed()
         self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
@@ -83,20 +83,20 @@ class AscendPhase:
         )
 
     def _content(self, first_ring: int) -> Hashable:
-        """Return what operations depend on: all but cells, coordinates, lengths of tensors, depths of rings."""
+        """Return what operations depend on: all but blocks, coordinates, lengths of tensors, depths of rings."""
         group, tiling = self.group, self.tiling
         placed = group.allocator.rings[first_ring:]
         rings = tuple(
             (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
             for r in placed
         )
-        kept = [tuple(v.kept.items()) for v in self.vectors]
+        tiles = [tuple(v.tiles.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
         pace = tiling.barriers, tiling.together, tiling.extra
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))
-        return *by, rings, tuple(kept), tiling.elements, tiling.spilled, pace
+        return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace
 
     def _place_products(self) -> None:
         listed = list(self.products.values())
@@ -164,57 +164,57 @@ class AscendPhase:
             self.frame, self.items, reread, memo_key=self.memo_key, body_counts=body_counts, bits=self._bits
         )
 
-    def _body_counts(self, cells: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
-        """Yield what cells do tile after tile, stage by stage, and how often each of them does it."""
-        visits = _visits(Itself(cells))
+    def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
+        """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""
+        visits = _visits(Itself(blocks))
         for work in self._works:
-            for cell, visit, counts in visits:
-                yield body(work, cell, visit), counts
+            for block, visit, counts in visits:
+                yield body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
-        """Return what values hang on: tables, cells and where sums are cut; not slices, depths, or who runs what."""
+        """Return what values depend on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
         sums = tuple((p.name, p.plan.k) for p in self.products.values())
         return self.frame.content, frozenset(self.phase.cells), sums
 
     # ---------------------------------------------------------------- order
 
-    def items(self, cell: WorkTile) -> Iterator[Item]:
-        """Yield one cell in program order."""
+    def items(self, block: WorkTile) -> Iterator[Item]:
+        """Yield one block in program order."""
         if not self.products:
-            yield from self._alone(cell)
+            yield from self._alone(block)
         elif self.frame.loop_axis:
-            yield Repeat("start", (0,), body(self.start, cell, WHOLE))
-            yield from self._pipelined(cell)
-            yield Repeat("finish", (0,), body(self.end, cell, WHOLE))
+            yield Repeat("start", (0,), body(self.start, block, WHOLE))
+            yield from self._pipelined(block)
+            yield Repeat("finish", (0,), body(self.end, block, WHOLE))
         else:
-            yield from self._open(cell, WHOLE)
-            yield from self._stages(self.phase.loops[0].stages, self.vectors, cell, WHOLE)
-            yield from self._close(cell, WHOLE)
+            yield from self._open(block, WHOLE)
+            yield from self._stages(self.phase.loops[0].stages, self.vectors, block, WHOLE)
+            yield from self._close(block, WHOLE)
 
-    def _height(self, cell: WorkTile) -> int:
-        return self.frame.size(cell, self.frame.row_axis, WHOLE)
+    def _height(self, block: WorkTile) -> int:
+        return self.frame.size(block, self.frame.row_axis, WHOLE)
 
-    def _open(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _open(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         for p in self.products.values():
-            yield from p.open(cell, tile)
+            yield from p.open(block, tile)
         for v in self.vectors:
-            yield from v.start(v.mine(self._height(cell)))
+            yield from v.start(v.mine(self._height(block)))
 
-    def _close(self, cell: WorkTile, tile: Visit) -> Iterator[Item]:
+    def _close(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         for p in self.products.values():
-            yield from p.close(cell, tile)
-        yield from self._stages(self.phase.finish, self.vectors, cell, tile)
+            yield from p.close(block, tile)
+        yield from self._stages(self.phase.finish, self.vectors, block, tile)
 
     def _stages(
-        self, stages: Sequence[Stage], cores: Sequence[VectorShare], cell: WorkTile, tile: Visit
+        self, stages: Sequence[Stage], cores: Sequence[VectorShare], block: WorkTile, tile: Visit
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores."""
         for s in stages:
             if s.is_product:
-                yield from self.products[s].items(cell, tile)
+                yield from self.products[s].items(block, tile)
                 continue
             for v in cores:
-                yield from v.items(self.rows[s], cell, tile, v.mine(self._height(cell)))
+                yield from v.items(self.rows[s], block, tile, v.mine(self._height(block)))
 
     def _cut(self) -> list[tuple[Stage, ...]]:
         """Return the loop's stages, cut before each product that reads what rows left."""
@@ -245,7 +245,7 @@ class AscendPhase:
             if used and used[0][0] != used[-1][0]:
                 (_, first), (at, last) = used[0], used[-1]
                 raise TilingError(
-                    f"{frame.phase.name}: {frame.label(state)} is used by {_told(first)} and by {_told(last)}, but "
+                    f"{frame.phase.name}: {frame.label(state)} is used by {_named(first)} and by {_named(last)}, but "
                     f"what comes before product {self.cuts[at][0].name} runs {self.tiling.ahead} tiles ahead of what "
                     "comes after it; use the state on one side of the product, or depth=0"
                 )
@@ -269,13 +269,13 @@ class AscendPhase:
                     "read once; make it twice under two names" + ("" if place == "up" else ", or depth=0")
                 )
 
-    def _pipelined(self, cell: WorkTile) -> Iterator[Repeat]:
-        """Yield the parts over the cell's tiles, each ``ahead`` tiles before the next.
+    def _pipelined(self, block: WorkTile) -> Iterator[Repeat]:
+        """Yield the parts over the block's tiles, each ``ahead`` tiles before the next.
 
         Step n does tile n of the first part, n - ahead of the second, and so on.  Consecutive steps whose
         tiles lie in the same runs are one loop.
         """
-        placed, total = self.frame.placed(cell), sum(run.count for run in cell.runs)
+        placed, total = self.frame.placed(block), sum(run.count for run in block.runs)
         lags = [self.tiling.ahead * i for i in range(len(self.parts))]
         edges = sorted({at + lag for lag in lags for at in (*(first for first, _ in placed), total)} | {0})
         for start, end in pairwise(edges):
@@ -285,30 +285,30 @@ class AscendPhase:
                 if 0 <= start - lag < total
             ]
             if running:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(cell, running))
+                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(block, running))
 
-    def _steps(self, cell: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
+    def _steps(self, block: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
         """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
         parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
         behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
-        shape, at = shape_and_place(cell)
+        shape, at = shape_and_place(block)
         return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
-    def _alone(self, cell: WorkTile) -> Iterator[Item]:
+    def _alone(self, block: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
         loops, finish = self.phase.loops, self.phase.finish
         height = next(iter(self.rows.values())).height
         for v in self.vectors:
-            mine = v.mine(self._height(cell))
+            mine = v.mine(self._height(block))
             for part in v.slices(mine, height) if mine else ():
                 one = RowSlice(part.row, part.rows, 0, part.rows)
                 yield from v.start(one)
                 for loop in loops:
-                    for tile in self.frame.tiles(cell) if loop.axis else (WHOLE,):
+                    for tile in self.frame.tiles(block) if loop.axis else (WHOLE,):
                         for s in loop.stages:
-                            yield from v.items(self.rows[s], cell, tile, one)
+                            yield from v.items(self.rows[s], block, tile, one)
                 for s in finish:
-                    yield from v.items(self.rows[s], cell, WHOLE, one)
+                    yield from v.items(self.rows[s], block, WHOLE, one)
 
 
 @lru_cache(maxsize=4)  # of phases
@@ -318,27 +318,27 @@ def _frame(phase: Itself) -> Frame:
 
 
 @lru_cache(maxsize=4)  # of phases
-def _visits(cells: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
-    """Return a tile of each shape, in a cell that has it, and how many of them each of the cells has."""
+def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
+    """Return a tile of each shape, in a block that has it, and how many of them each of the blocks has."""
     shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
-    for at, cell in enumerate(cells.thing):
-        shape, _ = shape_and_place(cell)
-        for run in cell.runs:
+    for at, block in enumerate(blocks.thing):
+        shape, _ = shape_and_place(block)
+        for run in block.runs:
             visit = run.visit(0, 0)
             key = shape, visit.shape
-            _, _, counts = shapes.setdefault(key, (cell, visit, [0] * len(cells.thing)))
+            _, _, counts = shapes.setdefault(key, (block, visit, [0] * len(blocks.thing)))
             counts[at] += run.count
     return list(shapes.values())
 
 
 def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    (parts, shape), (place, behind) = static, at
-    cell = cell_at(shape, place)
+    (parts, shape), (position, behind) = static, at
+    block = block_at(shape, position)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
-        yield Repeat("", (0,), body(part, cell, Visit(index + number, index * pitch + col, cols, only)))
+        yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
-def _told(row: Instruction) -> str:
+def _named(row: Instruction) -> str:
     """Return an instruction in words, with its line where it is known."""
     return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")

@@ -1,4 +1,4 @@
-"""How products run on the AIC, as data: tiles in L0, what waits in L1, which loop is outside."""
+"""Tiling fields of an Ascend device, and how products run on its AIC: tiles in L0, what waits in L1, loop order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
+from npusim.algorithms.blocks import BlockOrder
+from npusim.config.tiling import Field, Tiling
 from npusim.formats import get_format
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 
@@ -16,10 +18,11 @@ if TYPE_CHECKING:
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
 
+
 #: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's
 #: behind every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
 Barriers = Literal["needed", "every"]
-#: What of an operand is loaded into L1 at once.  ``held``: all of it, from the start of the cell to its
+#: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads.
 Staging = Literal["held", "whole", "panel", "piece"]
@@ -73,7 +76,7 @@ class AscendTiling:
     extra
         Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
-        States that stay in global memory between tiles, for want of room in UB.
+        States that stay in global memory between tiles, where UB has no space.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -115,7 +118,7 @@ def slice_elements(chosen: int | None, share: int, width: int, elements: int = S
 def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return how a product runs where the tiling does not say.
 
-    N along the loop's axis (Q K^T): A is held for the whole cell, B comes panel by panel.  Contraction
+    N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  Contraction
     along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
     else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds in ping-pong (a GEMM).
     """
@@ -138,3 +141,42 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     piece = max(1, rows // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)
+
+
+#: Whose published kernel is taken.
+KernelName = Literal["cann", "pto", "tilelang"]
+
+
+class VectorFields(Tiling):
+    """How rows are cut into slices, how far stages run ahead, and which core gets which block."""
+
+    vector_rows: int | None = Field(
+        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+    )
+    depth: int = Field(
+        default=2,
+        ge=0,
+        le=14,
+        description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
+    )
+    deal: BlockOrder = Field(
+        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+    )
+
+
+class KernelFields(VectorFields):
+    """The same, and what published kernels do differently."""
+
+    kernel: KernelName | None = Field(
+        default=None,
+        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result",
+    )
+    barriers: Barriers | None = Field(
+        default=None, description="between vector instructions: every, or where needed; default: the kernel's"
+    )
+    together: int | None = Field(
+        default=None, ge=1, description="tiles that cores hand one another at a time; default: the kernel's"
+    )
+    running: Literal["core", "gm"] = Field(
+        default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
+    )

@@ -1,35 +1,41 @@
-"""What operations cost on an Ascend core, and on others of such units: one table a unit, by its model in the file."""
+"""What operations cost on an Ascend core, and on others of such units: one table a unit, by its model in the file.
+
+An instruction of a vector unit costs ``head + slope * repeats + tail``; those between two barriers follow one another
+in the pipe, so that only the first pays its head and the last its tail.  The slope of an instruction with two sources
+depends on where its operands lie: two that share a bank group are read one after the other.
+"""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.content import Itself, methods_of
 from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Cost
-from npusim.ir.tile import GlobalTile, memory_of
-from npusim.machines.ascend.vector_cost import signature, vector_cycles
+from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
 from npusim.machines.transfers import Transfers
 from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from npusim.config.device import BankSpec, DeviceSpec
-    from npusim.config.engine import EngineSpec
+    from npusim.config.engine import EngineSpec, VectorOpSpec
+    from npusim.config.quantity import Quantity
     from npusim.ir.op import Pace, Source, TileOp
-    from npusim.ir.program import TileProgram
-    from npusim.ir.tile import Operand
+    from npusim.ir.program import Terms, TileProgram
 
 
 @lru_cache(maxsize=16)  # of devices and units
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
-    """Return what operations are known by now to cost on a device by those who say so, to be added to."""
+    """Return the memo of operations' costs on a device, by the functions that compute them."""
     return {}
 
 
@@ -81,7 +87,7 @@ class EnginePricing(Transfers):
         return self._vector[alike]
 
     def _with_tile(self, pace: Pace, cost: Cost) -> Cost:
-        """Return a cost with what a tile that is handed over takes beside."""
+        """Return a cost with the extra cost of a tile that is handed over."""
         if not pace.tiles:
             return cost
         flags, terms, share = self.device.flags, list(cost.terms), self.crowds[pace.phase] / pace.tiles
@@ -95,7 +101,7 @@ class EnginePricing(Transfers):
     def of_step(self, step: Step, core: str, engine: str) -> Cost:
         """Return the cost of one step on ``engine`` of ``core``.
 
-        Transfers and products within a core hang on shapes and formats alone: alike ones are looked at once.
+        Transfers and products within a core depend on shapes and formats alone: alike ones are looked at once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
         if isinstance(spec, VectorEngine):
@@ -162,7 +168,7 @@ class AscendPricing(EnginePricing):
 
 
 def _shape(operand: Source) -> Hashable:
-    """Return what the cost of a step that is no vector unit's hangs on."""
+    """Return what the cost of a step that is no vector unit's depends on."""
     if isinstance(operand, float):
         return operand
     return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
@@ -186,3 +192,234 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     start = spec.startup_cycles.value
     terms = ((f"{key}.cycles_per_fractal", float(work)), (f"{key}.startup_cycles", float(start)))
     return Cost(ceil(work + start), terms=terms)
+
+
+#: Repeats after which an instruction's results are there for one that reads them in the same order: shorter ones
+#: that depend on one another have a barrier between them in PTO's kernels.
+PIPE_REPEATS = 8
+
+
+def vector_cycles(
+    steps: Sequence[Step], spec: VectorEngine, banks: BankSpec | None, key: str, *, joins: bool = False
+) -> tuple[int, Terms]:
+    """Return the cycles of steps that follow one another, and the constants behind them.
+
+    ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
+    ``joins``: instructions between two barriers are a run that pays the head of its first and the tail of its
+    last; else each pays its own.
+    """
+    terms: dict[str, float] = {}
+    run = _Run(spec, key, terms)
+    for step in steps:
+        row = VECTOR_COSTS.get(step.opcode)
+        if row is None:
+            raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
+        for name, count in row(step, spec):
+            op = entry(spec.ops, name, f"{key}.ops: no vector op {name!r}; known: ")
+            run.add(step, name, count, _slope(step, op, banks), joins=joins)
+    run.end()
+    return ceil(sum(terms.values())), tuple(terms.items())
+
+
+class _Run:
+    """Instructions since the last barrier, and what they wrote."""
+
+    def __init__(self, spec: VectorEngine, key: str, terms: dict[str, float]) -> None:
+        self.spec, self.key, self.terms = spec, key, terms
+        self.last = ""
+        self._repeats = 0
+        self._written: dict[object, tuple[int, int, bool]] = {}  # repeats before and behind, whether by a pass
+
+    def add(self, step: Step, name: str, count: int, slope: tuple[str, Quantity], *, joins: bool) -> None:
+        """Add an instruction, behind a barrier where it needs one."""
+        is_broadcast, is_pass = name == "broadcast", step.opcode in (Opcode.ROW_MAX, Opcode.ROW_SUM)
+        sources = [_where(s) for s in step.srcs if not isinstance(s, float)]
+        columns = [_where(s) for s in step.srcs if not isinstance(s, float) and s.cols == 1]
+        spread: list[object] = [("blocks", at) for at in columns]
+        reads, writes = (columns, spread) if is_broadcast else ([*sources, *spread], [_where(step.dst)])
+        if is_pass:
+            reads = [*reads, ("passes", writes[0])]
+            writes = [*writes, ("passes", writes[0])]
+        if self.last and (not joins or self._waits(reads, count, is_pass=is_broadcast or is_pass)):
+            self.end()
+        op = self.spec.op(name)
+        if not self.last:
+            self._book(f"{name}.head_cycles", op.head_cycles.value)
+        self._book(f"{name}.{slope[0]}", slope[1].value * count)
+        floor = self.spec.count_mode_cycles
+        if joins and floor is not None and step.dst.cols == 1 and not is_pass:
+            self._book("count_mode_cycles", floor.value, is_op=False)
+        self._repeats += count
+        for at in writes:
+            self._written[at] = self._repeats - count, self._repeats, is_broadcast or is_pass
+        self.last = name
+
+    def _waits(self, reads: Sequence[object], count: int, *, is_pass: bool) -> bool:
+        """Whether something is read that the run wrote, and that need not be there yet."""
+        for at in reads:
+            if at in self._written:
+                begun, ended, is_whole = self._written[at]
+                # What goes through a tile in order follows its writer; a short one may read its end.
+                since = self._repeats - (ended if count < PIPE_REPEATS else begun)
+                if is_pass or is_whole or since < PIPE_REPEATS:
+                    return True
+        return False
+
+    def end(self) -> None:
+        """Wait for what runs: a barrier, or the end of the operation."""
+        if self.last:
+            self._book(f"{self.last}.tail_cycles", self.spec.op(self.last).tail_cycles.value)
+        self.last, self._repeats = "", 0
+        self._written.clear()
+
+    def _book(self, name: str, cycles: float, *, is_op: bool = True) -> None:
+        where = f"{self.key}.ops.{name}" if is_op else f"{self.key}.{name}"
+        self.terms[where] = self.terms.get(where, 0.0) + cycles
+
+
+def _where(operand: Operand) -> object:
+    """Return the identity of an operand's bytes: its address, or its cut of global memory."""
+    return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
+
+
+def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
+    """Return what :func:`vector_cycles` looks at: the same for the same work of another core, or of another slice.
+
+    Of addresses that is which are one, and in which bank a tile with columns begins.
+    """
+    looked_at: list[Hashable] = []
+    places: dict[int, int] = {}
+    for step in steps:
+        looked_at += (step.opcode, step.attributes.order)
+        for operand in (step.dst, *step.srcs):
+            if isinstance(operand, (Tile, RingTile)):
+                at, cols = _place(operand), operand.cols
+                bank = _bank(at, banks) if banks is not None and cols > 1 else None
+                which = places.setdefault(at, len(places))
+                looked_at.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
+            else:
+                looked_at.append(None if isinstance(operand, float) else operand)
+    return tuple(looked_at)
+
+
+def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Quantity]:
+    """Return the slope that holds for the places of a step's operands, and its name."""
+    tiles = [s for s in step.srcs if isinstance(s, (Tile, RingTile))]
+    dst = step.dst
+    free = ("slope_cycles_per_repeat", op.slope_cycles_per_repeat)
+    if banks is None or dst.cols == 1:
+        return free
+    full = [t for t in tiles if t.cols > 1]
+    if len(full) < len(tiles) and op.slope_repeated_block_cycles_per_repeat is not None:
+        return "slope_repeated_block_cycles_per_repeat", op.slope_repeated_block_cycles_per_repeat
+    if len(full) > 1 and op.slope_conflict_cycles_per_repeat is not None:
+        first, second = (_place(t) for t in full[:2])
+        if first != second and _group(first, banks) == _group(second, banks):
+            return "slope_conflict_cycles_per_repeat", op.slope_conflict_cycles_per_repeat
+    if op.slope_read_write_conflict_cycles_per_repeat is not None and isinstance(dst, (Tile, RingTile)):
+        target = _place(dst)
+        for source in map(_place, full):
+            if source != target and _bank(source, banks) == _bank(target, banks):
+                return ("slope_read_write_conflict_cycles_per_repeat", op.slope_read_write_conflict_cycles_per_repeat)
+    return free
+
+
+def _place(tile: Tile | RingTile) -> int:
+    """Return a tile's address; a ring's slots are whole rows of banks apart, so its first will do."""
+    return tile.offset_bytes + (tile.ring.offset_bytes if isinstance(tile, RingTile) else 0)
+
+
+def _group(address: int, banks: BankSpec) -> int:
+    return address // banks.row_bytes.value % banks.group_count.value
+
+
+def _bank(address: int, banks: BankSpec) -> tuple[int, int]:
+    """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
+    span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
+    return _group(address, banks), address // span
+
+
+Instructions = list[tuple[str, int]]
+
+
+def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
+    """Return the repeats an instruction needs for a tile: whole ones for gapless rows, else per row."""
+    size = get_format(fmt or operand.fmt).size_bytes
+    repeat = spec.repeat_bytes.value
+    stride = operand.cols if isinstance(operand, GlobalTile) else operand.stride
+    if stride == operand.cols:
+        return ceil_div(operand.rows * operand.cols * size, repeat)
+    return operand.rows * ceil_div(operand.cols * size, repeat)
+
+
+def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
+    def instructions(step: Step, spec: VectorEngine) -> Instructions:
+        tiles = [s for s in step.srcs if isinstance(s, (Tile, RingTile, GlobalTile))]
+        chosen = "scalar" if name == "binary" and len(tiles) < len(step.srcs) else name
+        if chosen in ("exp", "log", "div"):
+            chosen = f"{name}_{step.dst.fmt}"
+        # An operand with gaps between its rows needs repeats of its own for each row.
+        whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
+        listed = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
+        # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
+        for tile in tiles:
+            if tile.cols == 1 and step.dst.cols > 1:
+                blocks = spec.repeat_bytes.value // spec.block_bytes.value
+                listed.insert(0, ("broadcast", ceil_div(tile.rows, blocks)))
+        return listed
+
+    return instructions
+
+
+def _cast(step: Step, spec: VectorEngine) -> Instructions:
+    src = step.srcs[0]
+    wider = max((o for o in (step.dst, src) if not isinstance(o, float)), key=lambda o: o.payload_bytes)
+    name = f"cast_{step.dst.fmt}"
+    return [(name if name in spec.ops else "cast", repeats(wider, spec))]
+
+
+def _reduction(step: Step, spec: VectorEngine) -> Instructions:
+    """Return the passes of a row reduction: block reductions, or a tree of halves by vector adds."""
+    src = step.srcs[0]
+    if isinstance(src, float):
+        raise ProgramError(f"{step.opcode.name} needs a tile")
+    size = get_format(src.fmt).size_bytes
+    passes: Instructions = []
+    cols = src.cols
+    order = step.attributes.order or "vector_lanes"
+    if order == "tree_halves":
+        while cols > 1:
+            half = cols // 2
+            passes.append(("binary", ceil_div(src.rows * half * size, spec.repeat_bytes.value)))
+            cols -= half
+        return passes
+    if order != "vector_lanes":
+        raise UnknownOpcodeError(
+            f"{step.opcode.name} in order {order!r} has no cost on this vector unit; "
+            "it reduces by vector_lanes or tree_halves"
+        )
+    lanes = spec.block_bytes.value // size
+    while cols > 1:
+        passes.append(("block_reduce", ceil_div(src.rows * cols * size, spec.repeat_bytes.value)))
+        cols = ceil_div(cols, lanes)
+    return passes or [("copy", 1)]
+
+
+#: Instructions of the vector unit behind each primitive operation, by name in the device file.
+VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = MappingProxyType(
+    {
+        Opcode.COPY: _elementwise("copy"),
+        Opcode.FILL: _elementwise("copy"),
+        Opcode.CAST: _cast,
+        Opcode.ADD: _elementwise("binary"),
+        Opcode.SUB: _elementwise("binary"),
+        Opcode.MUL: _elementwise("binary"),
+        Opcode.MAX: _elementwise("binary"),
+        Opcode.DIV: _elementwise("div"),
+        Opcode.EXP: _elementwise("exp"),
+        Opcode.LOG: _elementwise("log"),
+        Opcode.SELECT: _elementwise("select"),
+        Opcode.ROW_MAX: _reduction,
+        Opcode.ROW_SUM: _reduction,
+    }
+)

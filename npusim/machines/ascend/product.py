@@ -93,7 +93,7 @@ class CubeProduct:
     def place(self, l0: CubeRings, l1: dict[tuple[str, Staging, int, int, int], Ring]) -> None:
         """Place the rings of its operands in L1, ``l1`` those of earlier products; all share those of L0.
 
-        An operand that several products take in alike goes through one ring; what stays for a cell is loaded once.
+        An operand that several products take in alike goes through one ring; what stays for a block is loaded once.
         """
         self.l0 = l0
         self.opened = list(self.held)
@@ -113,7 +113,7 @@ class CubeProduct:
             self.rings[n] = l1[alike]
 
     def _staged(self, n: str) -> Span:
-        """Return rows and columns of what of an operand lies in L1 at once."""
+        """Return rows and columns of the part of an operand that lies in L1 at once."""
         plan, sizes = self.plan, self.frame.phase.sizes
         match self.modes[n]:
             case "held" | "whole":
@@ -130,32 +130,32 @@ class CubeProduct:
 
     # ---------------------------------------------------------------- operations
 
-    def open(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield loads of operands that stay for the whole cell."""
+    def open(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield loads of operands that stay for the whole block."""
         for n in self.opened:
-            source = self.frame.cut(n, cell, tile)
+            source = self.frame.cut(n, block, tile)
             slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
             yield move(f"{self.frame.label(n)}.load", MTE2, slot, source)
-            yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._whole(n, cell, tile, first=True))
+            yield pass_on(f"{self.frame.label(n)}.take", MTE1, self._whole(n, block, tile, first=True))
 
-    def close(self, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def close(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the end of what :meth:`open` loaded."""
         for n in self.opened:
-            yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, cell, tile, last=True))
+            yield pass_on(f"{self.frame.label(n)}.release", MTE1, self._whole(n, block, tile, last=True))
 
-    def items(self, cell: WorkTile, tile: Visit) -> Iterator[Item]:
+    def items(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
         frame, plan = self.frame, self.plan
-        height, depth, across = (frame.size(cell, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
+        height, depth, across = (frame.size(block, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
         pieces = list(chunks(depth, plan.load_k))
         for n in (self.left, self.right):
             if self.modes[n] == "whole" and n not in self.lifted:
-                yield self._load(n, cell, tile)
+                yield self._load(n, block, tile)
         corners = self._corners(height, across)
         for corner in corners:
             if plan.right == "panel" and corner.band[0] == 0:
-                yield self._load(self.right, cell, tile, *self._as_stored((0, depth), corner.panel))
-            body = partial(self._piece, cell, tile, corner)
+                yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel))
+            body = partial(self._piece, block, tile, corner)
             yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
             if plan.loops_over_k and len(pieces) > 2:
                 yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.load_k))
@@ -164,7 +164,7 @@ class CubeProduct:
                     yield from body(k, size, starts=False, ends=False)
             if len(pieces) > 1:
                 yield from body(*pieces[-1], starts=False, ends=True)
-            yield from self._drains(cell, tile, corner, corners)
+            yield from self._drains(block, tile, corner, corners)
 
     def _corners(self, height: int, across: int) -> list[Corner]:
         plan = self.plan
@@ -176,21 +176,21 @@ class CubeProduct:
         return [Corner(b, p, i == 0, i == last, b == bands[-1]) for i, (b, p) in enumerate(order)]
 
     def _piece(
-        self, cell: WorkTile, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
+        self, block: WorkTile, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
     ) -> Iterator[TileOp]:
         """Yield the loads of one part of the sum and its products; ``k`` may be a product of a loop's index."""
         first, last = corner.is_first and starts, corner.is_last and ends
         spans = {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
         for n in self.by_arrival:
             if self.modes[n] == "piece":
-                yield self._load(n, cell, tile, *spans[n], held=(first, last))
+                yield self._load(n, block, tile, *spans[n], held=(first, last))
         for at, part in chunks(size, self.plan.k):
             piece = DepthPiece(k, size, at, part, starts and at == 0, ends and at + part == size)
-            yield from self._multiply(cell, tile, corner, piece)
+            yield from self._multiply(block, tile, corner, piece)
 
-    def _multiply(self, cell: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
+    def _multiply(self, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
         """Yield the product of one piece of the sum."""
-        a, b = (self._operand(n, cell, tile, corner, piece) for n in (self.left, self.right))
+        a, b = (self._operand(n, block, tile, corner, piece) for n in (self.left, self.right))
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
         how = self.how if piece.is_first else replace(self.how, accumulate=True)
@@ -209,17 +209,17 @@ class CubeProduct:
         width, rings = corner.panel[1], self.l0.accumulators
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 
-    def _drains(self, cell: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
+    def _drains(self, block: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
         """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
         frame, n, (m, rows) = self.frame, self.dst, corner.band
-        height, label = frame.size(cell, self.m_axis, tile), f"{frame.label(n)}.drain"
+        height, label = frame.size(block, self.m_axis, tile), f"{frame.label(n)}.drain"
         for ring, (at, cols) in self._halves(corner):
             done, panel = ring.front(rows, cols, self.how.accumulator_format), (corner.panel[0] + at, cols)
             if frame.places[n] == "out":
-                target = frame.cut(n, cell, tile, corner.band, panel)
+                target = frame.cut(n, block, tile, corner.band, panel)
                 yield move(f"{frame.label(n)}.store", FIXP, target, done, name=n)
             elif self.direct[n]:
-                shape = height, frame.cols(n, cell, tile)
+                shape = height, frame.cols(n, block, tile)
                 part = corner if cols == corner.panel[1] else replace(corner, panel=panel)
                 yield from self._dropped(label, *shape, done, part, corners)
             else:
@@ -253,7 +253,7 @@ class CubeProduct:
     def _load(
         self,
         n: str,
-        cell: WorkTile,
+        block: WorkTile,
         tile: Visit,
         row: Span | None = None,
         col: Span | None = None,
@@ -262,25 +262,25 @@ class CubeProduct:
         """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
         frame = self.frame
         if frame.places[n] == "up":
-            height, width = frame.size(cell, frame.row_axis, tile), frame.width(n)
+            height, width = frame.size(block, frame.row_axis, tile), frame.width(n)
             slot = self.cross[n][0].front(height, width, frame.fmt(n), first=held[0], last=held[1])
             source: Operand = slot.part(*(row or (0, height)), *(col or (0, width)))
         else:
-            source = frame.cut(n, cell, tile, row, col)
+            source = frame.cut(n, block, tile, row, col)
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
         return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
 
-    def _operand(self, n: str, cell: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
+    def _operand(self, n: str, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
         """Return the part of an operand in L1 that one product reads."""
         is_left, mode = n == self.left, self.modes[n]
         start, width = corner.band if is_left else corner.panel
         first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
         # Along k and across it: the size of what lies in L1, and where in it the part begins.
-        along = self.frame.size(cell, self.k_axis, tile), piece.k + piece.at
+        along = self.frame.size(block, self.k_axis, tile), piece.k + piece.at
         across = width, 0
         match mode:
             case "held" | "whole":
-                across = self.frame.size(cell, self.m_axis if is_left else self.n_axis, tile), start
+                across = self.frame.size(block, self.m_axis if is_left else self.n_axis, tile), start
                 first, last = (first, last) if mode == "whole" else (False, False)
             case "panel":
                 first, last = corner.band[0] == 0 and piece.is_first, corner.is_last_band and piece.is_last
@@ -291,9 +291,9 @@ class CubeProduct:
         height, length = (width, piece.size) if is_left else self._as_stored(piece.size, width)
         return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
 
-    def _whole(self, n: str, cell: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
+    def _whole(self, n: str, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
         """Return the whole of an operand in L1."""
-        rows, cols, _ = self.frame.shape(n, cell, tile)
+        rows, cols, _ = self.frame.shape(n, block, tile)
         return self._slot(n, rows, cols, first=first, last=last)
 
     def _slot(self, n: str, rows: int, cols: int, *, first: bool, last: bool) -> RingTile:
@@ -305,7 +305,7 @@ class CubeProduct:
 
     @property
     def rereads(self) -> bool:
-        """Whether every band of A reads all of B anew."""
+        """Whether every band of A reads all of B again."""
         return self.plan.right == "piece" and not self.plan.panels_outside
 
 

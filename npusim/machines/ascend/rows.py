@@ -144,17 +144,17 @@ class VectorShare:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
         tallest = max(s.height for s in stages)
-        self.kept: dict[str, Tile] = {}
+        self.tiles: dict[str, Tile] = {}
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
             if n in self.spilled:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
-                self.kept[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
+                self.tiles[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
                 rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
-                self.kept[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
+                self.tiles[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
         self.carried = {
             n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
             for n, place in frame.places.items()
@@ -191,7 +191,7 @@ class VectorShare:
         if mine is None:
             return
         fills = [
-            Step(Opcode.FILL, self.kept[n].part(0, mine.rows), (w.start,))
+            Step(Opcode.FILL, self.tiles[n].part(0, mine.rows), (w.start,))
             for n, w in names.items()
             if w.start is not None and n not in self.spilled
         ]
@@ -205,19 +205,19 @@ class VectorShare:
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)
 
-    def items(self, s: RowsStage, cell: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
+    def items(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield one stage on this core's share: loads, work and stores, slice by slice."""
         if mine is None:
-            yield from self._skip(s, cell, tile)
+            yield from self._skip(s, block, tile)
             return
         for part in self.slices(mine, s.height):
             views: dict[str, RingTile] = {}
             for n in s.inputs:
                 if n in self.dropped:
-                    views[n] = self._share(n, cell, tile, part)
+                    views[n] = self._share(n, block, tile, part)
                     continue
-                ring, shape = self.ins[n], self._shape(n, cell, tile, part)
-                views[n], source = ring.front(*shape), self._outside(n, cell, tile, part)
+                ring, shape = self.ins[n], self._shape(n, block, tile, part)
+                views[n], source = ring.front(*shape), self._outside(n, block, tile, part)
                 yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
             again = [n for n in self.spilled if n in s.stage.read]
             for n in again:
@@ -227,22 +227,22 @@ class VectorShare:
                 views[n] = slot.front(part.rows, whole.cols, whole.fmt)
             for n in s.outputs:
                 if n not in s.moved:
-                    views[n] = self.outs[n].fill(*self._shape(n, cell, tile, part))
+                    views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
             for n in s.masks:
                 if n in tile.only:
-                    cut = self.frame.mask_cut(n, cell, tile, (part.row, part.rows))
+                    cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
                     shape = (part.rows, tile.cols, "int8")
                     yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
                     views[n] = self.masks[n].front(*shape)
             if not s.moved:
-                bound = self._bindings(s, part, views, cell, tile)
+                bound = self._bindings(s, part, views, block, tile)
                 yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
                     yield self._spill(n, part)
             for n in s.outputs:
-                done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, cell, tile, part))
-                target = self._outside(n, cell, tile, part)
+                done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, block, tile, part))
+                target = self._outside(n, block, tile, part)
                 yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
@@ -275,34 +275,34 @@ class VectorShare:
         back = self.spilled[n].back.front(part.rows, self.frame.width(n), self.frame.fmt(n))
         return move(f"{n}.spill", self.core.store, self._held(n, part, is_write=True), back)
 
-    def _shape(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
-        return part.rows, self.frame.cols(n, cell, tile), self.frame.fmt(n)
+    def _shape(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
+        return part.rows, self.frame.cols(n, block, tile), self.frame.fmt(n)
 
-    def _outside(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> Operand:
+    def _outside(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> Operand:
         """Return where a slice of an input comes from, or an output goes to, outside UB."""
         if n not in self.cross:
-            return self.frame.cut(n, cell, tile, (part.row, part.rows))
-        slot = self._cross(n, cell, tile).held(first=part.first, last=part.last)
-        return slot.part(part.row, part.rows, 0, self.frame.cols(n, cell, tile))
+            return self.frame.cut(n, block, tile, (part.row, part.rows))
+        slot = self._cross(n, block, tile).held(first=part.first, last=part.last)
+        return slot.part(part.row, part.rows, 0, self.frame.cols(n, block, tile))
 
-    def _share(self, n: str, cell: WorkTile, tile: Visit, part: RowSlice) -> RingTile:
+    def _share(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> RingTile:
         """Return a slice of what a product put into UB."""
-        cols = self.frame.cols(n, cell, tile)
+        cols = self.frame.cols(n, block, tile)
         slot = self.cross[n].front(part.share, cols, self.frame.fmt(n), first=part.first, last=part.last)
         return slot.part(part.at, part.rows)
 
-    def _cross(self, n: str, cell: WorkTile, tile: Visit) -> RingTile:
+    def _cross(self, n: str, block: WorkTile, tile: Visit) -> RingTile:
         """Return the whole slot of a hand-over between rows and a product."""
         ring, frame = self.cross[n], self.frame
         view = ring.front if frame.places[n] == "down" else ring.fill
-        return view(frame.size(cell, frame.row_axis, tile), frame.width(n), frame.fmt(n))
+        return view(frame.size(block, frame.row_axis, tile), frame.width(n), frame.fmt(n))
 
-    def _skip(self, s: RowsStage, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _skip(self, s: RowsStage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Keep step: a core without rows of a ragged tile hands every slot on."""
         label, core = self.frame.label, self.core
         for n in s.inputs:
             if n in self.cross and n not in self.dropped:
-                yield pass_on(f"{label(n)}.skip", core.load, self._cross(n, cell, tile))
+                yield pass_on(f"{label(n)}.skip", core.load, self._cross(n, block, tile))
         written = [n for n in self.carried if n in s.stage.written]
         read = [n for n in self.carried if n in s.stage.read and n not in written]
         for what, names in (("rescale.skip", written), ("rescale.release", read)):
@@ -310,7 +310,7 @@ class VectorShare:
                 yield pass_on(what, core.vector, *(self._carried(n, s) for n in names))
         for n in s.outputs:
             if n in self.cross:
-                yield pass_on(f"{label(n)}.skip", core.store, self._cross(n, cell, tile))
+                yield pass_on(f"{label(n)}.skip", core.store, self._cross(n, block, tile))
 
     def _carried(self, n: str, s: RowsStage) -> RingTile:
         if n in s.stage.written:
@@ -320,22 +320,22 @@ class VectorShare:
         return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
-        self, s: RowsStage, part: RowSlice, views: Mapping[str, Source], cell: WorkTile, tile: Visit
+        self, s: RowsStage, part: RowSlice, views: Mapping[str, Source], block: WorkTile, tile: Visit
     ) -> dict[str, Source]:
         """Return ``{name: operand}`` for a slice."""
         frame, at = self.frame, 0 if self.is_alone else part.at
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in s.names:
-            place = frame.storage[n]
-            if place in views:
-                bound[n] = views[place]
-            elif place in self.carried:
-                whole = self._carried(place, s)
+            root = frame.storage[n]
+            if root in views:
+                bound[n] = views[root]
+            elif root in self.carried:
+                whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
                 bound[n] = whole.part(at, part.rows)
-            elif place in self.kept:
-                row = at if frame.places[place] == "state" else 0
-                bound[n] = self.kept[place].part(row, part.rows, 0, frame.cols(place, cell, tile))
+            elif root in self.tiles:
+                row = at if frame.places[root] == "state" else 0
+                bound[n] = self.tiles[root].part(row, part.rows, 0, frame.cols(root, block, tile))
         bound.update(views)
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound

@@ -7,6 +7,10 @@ another never leaves the registers.
 
 Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
 shuffle a tile; products and sums of softmax are two steps where a kernel has one FFMA.
+
+Where warp groups run concurrently (`GroupBlock`) and there are ``stages``, an iteration ends with the issue of a later
+tile's copies, which frees its operands' slots: two stages wait for each load from there on, three run one tile ahead.
+One stage goes through registers.  Every operation is a run of all instructions of its stage.
 """
 
 from __future__ import annotations
@@ -18,10 +22,14 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
-from npusim.ir.op import Attributes, Opcode, Step, TileOp
+from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.program import Item
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR
+from npusim.layout.fragment import WARP_LANES
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
+from npusim.machines.sm.group_cost import ACCESS_BYTES
+from npusim.machines.sm.groups import GROUP_WARPS
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +58,7 @@ class ResidentBlock:
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
-        #: Whether slots in shared memory are let go at the end of an iteration only.
+        #: Whether slots in shared memory are released only at the end of an iteration.
         self.keeps_operands = tiling.stages > 1
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
@@ -58,7 +66,7 @@ class ResidentBlock:
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
         self.tables = frame.tables(core.row_sum)
         self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
-        # One function a loop for all cells: bodies are shared by what they are made of.
+        # One function a loop for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
 
@@ -105,7 +113,7 @@ class ResidentBlock:
         """Return a warp group's tiles by name.
 
         Where registers are counted, what rows leave for a product takes the place of what a product left
-        for rows, and a result that of a state, if that is read no more and as large.
+        for rows, and a result that of a state, if that is read no longer and as large.
         """
         frame, core = self.frame, self.core
         rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
@@ -153,15 +161,15 @@ class ResidentBlock:
 
     # ---------------------------------------------------------------- order
 
-    def items(self, cell: WorkTile) -> Iterator[Item]:
-        """Yield one cell in program order."""
-        frame, shares = self.frame, self._shares(cell.rows)
+    def items(self, block: WorkTile) -> Iterator[Item]:
+        """Yield one block in program order."""
+        frame, shares = self.frame, self._shares(block.rows)
         for n in self.frame.held:
-            yield self._load(n, cell, WHOLE)
+            yield self._load(n, block, WHOLE)
         yield from self._start(shares)
         for loop in frame.phase.loops:
-            yield from frame.loop(loop, self.tiles[loop], cell)
-        yield from self._finish(cell, shares)
+            yield from frame.loop(loop, self.tiles[loop], block)
+        yield from self._finish(block, shares)
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""
@@ -169,23 +177,23 @@ class ResidentBlock:
         edges = [rows * g // count for g in range(count + 1)]
         return [(a, b - a) for a, b in pairwise(edges)]
 
-    def _tile(self, stages: tuple[Stage, ...], cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the stages of one tile.
 
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
         """
-        read, shares = {n for s in stages for n in s.read}, self._shares(cell.rows)
+        read, shares = {n for s in stages for n in s.read}, self._shares(block.rows)
         for n in self.frame.visited:
             if n in read:
-                yield self._load(n, cell, tile)
+                yield self._load(n, block, tile)
         for s in stages:
             if s.is_product and not any(self.frame.places[n] == "up" for n in s.rows[0].srcs):
-                yield from self._stage_operands(s, cell, tile)
+                yield from self._stage_operands(s, block, tile)
             for group, rows in enumerate(shares):
-                yield from (self._product if s.is_product else self._rows)(s, cell, tile, group, rows)
+                yield from (self._product if s.is_product else self._rows)(s, block, tile, group, rows)
             for product in stages if not s.is_product else ():
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
-                    yield from self._stage_operands(product, cell, tile)
+                    yield from self._stage_operands(product, block, tile)
 
     def _start(self, shares: list[Span]) -> Iterator[TileOp]:
         names = self.frame.phase.names
@@ -200,11 +208,11 @@ class ResidentBlock:
             if held or (rows and fills):
                 yield self._op("start", plan_of, group, FMA, tuple(fills) if rows else (), held)
 
-    def _finish(self, cell: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
+    def _finish(self, block: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
         stages = self.frame.phase.finish
         for group, share in enumerate(shares):
             held = self._held(share[1], last=True)
-            operations = [op for s in stages for op in self._rows(s, cell, WHOLE, group, share)]
+            operations = [op for s in stages for op in self._rows(s, block, WHOLE, group, share)]
             if not operations and held:
                 yield self._op("finish", stages[-1], group, FMA, (), held)
             for index, op in enumerate(operations):
@@ -212,36 +220,36 @@ class ResidentBlock:
                 yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
 
     def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
-        """Return a group's view of what stays in its place for the whole cell."""
+        """Return a group's view of what stays in its place for the whole block."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in frame.held)
 
     # ---------------------------------------------------------------- operands
 
     def _slot(
-        self, ring: Ring, n: str, cell: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
+        self, ring: Ring, n: str, block: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
     ) -> RingTile:
         """Return what a consumer sees of an operand's slot."""
-        shape, pitch = self.frame.shape(n, cell, tile), self._pitch(n, ring.space)
+        shape, pitch = self.frame.shape(n, block, tile), self._pitch(n, ring.space)
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
-    def _load(self, n: str, cell: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
-        source, ring = self.frame.cut(n, cell, tile), self.loaded[n]
+    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
+        source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,), handshake)
 
-    def _stage_operands(self, s: Stage, cell: WorkTile, tile: Visit) -> Iterator[TileOp]:
+    def _stage_operands(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the way of a product's operands to shared memory, where they are not loaded there."""
         for n in s.rows[0].srcs:
             if n in self.shared and self.loaded[n] is not self.near[n] and self._ends(n, s)[0]:
-                yield from self._store(n, cell, tile)
+                yield from self._store(n, block, tile)
 
-    def _store(self, n: str, cell: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
-        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are let go."""
-        shape = self.frame.shape(n, cell, tile)
+    def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
+        """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are released."""
+        shape = self.frame.shape(n, block, tile)
         for group, (row, count) in enumerate(self._shares(shape[0])):
-            src = self._slot(self.loaded[n], n, cell, tile, last=last).part(row, count)
+            src = self._slot(self.loaded[n], n, block, tile, last=last).part(row, count)
             slot = self.near[n].fill(*shape, stride=self._pitch(n, SMEM))
             dst = slot.part(row, count)
             steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
@@ -255,33 +263,33 @@ class ResidentBlock:
         readers = [p for p in self.how if n in p.rows[0].srcs]
         return s is readers[0], s is readers[-1]
 
-    def _operand(self, n: str, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
+    def _operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
         """Return an operand of a product: of the group's own rows where it has the axis of rows."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
-            return self._part(group, n, rows, frame.cols(n, cell, tile))
+            return self._part(group, n, rows, frame.cols(n, block, tile))
         ring, has_rows = self.near[n], frame.axes(n)[0] == frame.row_axis
         if n in self.frame.held:
-            height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(cell, frame.axes(n)[0], tile)
+            height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(block, frame.axes(n)[0], tile)
             pitch = self._pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         else:
             first, last = self._ends(n, s)
-            slot = self._slot(ring, n, cell, tile, first=first, last=last and not self.keeps_operands)
+            slot = self._slot(ring, n, block, tile, first=first, last=last and not self.keeps_operands)
         return slot.part(row, rows) if has_rows else slot
 
     # ---------------------------------------------------------------- stages
 
-    def _product(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
         (row,), rows, how = s.rows, share[1], self.how[s]
         if not rows:
-            views = [self._operand(n, s, cell, tile, group, share) for n in row.srcs if n in self.shared]
+            views = [self._operand(n, s, block, tile, group, share) for n in row.srcs if n in self.shared]
             yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
             return
-        cols = self.frame.cols(row.dst, cell, tile)
+        cols = self.frame.cols(row.dst, block, tile)
         dst = self._part(group, row.dst, rows, cols)
-        operands = tuple(self._operand(n, s, cell, tile, group, share) for n in row.srcs)
+        operands = tuple(self._operand(n, s, block, tile, group, share) for n in row.srcs)
         accumulator = self.parts[group].get(_accumulator(s))
         total = dst if accumulator is None else accumulator.part(0, rows, 0, cols)
         if accumulator is not None and how.accumulate:  # it goes on from what is kept
@@ -291,9 +299,9 @@ class ResidentBlock:
         if accumulator is not None:
             step = Step(Opcode.CAST, dst, (total,), name=row.dst)
             yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
-        yield from self._stores(s, cell, tile, group, share)
+        yield from self._stores(s, block, tile, group, share)
 
-    def _rows(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a table's rows as runs on FMA and, where there is one, exponentials of tiles on MUFU.
 
         What a mask keeps follows from row and column: lanes compare and select, nothing is loaded.
@@ -301,7 +309,7 @@ class ResidentBlock:
         if not share[1]:
             return
         run: list[Step] = []
-        for step in bind(self.tables[s], self._bindings(s, cell, tile, group, share), s.name):
+        for step in bind(self.tables[s], self._bindings(s, block, tile, group, share), s.name):
             if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
                 yield self._op(s.name, s, group, FMA, tuple(run))
                 yield self._op(step.name, s, group, MUFU, (step,))
@@ -311,33 +319,33 @@ class ResidentBlock:
         yield self._op(s.name, s, group, FMA, tuple(run))
         for n in s.written if self.tiling.exchanges else ():
             if self.frame.places[n] == "up":
-                p, plan = self._part(group, n, share[1], self.frame.cols(n, cell, tile)), self._plan(s)
+                p, plan = self._part(group, n, share[1], self.frame.cols(n, block, tile)), self._plan(s)
                 assert plan is not None
                 how = Attributes(warp=replace(plan, exchange=True))
                 step = Step(Opcode.COPY, p, (p,), how)
                 yield TileOp(f"{self.frame.label(n)}.exchange", self.warps[group], LSU, (step,))
-        yield from self._stores(s, cell, tile, group, share)
+        yield from self._stores(s, block, tile, group, share)
 
-    def _bindings(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
+    def _bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         frame, (row, rows) = self.frame, share
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
-            place = frame.storage.get(n, n)
-            if place in self.near:
-                bound[n] = self._slot(self.near[place], n, cell, tile).part(row, rows)
+            root = frame.storage.get(n, n)
+            if root in self.near:
+                bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only:
-                    bound[n] = frame.mask_cut(n, cell, tile, share)
+                    bound[n] = frame.mask_cut(n, block, tile, share)
             elif n in frame.phase.names:
-                bound[n] = self._part(group, n, rows, frame.cols(n, cell, tile))
+                bound[n] = self._part(group, n, rows, frame.cols(n, block, tile))
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound
 
-    def _stores(self, s: Stage, cell: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
+    def _stores(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of a stage's results."""
         for n in s.written:
             if self.frame.places[n] == "out":
-                where: GlobalTile = self.frame.cut(n, cell, tile, share)
+                where: GlobalTile = self.frame.cut(n, block, tile, share)
                 part = self._part(group, n, share[1], where.cols)
                 yield self._op(f"{self.frame.label(n)}.store", s, group, LDG, (Step(Opcode.COPY, where, (part,)),))
 
@@ -371,3 +379,117 @@ class ResidentBlock:
 
 def _accumulator(s: Stage) -> str:
     return f"{s.name} accumulator"
+
+
+class GroupBlock(ResidentBlock):
+    """The ``number``-th resident block of a core with concurrent warp groups: software stages, warps' other work."""
+
+    @property
+    def work(self) -> GroupWork:
+        """How a group of warps executes operations by default."""
+        work = self.tiling.work or GroupWork(GROUP_WARPS)
+        return work if self.how else replace(work, is_even=True)
+
+    def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        products = [s for s in stages if s.is_product]
+        if not tile.cols or not products:
+            yield from super()._tile(stages, block, tile)
+            return
+        operands = tuple(dict.fromkeys(n for s in products for n in s.rows[0].srcs if n in self.shared))
+        if self.tiling.stages == 1:
+            yield from self._staged_tile(stages, operands, block, tile)
+        else:
+            yield from super()._tile(stages, block, tile)
+        if self.work.is_specialised:
+            return
+        slots: tuple[RingTile, ...] = ()
+        copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in operands)
+        if self.keeps_operands:
+            slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
+        elif self.tiling.stages == 1:
+            n = operands[0]
+            slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
+        work = replace(self.work, copies=copies, is_step=True, barriers=1)
+        spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
+        for warps in self.warps:
+            if spilled.spilled_bytes or spilled.far_bytes:
+                yield TileOp("spill", warps, WARPS, (), (), group=spilled)
+            yield TileOp("next", warps, WARPS, (), slots, group=work)
+
+    def _staged_tile(
+        self, stages: tuple[Stage, ...], operands: tuple[str, ...], block: WorkTile, tile: Visit
+    ) -> Iterator[TileOp]:
+        """Yield a tile whose operands go through registers: each is loaded once the one before is stored.
+
+        The first one's registers are free when the iteration ends, so that its load is waited for.
+        """
+        shares = self._shares(block.rows)
+        for n in self.frame.visited:
+            if n not in operands:
+                yield self._load(n, block, tile)
+        before: tuple[RingTile, ...] = ()
+        for n in operands:
+            yield self._load(n, block, tile, before)
+            before = (self._slot(self.loaded[n], n, block, tile),)
+        left = list(operands)
+        for s in stages:
+            while s.is_product and left and left[0] in s.rows[0].srcs:
+                yield from self._store(n := left.pop(0), block, tile, last=n != self.shared[0])
+            for group, rows in enumerate(shares):
+                yield from (self._product if s.is_product else self._rows)(s, block, tile, group, rows)
+            if s.is_product and left:
+                yield from self._store(n := left.pop(0), block, tile, last=n != self.shared[0])
+
+    def _accesses(self, n: str, block: WorkTile, tile: Visit) -> int:
+        """Return how often each thread of a block accesses a tile of an operand."""
+        rows, cols, _ = self.frame.shape(n, block, tile)
+        each = ACCESS_BYTES * WARP_LANES * self.work.warps * self.tiling.groups
+        return ceil_div(self.frame.size_bytes(n, rows * cols), each)
+
+    def _op(
+        self,
+        label: str,
+        s: Stage,
+        group: int,
+        engine: str,
+        steps: tuple[Step, ...],
+        handshake: tuple[RingTile, ...] = (),
+    ) -> TileOp:
+        work: GroupWork | None = None
+        if engine == TENSOR:
+            work = self._product_work(s)
+        elif engine == LSU:
+            work = self._store_work(steps)
+        elif engine != LDG:
+            work = self._rows_work(s)
+            if label == "start":
+                held = sum(
+                    self.frame.row_bytes(n, self.frame.phase.sizes[self.frame.row_axis])
+                    for n, place in self.frame.places.items()
+                    if n in self.frame.held or place == "out"
+                )
+                work = replace(work, block_bytes=max(1, held // self.tiling.groups))
+        return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
+
+    def _product_work(self, s: Stage) -> GroupWork:
+        left, work = s.rows[0].srcs[0], self.work
+        if work.repeats > 1 and left not in self.near:
+            work = replace(work, repeats=1, across=work.repeats)
+        awaited = not self.how[s].accumulate or self.tiling.stages == 1
+        barriers = 0 if work.is_specialised or left not in self.near else 1
+        return replace(work, is_awaited=awaited, barriers=barriers)
+
+    def _rows_work(self, s: Stage) -> GroupWork:
+        """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""
+        if self.work.repeats == 1:
+            return self.work
+        axes = {a for n in (*s.written, *s.read) if n in self.frame.phase.names for a in self.frame.axes(n)}
+        if self.frame.loop_axis in axes:
+            return replace(self.work, is_serial=False)
+        return replace(self.work, repeats=1, across=self.work.repeats)
+
+    def _store_work(self, steps: tuple[Step, ...]) -> GroupWork:
+        """Return what a warp group does where an operand goes to shared memory through its registers."""
+        size = sum(step.dst.payload_bytes for step in steps)
+        loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.work.warps)
+        return replace(self.work, loads=loads, fences=1, barriers=1)

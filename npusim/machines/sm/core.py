@@ -1,6 +1,6 @@
-"""One streaming multiprocessor as programs see it: its pipes and memories, and how many blocks it holds at a time.
+"""One streaming multiprocessor as programs see it: pipes, memories, how many blocks it holds, and tiling fields.
 
-Source of the latter: CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated warp by warp, shared
+Source of the number of blocks: CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated warp by warp, shared
 memory block by block, both in the units of the device file.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
+from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Opcode
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.op import GroupWork, WarpPlan
+
 
 EngineType = TypeVar("EngineType")
 
@@ -58,9 +60,9 @@ class SmTiling:
     holds_in_registers
         Whether operands that stay for the whole block do so in registers, not in shared memory.
     work
-        How warp groups execute it, where they work beside one another.
+        How warp groups execute it, where they run concurrently.
     stages
-        Tiles under way of a software pipeline: 1 goes through registers; none: operands are let go when read.
+        Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
     """
@@ -113,10 +115,10 @@ class SmCore:
         self.device = device
         core = device.core(SM)
         issue = core.engines.get(WARPS)
-        #: Whether the file describes warps, and whether groups of them work beside one another.
+        #: Whether the file describes warps, and whether groups of them run concurrently.
         self.has_warps = isinstance(issue, WarpIssue)
         self.has_concurrent_warp_groups = has_concurrent_warp_groups(device)
-        #: Whether tiles reach shared memory through registers, for want of an asynchronous copy.
+        #: Whether tiles reach shared memory through registers, as there is no asynchronous copy.
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         self.has_exponential_unit = MUFU in core.engines and not self.has_concurrent_warp_groups
         spaces = memories(device, SM)
@@ -157,7 +159,7 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
-    """Return whether a device's warp groups work beside one another, as its file says how."""
+    """Return whether a device's warp groups run concurrently, as its file says how."""
     issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None
 
@@ -232,3 +234,95 @@ def occupancy(
             f"{of_warp * warps:,}, but a multiprocessor has {issue.registers_count.value:,}"
         )
     return Occupancy(blocks, warps, count, size, limits)
+
+
+# ---------------------------------------------------------------- tiling fields of attention
+
+#: What a compiler decides for a tile.
+COMPILED = frozenset({"registers", "spilled_registers", "residents"})
+#: Fields of lanes whose defaults are best, or what fits.
+CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
+#: Fields that have an effect where warp groups run concurrently.
+GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
+
+
+class GroupFields(Tiling):
+    """Warps, stages and registers of a block: what a kernel and its compiler decide."""
+
+    warps: int = Field(
+        default=4,
+        ge=4,
+        le=32,
+        multiple_of=4,
+        description="of a block, stacked down its rows; each sub-core has as many",
+    )
+    stages: int | None = Field(
+        default=2,
+        ge=1,
+        le=4,
+        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers",
+    )
+    registers: int | None = Field(
+        default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
+    )
+    spilled_registers: int | None = Field(
+        default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
+    )
+    residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
+
+
+class BlockFields(Tiling):
+    """Rows and keys of a block."""
+
+    block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
+    block_kv: int | None = Field(
+        default=None, ge=8, multiple_of=8, description="keys of a step; default: the most of 64, 32 and 16 that fit"
+    )
+
+
+class SmFields(GroupFields, BlockFields):
+    """Tile, warps and layouts of attention; what describes lanes, on devices whose file has warps."""
+
+    q: Literal["auto", "registers", "shared"] = Field(
+        default="auto", description="where Q stays; auto: in registers if they suffice"
+    )
+    arrangement: Literal["4x1", "2x2", "1x4"] = Field(
+        default="4x1", description="quad pairs of a warp, down x across its tile"
+    )
+    smem: Literal["plain", "padded", "swizzled"] = Field(
+        default="padded", description="how rows of K and V lie in shared memory"
+    )
+    padding: int = Field(default=8, ge=2, multiple_of=2, description="elements after each padded row")
+    access_bytes: int = Field(default=16, ge=8, le=16, multiple_of=8, description="of a lane's access to shared memory")
+    stages: int | None = Field(
+        default=None,
+        ge=1,
+        le=4,
+        description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
+    )
+    exchange: Literal["shuffle", "none"] = Field(
+        default="shuffle", description="whether P may cross lanes on its way to P V"
+    )
+    launch: Literal["in_order", "longest_first"] = Field(
+        default="in_order", description="blocks start head by head, or those with most keys first"
+    )
+
+    @property
+    def keys(self) -> int:
+        """Keys of a step, of fields that are chosen."""
+        assert self.block_kv is not None
+        return self.block_kv
+
+    def check_no_lanes(self, device: str, known: frozenset[str] = frozenset({"block_q", "block_kv"})) -> None:
+        """Raise `TilingError` for fields of lanes on a device whose file says nothing of them."""
+        chosen = sorted((self.model_fields_set & set(SmFields.model_fields)) - known)
+        if chosen:
+            raise TilingError(
+                f"{', '.join(chosen)}: without effect on {device}, whose file says nothing of lanes; leave them out"
+            )
+
+
+def left_alone(device: DeviceSpec) -> frozenset[str]:
+    """Return the fields that a search leaves at their defaults: without effect there, compiled, or chosen already."""
+    lanes = set(SmFields.model_fields) - GROUPS if has_concurrent_warp_groups(device) else CHOSEN
+    return COMPILED | lanes

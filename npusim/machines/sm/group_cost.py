@@ -1,4 +1,4 @@
-"""What operations cost where warp groups work beside one another: their time alone, and what they ask of the core.
+"""What operations cost where warp groups run concurrently: their time alone, and what they ask of the core.
 
 All pure functions of shapes, formats, warps and the device file.  Counts are of one warp's instructions;
 a sub-core has as many warps of a group as the group has over the core's sub-cores.
@@ -76,7 +76,7 @@ class Count:
 
 
 class GroupModel:
-    """The costs of what warp groups do beside one another."""
+    """The costs of concurrent warp groups."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self.key, engines = device, f"cores.{SM}.engines", device.core(SM).engines
@@ -120,9 +120,9 @@ class GroupModel:
         barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
         tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
         tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
-        if work.cell_bytes and work.is_specialised and self.library is not None:
+        if work.block_bytes and work.is_specialised and self.library is not None:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
-        elif work.cell_bytes:
+        elif work.block_bytes:
             tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
         tally.cycles = sum(tally.terms.values())
         return tally

@@ -1,4 +1,4 @@
-"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and what of an attention fits a multiprocessor.
+"""Tiles in the lanes of Volta's warps: fragments, the fields left open, and how much attention fits a multiprocessor.
 
 A tile of a chained attention lies in the accumulators of m8n8k4, Volta's only matrix instruction; what rows leave
 for a product goes from there to its A operand, where need be across lanes.
@@ -29,8 +29,7 @@ from npusim.layout import (
 )
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmTiling, occupancy, warp_issue
-from npusim.machines.sm.fields import SmFields
+from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -139,16 +138,16 @@ class ChainTile:
 
 def live_vectors(phase: Phase) -> int:
     """Return how many row vectors live at a time: states throughout, others from their first row to their last."""
-    names, kept = phase.names, storage(phase, flow(phase), conflicts(phase))
-    states = {kept[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
+    names, roots = phase.names, storage(phase, flow(phase), conflicts(phase))
+    states = {roots[n] for n, what in names.items() if what.start is not None and len(what.axes) == 1}
     most = 0
     for loop in phase.loops:
         rows = [r for s in loop.stages for r in s.rows]
         spans: dict[str, tuple[int, int]] = {}
         for at, r in enumerate(rows):
             for n in (r.dst, *r.srcs):
-                if n in names and len(names[n].axes) == 1 and kept[n] not in states:
-                    spans[kept[n]] = (spans.get(kept[n], (at, at))[0], at)
+                if n in names and len(names[n].axes) == 1 and roots[n] not in states:
+                    spans[roots[n]] = (spans.get(roots[n], (at, at))[0], at)
         live = (sum(begin <= at < end for begin, end in spans.values()) for at in range(len(rows)))
         most = max(most, len(states) + max(live, default=0))
     return most
@@ -162,8 +161,8 @@ def fields_of(phase: Phase) -> SmFields:
 
 def plain_lanes(phase: Phase) -> SmTiling:
     """Return how a phase that is no attention lies in the lanes of warps."""
-    fields, made = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
-    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase), _kind(made.fmt), access_bytes=fields.access_bytes)
+    fields, result = SmFields(), phase.names[phase.stages[-1].rows[-1].dst]
+    plan = WarpPlan(GROUP_WARPS, quad_pairs(phase), _kind(result.fmt), access_bytes=fields.access_bytes)
     axes = {what.axes[-1] for what in phase.names.values()}
     return SmTiling(lanes=dict.fromkeys(axes, plan), padding=fields.padding)
 

@@ -11,19 +11,25 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.cells import dealt, masked_throughout
+from npusim.algorithms.blocks import dealt, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.sm.block import ResidentBlock
-from npusim.machines.sm.core import SM, WARPS, SmCore, SmTiling, has_concurrent_warp_groups
-from npusim.machines.sm.fields import GROUPS, GroupFields, SmFields
-from npusim.machines.sm.group_block import GroupBlock
-from npusim.machines.sm.groups import group_tiling, plain_tiling
+from npusim.machines.sm.block import GroupBlock, ResidentBlock
+from npusim.machines.sm.core import (
+    GROUPS,
+    SM,
+    WARPS,
+    GroupFields,
+    SmCore,
+    SmFields,
+    SmTiling,
+    has_concurrent_warp_groups,
+)
+from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
-from npusim.machines.sm.library import GpuGemmFields, library_tiling, operator_tiling
 from npusim.machines.sm.pricing import SmPricing
 
 if TYPE_CHECKING:
@@ -68,7 +74,7 @@ class SmMachine(Machine):
         self._lanes: SmTiling | None = None
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling with what it leaves open chosen, and what is to be said of that.
+        """Return the tiling with open fields chosen, and a note on it.
 
         Raises `TilingError` for fields without effect here, and where nothing fits.
         """
@@ -86,16 +92,16 @@ class SmMachine(Machine):
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        cells = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
+        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
             if tiling.stages and phase.masks and self.has_groups:
-                cells = tuple(map(masked_throughout, cells))
+                blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
-                cells = tuple(sorted(cells, key=lambda c: c.first - c.last))
-        return phase if cells is phase.cells else replace(phase, cells=cells)
+                blocks = tuple(sorted(blocks, key=lambda c: c.first - c.last))
+        return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
-        """Return how a phase lies in warps, and what is to be said of that; ``called``: the schedule's name."""
+        """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
         if self.has_groups:
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
@@ -119,27 +125,17 @@ class SmMachine(Machine):
         return self._lanes, note
 
     def product(
-        self,
-        label: str,
-        a: GlobalTensor,
-        b: GlobalTensor,
-        c: GlobalTensor,
-        tiling: Any,
-        *,
-        is_transposed: bool = False,
-        arithmetic: str = "",
-        role: str = "result",
+        self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **how: Any
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
-        del role  # of accumulated tiles the last is the result
+        how.pop("role", None)  # of accumulated tiles the last is the result
         if not self.has_groups:
             raise SpecError(
                 f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
             )
         fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
         tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
-        how: dict[str, Any] = {"arithmetic": arithmetic, "splits": splits, "is_transposed": is_transposed}
-        first, *rest = gemm_tiles(a, b, c, tile, label=label, **how)
+        first, *rest = gemm_tiles(a, b, c, tile, label=label, splits=splits, **how)
         tiles = f"tiles of {tile[0]} x {tile[1]}, {splits} splits of k"
         first = replace(first, notes=(f"{label}: {tiles}, {of_product.residents} resident blocks",))
         return [(first, of_product), *((phase, plain_tiling(self.device)) for phase in rest)]
@@ -166,11 +162,11 @@ class SmMachine(Machine):
             core.allocator.start_phase()
             kind = GroupBlock if self.has_groups else ResidentBlock
             frame = Frame(phase)
-            blocks = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
+            residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
-            for block in blocks:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (block.loader, *block.warps)}
-            built.append(self._phase(frame, tiling, blocks))
+            for resident in residents:
+                queues |= {q: Queue(q, SM, WARPS, q) for q in (resident.loader, *resident.warps)}
+            built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
@@ -178,33 +174,33 @@ class SmMachine(Machine):
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
 
-    def _phase(self, frame: Frame, tiling: SmTiling, blocks: list[ResidentBlock]) -> ProgramPhase:
-        cells, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
+    def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
+        blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            cells, shares = dealt_out(cells, self.device.group_count.value, tiling.residents)
+            blocks, shares = dealt_out(blocks, self.device.group_count.value, tiling.residents)
 
-        def items(cell: WorkTile) -> Iterator[Item]:
-            return blocks[cell.place].items(cell)
+        def items(block: WorkTile) -> Iterator[Item]:
+            return residents[block.place].items(block)
 
-        return program_phase(frame, items, blocks=cells, dealt=shares)
+        return program_phase(frame, items, blocks=blocks, dealt=shares)
 
 
 def dealt_out(
-    cells: Sequence[WorkTile], cores: int, residents: int
+    blocks: Sequence[WorkTile], cores: int, residents: int
 ) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return the cells with their places, and the numbers of each core's cells in order.
+    """Return the blocks with their slots, and the numbers of each core's blocks in order.
 
-    Cells start in the order given, each at the place that is free first (the first place of every
-    core before any second one), as the hardware's dispatcher does it.  How long a cell takes is
+    Blocks start in the order given, each at the slot that is free first (the first slot of every
+    core before any second one), as the hardware's dispatcher does it.  How long a block takes is
     estimated: one unit a tile, and one for its start and end.
     """
-    free = [(0, place, core) for place in range(residents) for core in range(cores)]
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
     placed: list[WorkTile] = []
     shares: list[list[int]] = [[] for _ in range(cores)]
-    for number, cell in enumerate(cells):
-        work, place, core = free[0]
-        tiles = sum(run.count for run in cell.runs)
-        heapq.heapreplace(free, (work + tiles + 1, place, core))
+    for number, block in enumerate(blocks):
+        work, slot, core = free[0]
+        tiles = sum(run.count for run in block.runs)
+        heapq.heapreplace(free, (work + tiles + 1, slot, core))
         shares[core].append(number)
-        placed.append(replace(cell, place=place))
+        placed.append(replace(block, place=slot))
     return tuple(placed), tuple(tuple(share) for share in shares)

@@ -48,7 +48,7 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
 
 
 def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
-    """Return the cells of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
+    """Return the blocks of a tensor's heads, row by row: ``(axis, size)`` of rows, then of columns."""
     (row_axis, height), *rest = axes
     columns: list[tuple[tuple[str, int, int], ...]] = [
         ((axis, c, w),) for axis, width in rest for c, w in chunks(tensor.cols, width)
@@ -63,11 +63,11 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
 
 
 def with_columns(
-    cells: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
+    blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
-    """Return the cells with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
+    """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
     runs = tuple(replace(run, only=only) for run in kv_runs(0, 0, total, width, None))
-    return tuple(replace(c, runs=runs) for c in cells)
+    return tuple(replace(c, runs=runs) for c in blocks)
 
 
 def attention_cells(
@@ -101,7 +101,7 @@ def _of_every_head(
     )
 
 
-def seen_cells(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[WorkTile, ...]:
+def seen_blocks(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[WorkTile, ...]:
     """Return every Q block with the tiles of which it sees a key, masked where it does not see all.
 
     ``seen``: (queries, keys).  A block that sees no key at all visits one tile, which is masked wholly.
@@ -127,27 +127,27 @@ def _add(runs: list[TileRun], run: TileRun) -> None:
         runs.append(run)
 
 
-def masked_throughout(cell: WorkTile) -> WorkTile:
-    """Return the cell with every tile masked, whether or not the mask cuts through it."""
+def masked_throughout(block: WorkTile) -> WorkTile:
+    """Return the block with every tile masked, whether or not the mask cuts through it."""
     runs: list[TileRun] = []
-    for run in cell.runs:
+    for run in block.runs:
         _add(runs, replace(run, only=MASKED))
-    return replace(cell, runs=tuple(runs))
+    return replace(block, runs=tuple(runs))
 
 
 BlockOrder = Literal["round_robin", "balanced"]
 
 
-def dealt(cells: tuple[WorkTile, ...], group_count: int, order: BlockOrder) -> tuple[WorkTile, ...]:
-    """Return the cells in the order in which they are dealt to ``group_count`` core groups.
+def dealt(blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder) -> tuple[WorkTile, ...]:
+    """Return the blocks in the order in which they are dealt to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
     nearly the same work.
     """
     if order == "round_robin":
-        return cells
-    longest_first = sorted(cells, key=lambda c: c.first - c.last)
+        return blocks
+    longest_first = sorted(blocks, key=lambda c: c.first - c.last)
     ordered: list[WorkTile] = []
     for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
         one_each = longest_first[start : start + count]
