@@ -69,6 +69,17 @@ def test_without_numbas_internals_kernels_give_the_same_bits(tmp_path: Path) -> 
     assert (newer.stdout.strip(), "from within" in newer.stderr) == ("1.5", False)
 
 
+@pytest.mark.exhaustive
+def test_without_numbas_internals_the_engine_gives_the_same_cycles() -> None:
+    """Its arrays are then tuples of arrays, compiled for half a minute."""
+    code = """
+import npusim
+for hw in ("ascend_910b2", "h200"):
+    print([npusim.run("flash", seq=256, hw=hw, numerics=False, method=m).cycles for m in ("block", "steady")])
+"""
+    assert run(code, NPUSIM_PLAIN_NUMBA="1").stdout == run(code).stdout
+
+
 FAULTS = {
     "empty": lambda content: b"",
     "truncated": lambda content: content[:-9],
