@@ -70,7 +70,7 @@ class EventLog:
             overflow = ~finite & ~np.isnan(result) & clean
         label = f"{resolved.op.label}.{step.opcode.value}"
         for kind, where, counter in (("overflow", overflow, self.overflow), ("nan", nan, self.nan)):
-            count = int(where.sum())
+            count = int(np.count_nonzero(where))
             if not count:
                 continue
             counter[label] += count
@@ -91,7 +91,7 @@ class EventLog:
                 dict(resolved.path),
                 row,
                 col,
-                int(where[lane].sum()),
+                int(np.count_nonzero(where[lane])),
                 self.position,
             )
             self._keep(event)

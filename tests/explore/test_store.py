@@ -192,7 +192,7 @@ def test_a_store_that_cannot_be_begun_is_not_left_half(tmp_path: Path, monkeypat
 
     def fails() -> None:
         with monkeypatch.context() as patched, pytest.raises(OutputError, match="disk is full"):
-            patched.setattr(storing, "_say", full)
+            patched.setattr(storing, "_write_about", full)
             fill(path, [ONE])
 
     fails()
