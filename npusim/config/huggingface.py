@@ -194,45 +194,51 @@ def import_config(
         if config.is_encoder_decoder:
             two = "its encoder and its decoder attend differently; write a workload file for each"
             raise fault_at("is_encoder_decoder", two)
-        head_dim, value_head_dim, latent = _head_sizes(config)
-        heads = config.heads
-        kv_heads = heads if latent else _kv_heads(config)
-        # Before the workload checks it: this fault is the command line's, not the file's.
-        shared_heads(heads, kv_heads, tensor_parallel)
-        window, sliding_layers = _windows(config)
-        model = f"{config.model_type or 'model'}: {config.layers} layers"
-        return Workload(
-            schema=WORKLOAD_SCHEMA,
-            name=name or _name(path, config),
-            description=f"{model}, {heads} heads of {head_dim}, {kv_heads} KV heads",
-            source=f"{path.name} ({config.model_type or 'unknown model type'})",
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_head_dim=value_head_dim,
-            hidden=config.hidden_size,
-            layers=config.layers,
-            intermediate=config.intermediate_size or 4 * config.hidden_size,
-            gated=_is_gated(config),
-            vocab=config.vocab_size,
-            sliding_window=window,
-            sliding_layers=sliding_layers,
-            softcap=config.softcap,
-            scale=_scale(config, head_dim),
-            unmodelled=_unmodelled(config),
-            latent=latent,
-            tensor_parallel=tensor_parallel,
-            batch=batch,
-            seq=seq or _default_seq(config),
-            causal=config.model_type not in ENCODERS or bool(config.is_decoder),
-            dtype=dtype or _dtype(config, "dtype" if _line(text, "dtype") > 1 else "torch_dtype"),
-        )
+        options = {"tensor_parallel": tensor_parallel, "seq": seq, "batch": batch, "name": name, "dtype": dtype}
+        return _workload_of(config, path, text, options)
     except ValidationError as error:
         faults = list(explain(error))
     except PydanticCustomError as error:
         context = error.context or {}
         faults = [(context["key"], context["text"])]
     raise SpecError("\n".join(f"{path}:{_line(text, key)}  {key}: {fault}" for key, fault in faults))
+
+
+def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapping[str, Any]) -> Workload:
+    """Return the workload of a config; ``options`` are those of `import_config`, None where the file decides."""
+    head_dim, value_head_dim, latent = _head_sizes(config)
+    heads = config.heads
+    kv_heads = heads if latent else _kv_heads(config)
+    # Before the workload checks it: this fault is the command line's, not the file's.
+    shared_heads(heads, kv_heads, options["tensor_parallel"])
+    window, sliding_layers = _windows(config)
+    model = f"{config.model_type or 'model'}: {config.layers} layers"
+    return Workload(
+        schema=WORKLOAD_SCHEMA,
+        name=options["name"] or _name(path, config),
+        description=f"{model}, {heads} heads of {head_dim}, {kv_heads} KV heads",
+        source=f"{path.name} ({config.model_type or 'unknown model type'})",
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        hidden=config.hidden_size,
+        layers=config.layers,
+        intermediate=config.intermediate_size or 4 * config.hidden_size,
+        gated=_is_gated(config),
+        vocab=config.vocab_size,
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        softcap=config.softcap,
+        scale=_scale(config, head_dim),
+        unmodelled=_unmodelled(config),
+        latent=latent,
+        tensor_parallel=options["tensor_parallel"],
+        batch=options["batch"],
+        seq=options["seq"] or _default_seq(config),
+        causal=config.model_type not in ENCODERS or bool(config.is_decoder),
+        dtype=options["dtype"] or _dtype(config, "dtype" if _line(text, "dtype") > 1 else "torch_dtype"),
+    )
 
 
 def workload_yaml(workload: Workload) -> str:

@@ -208,23 +208,13 @@ def attention(
         Tiling fields of its own, beside those that the machine takes.
     """
     _check_names(called, kernel, operands, fields)
-    if fields is not None:
-        tiling = {
-            f: new_class(fields.__name__, (fields, t), exec_body=lambda body: body.update(__doc__=fields.__doc__))
-            for f, t in ATTENTION_TILING.items()
-        }
+    tiling = tiling if fields is None else _beside_the_machines(fields)
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
-        arrays = {n: _operand(called, n, function, problem) for n, function in operands.items()}
-        bound = {
-            n: GlobalTensor(n, problem.batch, len(x), problem.seq_q, problem.seq_kv, p.softmax, "input")
-            for n, x in arrays.items()
-        }
-        values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in arrays.items()}
         factor = exponent_factor(p.exp_variant)
-        known = {"scale": problem.scale * factor, "values": values, **bound}
+        known = {"scale": problem.scale * factor, **_operands(called, operands, problem, p)}
         known |= given(problem, tiling, p) if given else {}
         if score:  # hooks see scores as they are; log2 e comes after them
             known |= {"scale": problem.scale, "score_factor": factor}
@@ -245,13 +235,30 @@ def attention(
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         return [one(problem, (tiling.block_q, tiling.block_kv), p, memo_tiling)]
 
-    if sees:
-        more = {"sees": sees, **more}
-    if score:
-        more = {"is_hooked": True, **more}
-    origin = _origin(kernel.function)
+    hooks: dict[str, Any] = {"origin": _origin(kernel.function)}
+    hooks |= {"sees": sees} if sees else {}
+    hooks |= {"is_hooked": True} if score else {}
     checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
-    return schedule(called, checked, precisions=precisions, tiling=tiling, **{"origin": origin, **more})
+    return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
+
+
+def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
+    """Return, for each core family, the fields of a schedule of its own beside those that the machine takes."""
+    return {
+        family: new_class(
+            fields.__name__, (fields, of_machine), exec_body=lambda body: body.update(__doc__=fields.__doc__)
+        )
+        for family, of_machine in ATTENTION_TILING.items()
+    }
+
+
+def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:
+    """Return the tensors of a score's operands by name, and under ``values`` what gives their numbers."""
+    arrays = {n: _operand(called, n, function, problem) for n, function in operands.items()}
+    values = {n: partial(_in_format, x, p.softmax, problem.batch) for n, x in arrays.items()}
+    sizes = problem.seq_q, problem.seq_kv
+    tensors = {n: GlobalTensor(n, problem.batch, len(x), *sizes, p.softmax, "input") for n, x in arrays.items()}
+    return {"values": values, **tensors}
 
 
 def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:

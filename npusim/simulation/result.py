@@ -134,12 +134,12 @@ def with_evidence(result: RunData) -> RunData:
     timing, bits = result.timing, result.numerics
     return replace(
         result,
-        timing=None if timing is None else _on_record(result, timing),
+        timing=None if timing is None else _completed(result, timing),
         numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits, result.device)),
     )
 
 
-def _on_record(result: RunData, timing: TimingResult) -> TimingResult:
+def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with what is known of it beside the simulation."""
     # Groups of one class share their uses.
     uses = tuple(replace(use, group=g) for g, group in enumerate(timing.queues) for use in group)
