@@ -99,13 +99,13 @@ def _visited(
         visitors = block.batch, block.head // share, spans, block.runs
         most, total, _ = alike.get(visitors, (0, 0, block))
         alike[visitors] = max(most, each), total + each, block
-    largest: dict[tuple[int, int, object, int], tuple[int, int, int, WorkTile]] = {}
-    for (batch, head, spans, runs), (each, count, block) in alike.items():
+    largest: dict[tuple[tuple[object, ...], int], tuple[int, int, int, WorkTile]] = {}
+    for (*position, runs), (each, count, block) in alike.items():
         for col, cols in frame.stretches(runs):
-            key = batch, head, spans, col
+            key = tuple(position), col
             most_cols, most, total, _ = largest.get(key, (0, 0, 0, block))
             largest[key] = max(most_cols, cols), max(most, each), total + count * cols, block
-    for (_, _, _, col), (cols, most, total, block) in largest.items():
+    for (_, col), (cols, most, total, block) in largest.items():
         region = frame.cut(n, block, Visit(0, col, cols))
         yield Touch(region, most, region.payload_bytes // cols * total)
 

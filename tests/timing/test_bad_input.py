@@ -139,9 +139,7 @@ def test_a_time_below_its_bound_fails(result: TimingResult) -> None:
 
 def test_fewer_bytes_than_inputs_and_outputs_have_fails(result: TimingResult) -> None:
     links = {**result.link_bytes, "hbm": result.compulsory_bytes - 1}
-    with pytest.raises(
-        ContradictionError, match="bytes beyond L2, but inputs, and outputs that do not stay, alone have"
-    ):
+    with pytest.raises(ContradictionError, match="beyond L2, but inputs, and outputs that do not stay, alone have"):
         check_sanity(replace(result, link_bytes=links))
     with pytest.raises(ContradictionError, match="0 bytes beyond L2"):
         check_sanity(replace(result, link_bytes={**result.link_bytes, "hbm": 0}))
