@@ -398,7 +398,7 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
         return None
     if not config.experts_per_token:
         raise fault_at("num_experts_per_tok", f"missing, and there are {config.experts} experts")
-    if config.experts_per_token > config.experts:
+    if config.experts_per_token > (config.experts or 0):
         raise fault_at("num_experts_per_tok", f"{config.experts_per_token} of only {config.experts} experts")
     width = config.expert_size or config.intermediate_size
     if width is None:
