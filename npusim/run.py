@@ -57,8 +57,12 @@ class RunResult(run_result.RunData):
         """Return the table that ``npusim run`` prints."""
         return plain(self._table())
 
-    def _table(self) -> tuple[Block, ...]:
-        return run_table(record_of(self), Trial(self))
+    def details(self) -> str:
+        """Return the table that ``npusim run --full`` prints."""
+        return plain(self._table(is_full=True))
+
+    def _table(self, *, is_full: bool = False) -> tuple[Block, ...]:
+        return run_table(record_of(self), Trial(self), is_full=is_full)
 
 
 @takes_options(RunOptions)
