@@ -352,7 +352,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
     assert document["timing"]["flops"] == 2 * 128 * 256 * 64
     assert "m128 n256 k64 float16" in _ok(*arguments)
     text = _ok("run", "copy", "--no-save", "--problem", "bytes=1048576")
-    assert "problem   1 MiB" in text
+    assert "problem    1 MiB" in text
     assert "TFLOP/s" not in text
     assert "cubecore0" not in text, "cores without work have no rows"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 
-#: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
+#: Below this share of the cores' time no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
 #: Core groups whose mean end lies below this share of the last end are unevenly loaded.
 EVEN_SHARE = 0.85

@@ -61,7 +61,7 @@ def verdict(record: RunRecord) -> Cell:
     is_finite = numerics is None or bits.is_finite(numerics)
     parts = []
     if timing is not None:
-        parts += [times.limit_words(record, timing), times.load_words(record, timing)]
+        parts += [times.limit_words(record, timing), *times.lost_words(record, timing)]
         if timing.roofline is not None:
             parts.append(f"{timing.roofline.reached * 100:.0f} % of the roofline")
     if not is_finite:
@@ -70,7 +70,7 @@ def verdict(record: RunRecord) -> Cell:
         parts.append(f"error {numerics.rmse:.1e}")
     if timing is not None:
         parts.append(times.sure_words(timing))
-    return Cell(", ".join(filter(None, parts)) or "no time and no bits", "title" if is_finite else "bad")
+    return Cell(", ".join(parts) or "no time and no bits", "title" if is_finite else "bad")
 
 
 def _inputs(record: RunRecord, *, is_full: bool) -> Iterator[Fact]:

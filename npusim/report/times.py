@@ -100,15 +100,18 @@ def limit_words(record: RunRecord, timing: TimingRecord) -> str:
     return f"{busiest.pipe}-bound" if timing.busy_share(busiest) >= BOUND_SHARE else "latency-bound"
 
 
-def load_words(record: RunRecord, timing: TimingRecord) -> str:
-    """Return how many core groups work, or how even their work is; nothing where all do alike, and of a node."""
+def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
+    """Yield what most of a call is if not its cores, and how many core groups work, or how evenly; of a node nothing."""
     working, groups = len(timing.group_ends), record.device.group_count
     if timing.overlap is not None or not working:
-        return ""
-    if working < groups:
-        return f"{working} of {groups} core groups work"
+        return
+    if timing.launch_us > timing.core_us:
+        yield f"{timing.launch_us / timing.latency_us * 100:.0f} % launch"
     mean = sum(timing.group_ends.values()) / working / max(timing.group_ends.values())
-    return "" if mean >= EVEN_SHARE else f"load balance {mean * 100:.0f} %"
+    if working < groups:
+        yield f"{working} of {groups} core groups work"
+    elif mean < EVEN_SHARE:
+        yield f"load balance {mean * 100:.0f} %"
 
 
 def sure_words(timing: TimingRecord) -> str:
@@ -226,10 +229,10 @@ def _pipes_title(timing: TimingRecord) -> str:
 
 
 def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
-    """Return the queues that did something, the first behind its core's name; cores that did the same are one."""
+    """Return the queues that were busy, the first behind its core's name; cores that did the same are one."""
     cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
-        if queue.operations:
+        if queue.busy_cycles:
             cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
 
     def use(core: str) -> object:
