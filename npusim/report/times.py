@@ -101,7 +101,7 @@ def limit_words(record: RunRecord, timing: TimingRecord) -> str:
 
 
 def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
-    """Yield what most of a call is if not its cores, and how many core groups work, or how evenly; of a node nothing."""
+    """Yield launch where it is most of a call, and how many core groups work, or how evenly; of a node nothing."""
     working, groups = len(timing.group_ends), record.device.group_count
     if timing.overlap is not None or not working:
         return
