@@ -115,7 +115,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
-        Core groups whose operations are kept for the timeline.
+        Core groups whose operations are kept for the timeline: numbers, or ``"last"``, the one that ends last.
     window
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.

@@ -377,7 +377,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
         (("flash", "--method", "x", "--no-save"), "method 'x'"),
         (("flash", "--rows", "x"), "write sample, all, or numbers"),
         (("flash", "--heads", "3-1"), "runs backwards"),
-        (("flash", "--trace-groups", "all"), "write numbers such as"),
+        (("flash", "--trace-groups", "all"), "write last, or numbers such as"),
         (("flash", "--tensors", "none.npz"), "none.npz: no such file"),
     ],
 )
