@@ -63,7 +63,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
         return None, {}, {}
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
-    found = {n: tensors.pop(n).tolist() for n in ("lengths", "page") if n in tensors}
+    found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in ("lengths", "page") if n in tensors}
     if dtype == "float8_e4m3fn":
         return *quantise(tensors), found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
