@@ -50,10 +50,18 @@ Sensitive = Annotated[
     bool,
     o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
+<<<<<<< HEAD
 Force = Annotated[
     bool,
     o.option("--force", "Run what is estimated to take over ten minutes; replace another run in --out.", panel="How"),
 ]
+=======
+Full = Annotated[
+    bool,
+    o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
+]
+Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
+>>>>>>> main
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
 
@@ -77,6 +85,7 @@ def run(
     no_save: NoSave = False,
     save_output: SaveOutput = False,
     report: Report = False,
+    full: Full = False,
     sensitivity: Sensitive = False,
     force: Force = False,
     fields: Fields = False,
@@ -97,7 +106,10 @@ def run(
     }
     if fields:
         changed = {name: value for name, value in request.changed().items() if name != "hw"}
-        refuse({**changed, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
+        refuse(
+            {**changed, **written, "--full": full or None},
+            "--fields only lists what can be chosen on the cores of --hw; leave these out",
+        )
         _show_fields(request, as_json=json)
         return
     from npusim.report.output import RUNS, check_writable, save_run
@@ -124,8 +136,18 @@ def run(
     how |= {"window": request.window, "report": report, "is_forced": force}
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
+<<<<<<< HEAD
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, sensitive=sensitivity)
+=======
+        folder = None
+        if not no_save:
+            tensor = save_output or request.tensors is not None
+            folder = save_run(
+                result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
+            )
+    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity)
+>>>>>>> main
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
@@ -162,7 +184,7 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     )
 
 
-def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
+def _print(result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool) -> None:
     from npusim.report.advice import Trial
     from npusim.report.findings import SENSITIVITY, sensitivity_document
     from npusim.report.record import record_of
@@ -174,7 +196,7 @@ def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: 
     show_either(
         as_json,
         lambda: {**record.to_document(), **({"sensitivity": sensitivity_document(moved)} if sensitive else {})},
-        lambda: (*run_table(record, Trial(result)), *([SENSITIVITY.grid(moved)] if sensitive else [])),
+        lambda: (*run_table(record, Trial(result), is_full=is_full), *([SENSITIVITY.grid(moved)] if sensitive else [])),
     )
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))
