@@ -50,18 +50,14 @@ Sensitive = Annotated[
     bool,
     o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
-<<<<<<< HEAD
-Force = Annotated[
-    bool,
-    o.option("--force", "Run what is estimated to take over ten minutes; replace another run in --out.", panel="How"),
-]
-=======
 Full = Annotated[
     bool,
     o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
 ]
-Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
->>>>>>> main
+Force = Annotated[
+    bool,
+    o.option("--force", "Run what is estimated to take over ten minutes; replace another run in --out.", panel="How"),
+]
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
 
@@ -136,18 +132,8 @@ def run(
     how |= {"window": request.window, "report": report, "is_forced": force}
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
-<<<<<<< HEAD
         folder = None if no_save else save_run(result, out, **how)
-    _print(result, folder, as_json=json, sensitive=sensitivity)
-=======
-        folder = None
-        if not no_save:
-            tensor = save_output or request.tensors is not None
-            folder = save_run(
-                result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
-            )
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity)
->>>>>>> main
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
