@@ -142,7 +142,7 @@ WRONG = (
     ("run flash -w pasa_resonance --seed -3", "seed: -3 must be at least 0"),
     ("run flash --trace vcd", "Invalid value for '--trace'"),
     ("run flash --trace-groups all", "trace_groups all: write last, or numbers such as"),
-    ("run flash --trace-groups 99-", "trace_groups 99-: write numbers such as"),
+    ("run flash --trace-groups 99-", "trace_groups 99-: write last, or numbers such as"),
     ("run flash --tensors none.npz", "none.npz: no such file, and no packaged tensors"),
     ("run flash --tensors w.yaml", "w.yaml: not a readable tensor file, or truncated:"),
     ("run flash --tensors short.npz", "short.npz: not a readable tensor file, or"),
