@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
 from npusim.ir.automaton import Automaton, State
 from npusim.ir.content import uncollected
+from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
@@ -42,6 +43,8 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
+        for phase in program.phases:
+            take_by_shape(phase)
 
 
 def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> None:
