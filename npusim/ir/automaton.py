@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
+from npusim.ir.content import Itself
 from npusim.ir.families import distinct, values_of
 from npusim.ir.opaque import OpaqueRange
 from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from npusim.ir.buffers import Ring
     from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
     from npusim.ir.structure import Part, RegionAccess, Shape
@@ -66,7 +66,38 @@ EMPTY = Piece(())
 NO_CYCLE = 1 << 62
 
 
-def _counts_of(shape: Shape) -> tuple[list[int], Ints]:
+class Outcome(NamedTuple):
+    """The numbers of the rings that a phase works on, and of those that it may leave slots in; states at its end."""
+
+    rings: tuple[int, ...]
+    held: tuple[int, ...]
+    ends: tuple[State, ...]
+
+
+def content_of(
+    program: TileProgram, endpoints: Iterable[Endpoint], shapes: Iterable[Shape], starts: Iterable[State]
+) -> Hashable:
+    """Return what the automaton of a phase without contested tensors depends on, and whether it has races.
+
+    Bodies are known by what they are, not by what is in them: programs share those that have a ``memo_key``.
+    """
+
+    def key_of(part: Part, loops: list[int]) -> Hashable:
+        if isinstance(part, Piece):
+            return part
+        indices = part.indices
+        count = loops.index(id(part)) if isinstance(indices, OpaqueRange) else range(len(indices))
+        return bool(part.name), Itself(part.parts), count
+
+    listed = []
+    for shape in shapes:
+        loops, counts = counts_of(shape)
+        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes()))
+    rings = tuple(tuple(vars(ring).values()) for ring in program.rings)
+    return rings, tuple(endpoints), len(program.queues), tuple(starts), tuple(listed)
+
+
+def counts_of(shape: Shape) -> tuple[list[int], Ints]:
     """Return the ids of a shape's loops whose counts are opaque, and the counts that blocks have, each once."""
     loops = {id(loop): loop.indices.count for loop in loops_of(shape.parts) if isinstance(loop.indices, OpaqueRange)}
     counts = np.empty((len(shape.numbers), len(loops)), np.int64)
@@ -122,7 +153,7 @@ class Automaton:
         begun: dict[State, int] = {}
         finished: list[tuple[int, State]] = []
         waiting = list(self.ends)
-        counted = [(shape, *_counts_of(shape)) for shape in self.shapes]
+        counted = [(shape, *counts_of(shape)) for shape in self.shapes]
         while waiting:
             state = waiting.pop()
             if state in begun:
@@ -154,16 +185,12 @@ class Automaton:
             alike &= turned == turned[-1]
         return rows[~alike]
 
-    def rings(self) -> list[Ring]:
-        """Return the rings that the phase works on."""
+    def outcome(self) -> Outcome:
+        """Return what the phases after this one are checked against."""
         used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
-        numbers = sorted({self.endpoints[e].ring_number for e in used})
-        return [self.program.rings[n] for n in numbers]
-
-    def is_drained(self, ring: Ring) -> bool:
-        """Return whether every slot of a ring was read whenever a block ends."""
-        sides = [e.index for e in self.endpoints if self.program.rings[e.ring_number] is ring]
-        return all(len({state[e] for e in sides}) == 1 for state in self.ends)
+        rings = sorted({self.endpoints[e].ring_number for e in used})
+        held = tuple(n for n in rings if any(len({state[e.index] for e in self._sides[n]}) > 1 for state in self.ends))
+        return Outcome(tuple(rings), held, tuple(self.ends))
 
     # ---------------------------------------------------------------- following items
 
