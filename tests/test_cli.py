@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from npusim import __version__
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
-from npusim.errors import SpecError
+from npusim.errors import ContradictionError, SpecError
 from npusim.explore import search as search_module
 from npusim.explore.store import read_store
 from npusim.machines.ascend.pricing import EnginePricing
@@ -99,6 +100,27 @@ def _error(*arguments: str) -> str:
     assert result.stderr.startswith("npusim: error: ")
     assert "Traceback" not in result.stderr
     return result.stderr
+
+
+def test_a_contradiction_says_whose_fault_it_is_and_saves_what_a_report_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def contradict(_result: object) -> None:
+        raise ContradictionError("9 cycles are below the bound of hbm, 10")
+
+    monkeypatch.setattr("npusim.simulation.simulate.check_sanity", contradict)
+    archive = tmp_path / "fault.zip"
+    _ok("new", "schedule", "OWN")
+    words = ["run", "OWN.py:OWN", *QUICK, "--no-save"]
+    monkeypatch.setattr("sys.argv", ["npusim", *words])
+    message = _error(*words)
+    assert "a contradiction in npusim itself" in message
+    assert f"npusim --save-report fault.zip {' '.join(words)}" in message
+    _error("--save-report", str(archive), *words)
+    with ZipFile(archive) as saved:
+        names = saved.namelist()
+        assert names == ["command.txt", "error.txt", "versions.txt", "files/0-OWN.py"]
+        assert "below the bound of hbm" in saved.read("error.txt").decode()
 
 
 # ---------------------------------------------------------------- start
@@ -330,7 +352,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
     assert document["timing"]["flops"] == 2 * 128 * 256 * 64
     assert "m128 n256 k64 float16" in _ok(*arguments)
     text = _ok("run", "copy", "--no-save", "--problem", "bytes=1048576")
-    assert "problem   1 MiB" in text
+    assert "problem    1 MiB" in text
     assert "TFLOP/s" not in text
     assert "cubecore0" not in text, "cores without work have no rows"
 
@@ -355,7 +377,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
         (("flash", "--method", "x", "--no-save"), "method 'x'"),
         (("flash", "--rows", "x"), "write sample, all, or numbers"),
         (("flash", "--heads", "3-1"), "runs backwards"),
-        (("flash", "--trace-groups", "all"), "write numbers such as"),
+        (("flash", "--trace-groups", "all"), "write last, or numbers such as"),
         (("flash", "--tensors", "none.npz"), "none.npz: no such file"),
     ],
 )
@@ -391,7 +413,7 @@ def test_compare_shows_what_changed() -> None:
     _ok("run", "flash", *QUICK, "-t", "block_kv=256", "-o", "b", "--trace", "none")
     text = _ok("compare", "a", "b/result.json")
     assert "tiling.block_kv  512 -> 256" in text
-    assert "kernel cycles" in text
+    assert "cycles  " in text
     document = _document("compare", "a", "b", "--json")
     assert document["differences"] == {"tiling.block_kv": [512, 256]}
     assert "cannot be read" in _error("compare", "a", "nope/b")
