@@ -19,8 +19,8 @@ BEFORE, AFTER = 1, 30
 WINDOW = BEFORE + 1 + AFTER
 #: Results kept; with more, blocks have too little in common for this method.
 RESULTS = 4095
-#: Where to begin looking for results, by what they are of.
-HEADS = 4096
+#: Where to begin looking for results, by what they are of: so many places, states so far apart.
+HEADS, STRIDE = 4096, 67
 #: In place of a neighbour that a result does not depend on; no block.
 ANY, NO_BLOCK = -2, -1
 #: Iterations in which the pace of a long loop is taken.
@@ -107,4 +107,4 @@ def build_groups(blocks: Sequence[tuple[Ints, Ints]], results: BlockResults) -> 
 
 def head_of(state: int, number: int, is_last: int) -> int:
     """Return where results of a block entered in a state begin."""
-    return (state * 67 + 2 * number + is_last) % HEADS
+    return (state * STRIDE + 2 * number + is_last) % HEADS
