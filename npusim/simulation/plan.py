@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -57,6 +58,12 @@ OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
 #: Operations of a tile of queries by keys, both matrix products and what is between them.
 TILE_OPERATIONS = 60
 _TILE = 128
+#: Options that the name of a run's folder says, and those that change what is shown of it alone.
+IN_FOLDER_NAMES = frozenset(
+    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "window")
+)
+#: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
+LONGEST_FOLDER = 200
 
 
 class Target(NamedTuple):
@@ -152,6 +159,42 @@ class Plan:
         seed = getattr(data, "seed", None)
         return data.kind if seed is None else f"{data.kind}, seed {seed}"
 
+    def digest(self) -> str:
+        """Return a hash of all that decides what is predicted: two runs of one digest are one run.
+
+        That is what was asked for as it was resolved, the contents of the device, of a user's own schedule and of
+        tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
+        """
+        r, content = self.request, sha256()
+        bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
+        sizes, tiling = (x.model_dump_json() for x in (self.problem, self.tiling))
+        run = (r.schedule, self.device.digest(), repr(self.precision), type(self.problem).__name__, sizes, tiling)
+        content.update(repr((*run, r.title(self.workload), r.method, r.warm, bits, self.ignored)).encode())
+        if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
+            content.update(source.read_bytes())
+        for name, array in sorted({**(self.tensors or {}), "w_o": self.projection}.items()):
+            if array is not None:
+                content.update(repr((name, array.shape, array.dtype)).encode() + array.tobytes())
+        return content.hexdigest()[:12]
+
+    def folder(self) -> str:
+        """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
+        r, p = self.request, self.problem
+        device = self.device.node.name if isinstance(self.device, NodeDevice) else self.device.name
+        if isinstance(p, Problem):
+            lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
+            shape = f"{r.title(self.workload)}-{lengths}"
+        else:
+            shape = "".join(
+                f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
+            )
+        name = "_".join(f"{self.schedule.name}-{shape}-{device}".split())
+        are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
+        is_all = are_packaged and not self.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
+        if is_all and len(name.encode()) <= LONGEST_FOLDER:
+            return name
+        return f"{name.encode()[:LONGEST_FOLDER].decode(errors='ignore')}-{self.digest()[:6]}"
+
     def _cache_note(self) -> tuple[str, ...]:
         """Return what is to be said of a cache of latents whose K and V are read expanded."""
         problem = self.problem
@@ -195,6 +238,8 @@ class Plan:
             ignored=self.ignored,
             presets=presets,
             asked=request.asked(),
+            digest=self.digest(),
+            folder=self.folder(),
         )
         return with_evidence(result)
 
