@@ -85,7 +85,7 @@ ScheduleName = Annotated[
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: Placeholders of numbers in a help text.
-_NUMBERS = ("TOKENS", "N")
+_NUMBERS = ("TOKENS", "N", "KEYS")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")
