@@ -146,7 +146,7 @@ def test_differences_are_those_of_the_result() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("split_kv", "--require", "batches"), "--require batches: there are batch, position, page"),
+        (("split_kv", "--require", "batches"), "Did you mean `batch`? There are batch, position, page"),
         (("split_kv", "--vary", "tile", "--require", "batch"), "--require batch: it is not among --vary tile"),
         (("tiling_allreduce", "--hw", "ascend_910b2_x8"), "ascend_910b2_x8: invariance is of one device"),
         (("gemm", "--problem", "m=64,n=64,k=64"), "schedule gemm is no attention: nothing to examine"),
