@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import AxisSpan, Family, Point, Value
+    from npusim.explore.space import AxisSpan, PointFamily, Point, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
@@ -127,7 +127,7 @@ class Search:
         self.variants = self.setting.pickled()
         self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
         #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
-        self.families: dict[int, Family] = {}
+        self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
         #: Latency and error of what no other point beats in both, by group; which groups it has changed in.
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "AxisSpan",
-    "Family",
+    "PointFamily",
     "Point",
     "SearchSpec",
     "Space",
@@ -124,7 +124,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PointFamily:
     """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
 
     ``lightest`` has those values; it need not be a point of the space.
@@ -182,7 +182,7 @@ class SearchSpec:
             return list(self.spaces[self.schedules[0]].points())
         return [{"schedule": name, **p} for name, space in self.spaces.items() for p in space.points()]
 
-    def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[Family]:
+    def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[PointFamily]:
         """Return points in the families that have one bound, in the order of their first points."""
         fields = {name: self._lightened(name) for name in self.schedules}
         members: dict[tuple[object, ...], list[int]] = {}
@@ -196,7 +196,7 @@ class SearchSpec:
             point = points[listed[0]]
             light = fields[str(point.get("schedule", self.schedules[0]))]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
-            families.append(Family(tuple(listed), {**point, **lighter}))
+            families.append(PointFamily(tuple(listed), {**point, **lighter}))
         return families
 
     def _lightened(self, schedule: str) -> dict[str, Callable[[Sequence[object]], object]]:
