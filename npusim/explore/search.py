@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import AxisSpan, PointFamily, Point, Value
+    from npusim.explore.space import AxisSpan, Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTO",
     "AxisSpan",
-    "PointFamily",
     "Point",
+    "PointFamily",
     "SearchSpec",
     "Space",
     "auto_axes",
