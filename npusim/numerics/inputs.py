@@ -23,8 +23,12 @@ Array = NDArray[Any]
 NAMES = ("q", "k", "v", "w_o")
 
 
-def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
-    """Return a source of inputs drawn from the problem's recipe.
+#: Heads' matrices by (name, batch, head).
+DrawnInputs = dict[tuple[str, int, int], Array]
+
+
+def recipe_source(problem: Problem, seed: int | None = None, *, drawn: DrawnInputs | None = None) -> HeadSource:
+    """Return a source of inputs drawn from the problem's recipe; ``drawn`` keeps them for another source of it.
 
     Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not
     depend on which other heads are computed.  Raises :class:`TensorError` for a recipe that
@@ -33,15 +37,15 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
         raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
-    matrices: dict[tuple[str, int, int], Array] = {}
+    matrices = {} if drawn is None else drawn
     start = recipe.seed if seed is None else seed
 
     def source(name: str, batch: int, head: int) -> Array:
         key = (name, batch, head)
         if key not in matrices:
             rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-            drawn = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
-            matrices[key] = formats.cast(drawn, problem.dtype)
+            values = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
+            matrices[key] = formats.cast(values, problem.dtype)
         return matrices[key]
 
     return source

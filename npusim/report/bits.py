@@ -67,18 +67,24 @@ def bits_facts(record: RunRecord) -> Iterator[Fact]:
     if used:
         units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
         stated = Cell(units, "warn" if "assumed" in used.values() else "")
-        yield "arithmetic", (stated, *cells(*map(_spread, record.spread)))
+        spreads = [_spread(spread) for spread in record.spread]
+        yield "arithmetic", (stated, *cells(*spreads, *_compared(record) if spreads else ()))
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield what the schedule's other presets gave on the same rows."""
+    """Yield what the run's precision and the schedule's other presets gave on the same rows."""
     rows = []
     for p in record.presets:
-        error = "not finite" if p.relative_rmse is None else f"relative RMSE {scientific(p.relative_rmse)}"
+        error = "not finite" if p.relative_rmse is None else f"relative RMSE {p.relative_rmse:.1e}"
         time = "" if p.latency_us is None else f", {format_duration(p.latency_us * 1e-6)}"
         rows.append(f"{p.precision}: {error}{time}")
     if rows:
-        yield "presets", cells(*rows)
+        yield "presets", cells(*rows, *_compared(record))
+
+
+def _compared(record: RunRecord) -> tuple[str, ...]:
+    """Return on which rows alternatives were computed."""
+    return (f"these errors: of {record.compared}",) if record.compared else ()
 
 
 def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:

@@ -69,6 +69,7 @@ class RunRecord:
     finite: tuple[FiniteChoice, ...] = ()
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
+    compared: str = ""
 
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
@@ -95,6 +96,7 @@ def record_of(result: RunData) -> RunRecord:
         finite=result.finite,
         ignored=result.ignored,
         presets=result.presets,
+        compared=result.compared,
     )
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
+    from npusim.numerics.inputs import DrawnInputs
     from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
@@ -76,6 +77,7 @@ class ComputedBits:
     finite: tuple[FiniteChoice, ...] = ()
     inputs: str | None = None
     notes: tuple[str, ...] = ()
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,15 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
-    #: References that all presets are compared with: computed once.
+    #: References that all presets are compared with, and what a problem's recipe draws: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
+    drawn: dict[Problem, DrawnInputs] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
-        return recipe_source(problem) if self.tensors is None else array_source(self.tensors, problem.data)
+        if self.tensors is not None:
+            return array_source(self.tensors, problem.data)
+        return recipe_source(problem, drawn=self.drawn.setdefault(problem, {}))
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -185,6 +190,7 @@ class Plan:
             notes=(*notes, *bits.notes),
             ignored=self.ignored,
             presets=presets,
+            compared=bits.compared,
             asked=request.asked(),
         )
         return with_evidence(result)

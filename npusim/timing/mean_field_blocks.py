@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from npusim.timing.engine_code import check_range
 from npusim.timing.link import FRACTION_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from npusim.timing.engine_arrays import Ints, Program
     from npusim.timing.engine_code import Code
@@ -90,7 +90,7 @@ class BlockTable:
     """
 
     def __init__(self, code: Code, groups: int, leader: int) -> None:
-        from npusim.timing.engine_jit import argument
+        from npusim.formats.jit import Table
         from npusim.timing.periodic import build_snapshots, run_engine
 
         self.code, self.leader = code, leader
@@ -99,7 +99,8 @@ class BlockTable:
         self.state = build_state(self.program, history_of(code.streams), code.levels)
         self.memory = memory_of(self.state)
         self.snapshots = build_snapshots(self.program, self.state)
-        self._run_engine = partial(run_engine, *map(argument, (self.program, self.state, self.snapshots)))
+        tables: Any = tuple(map(Table, (self.program, self.state, self.snapshots)))
+        self._run_engine: Callable[[int], int] = partial(run_engine, *tables)
         self.slack = slack(self.program)
         self._states: dict[object, int] = {None: 0}
         self._entered = [self._first_state()]
