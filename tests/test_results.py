@@ -76,8 +76,10 @@ def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: 
         assert preset.relative_rmse == alone.numerics.error.rmse  # type: ignore[union-attr]
         assert preset.latency_us == alone.latency_us
     text = str(result)
-    assert f"presets     fp16_mean: relative RMSE {found['fp16_mean'].relative_rmse:.1e}, " in text
-    assert text.count("these errors: of rows 128..255 of head 0") == 2  # of other arithmetic too
+    figures = ((p.precision, f"{p.latency_us:.2f} us", f"relative RMSE {p.relative_rmse:.1e}") for p in result.presets)
+    presets = "; ".join(f"{name} {time}, {error}" for name, time, error in figures)
+    assert f"presets     {presets} (of rows 128..255 of head 0)" in text
+    assert text.count("(of rows 128..255 of head 0)") == 2  # of other arithmetic too
     assert not npusim.run("flash", seq=64, presets=True, trace_groups=()).presets
 
 

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.device import FAMILIES, MACHINES
+from npusim.config.layers import ModelProblem
 from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import installed
-from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
