@@ -115,6 +115,11 @@ class Frame:
         bound = self.phase.tensors.get(n)
         return bound if isinstance(bound, Stacked) else None
 
+    def widest(self, n: str) -> str:
+        """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
+        bound = self.phase.tensors[n]
+        return max((m for m in self.operands if self.phase.tensors[m] is bound), key=self.width, default=n)
+
     def is_visited(self, n: str) -> bool:
         """Return whether the loop goes along an operand or result, tile after tile."""
         return is_visited(self.phase, n, self.loop_axis)
@@ -269,7 +274,7 @@ def _longest(hulls: list[Span]) -> Iterator[Span]:
 
 
 def _alike(t: GlobalTensor) -> Hashable:
-    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed
+    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed, t.stretch_rows
 
 
 @dataclass(frozen=True, slots=True)

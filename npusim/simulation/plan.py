@@ -19,7 +19,7 @@ from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
-from npusim.numerics.inputs import array_source, recipe_source, without_padding
+from npusim.numerics.inputs import array_source, drawn_source, without_padding
 from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
-    from npusim.numerics.inputs import DrawnInputs
     from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
@@ -109,12 +108,12 @@ class Plan:
     ignored: tuple[str, ...]
     #: References that all presets are compared with, and what a problem's recipe draws: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
-    drawn: dict[Problem, DrawnInputs] = field(default_factory=dict, repr=False, compare=False)
+    sources: dict[Problem, HeadSource] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
         if self.tensors is None:
-            return recipe_source(problem, drawn=self.drawn.setdefault(problem, {}))
+            return self.sources.setdefault(problem, drawn_source(problem))
         return without_padding(array_source(self.tensors, problem.data), problem)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
@@ -284,13 +283,13 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
-    tensors, scales, lengths = chosen_tensors(request, workload)
+    tensors, scales, stated = chosen_tensors(request, workload)
     projection, node = None, device.node if isinstance(device, NodeDevice) else None
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
         projection = load_projection(request.tensors, request.prefix, tensors)
-    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, lengths)
+    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
@@ -312,17 +311,19 @@ def _problem_of(
     node: NodeSpec | None,
     tensors: Tensors | None,
     projection: NDArray[Any] | None,
-    lengths: tuple[int, ...],
+    stated: Mapping[str, Any],
 ) -> Problem:
     """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
     sizes, ranks = request.sizes(), None
+    if schedule.is_of_decoding and tensors is None:
+        sizes["is_absorbed"] = True
     if node is not None:
         ranks = sizes.pop("tensor_parallel") or node.device_count.value
     if tensors is None:
         attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
     else:
         # They are rounded already.
-        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, lengths)
+        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, stated)
     if not ranks:
         return attention
     kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
@@ -351,17 +352,22 @@ def layer_problem(
 
 
 def problem_of_tensors(
-    workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1, lengths: tuple[int, ...] = ()
+    workload: Workload,
+    tensors: Tensors,
+    sizes: Mapping[str, Any],
+    devices: int = 1,
+    stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
-    """Return the problem of one of ``devices`` that share the heads of the tensors given, of sequences of ``lengths``.
+    """Return the problem of one of ``devices`` that share the heads of the tensors given; ``stated``: lengths, page.
 
     ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths")}
+    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths", "page")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
-    call: dict[str, Any] = {"lengths": lengths} if lengths else {"batch": q.shape[0], "seq_kv": k.shape[2]}
+    call = {"page": sizes.get("page"), **stated}
+    call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}
     return workload.problem(
         **call,
         heads=heads,
