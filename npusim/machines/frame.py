@@ -14,7 +14,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
 from npusim.ir.op import Attributes, Opcode
-from npusim.ir.opaque import varying
+from npusim.ir.opaque import indices, varying
 from npusim.ir.program import Body
 from npusim.ir.program import Loop as ProgramLoop
 
@@ -236,7 +236,7 @@ class Frame:
             yield from function(block, WHOLE)
             return
         for at, run in self.placed(block):
-            yield ProgramLoop(loop.axis, range(at, at + run.count), partial(_step, function, block, at, run))
+            yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
     def tiles(self, block: WorkTile) -> list[Visit]:
         """Return the block's tiles, one by one."""
