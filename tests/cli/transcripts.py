@@ -70,7 +70,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 #: What changes without a change of what is said: digests of device files, temporary folders.
-_VARYING = ((re.compile(r"\b[0-9a-f]{12}\b"), "<digest>"), (re.compile(r"/\S*/tmp\w*/"), "<folder>/"))
+_VARYING = (
+    (re.compile(r"\b[0-9a-f]{12}\b|(?<=-)[0-9a-f]{6}(?=\.csv|/|$)"), "<digest>"),
+    (re.compile(r"/\S*/tmp\w*/"), "<folder>/"),
+)
 
 
 #: What stderr says only of slow machines and first runs.
