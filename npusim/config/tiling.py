@@ -27,7 +27,7 @@ class Tiling(BaseModel):
     the field's type.  Limits that depend on the problem or the device are the schedule's to check.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 TilingType = TypeVar("TilingType", bound=Tiling)

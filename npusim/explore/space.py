@@ -20,7 +20,7 @@ from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.tiling import tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.schedules import unread_keys
+from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants
 from npusim.units import parse_count

@@ -137,3 +137,5 @@ VOLTA_FLASH = attention(
     precisions=[VoltaPrecision(f"acc_fp{n}", f"float{n}", f"float{n}") for n in (16, 32)],
     summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
 )
+
+SCHEDULES = (*FLASH, *FAST, *VOLTA_FLASH)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -158,14 +158,14 @@ class MeanField:
 
     def _beside_others(self, number: int, phase: Sequence[Sequence[int]]) -> PhaseBooking:
         """Run one phase group by group, each beside the mean traffic of the others."""
-        from npusim.timing.engine_jit import argument
+        from npusim.formats.jit import Table
         from npusim.timing.mean_field_kernel import run_groups
 
         table, cut, extra = self._table(number, phase)
         blocks = [np.array(sequence, np.int64) for sequence in phase]
         states = build_groups([(cut[sequence], extra[sequence]) for sequence in blocks], table.results)
         most = len(phase) * len(table.program.queue) << PART_BITS
-        arguments = argument(states), argument(table.results), most
+        arguments: Any = Table(states), Table(table.results), most
         while (asks := run_groups(*arguments)) >= 0:
             group = states.group[asks]
             window = states.block["number"][group["at"] - BEFORE :][:WINDOW]
