@@ -23,7 +23,7 @@ app = Verbs()
 
 _HOW, _OUT = "How", "Output"
 #: Seconds expected from which a search says how long it takes.
-LONG_S = 5.0
+LONG_S = 2.0
 Fields = Annotated[
     list[str] | None,
     o.option(

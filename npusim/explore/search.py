@@ -41,9 +41,9 @@ SEEDS = 4
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
-#: Measured: seconds that bounding a family takes, what follows for one of its points on average, bits of one
-#: configuration, and simulating a point.
-FAMILY_S, POINT_S, BITS_S, RUN_S = 7e-3, 0.6e-3, 0.15, 0.06
+#: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
+#: one configuration, and simulating a point.
+FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
 class Progress(NamedTuple):
