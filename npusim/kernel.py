@@ -34,7 +34,7 @@ from npusim.algorithms.phase import (
     choose,
 )
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.tiling_mask import TilingMask, causal_mask
+from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
@@ -82,7 +82,6 @@ __all__ = [
     "attention_cells",
     "attention_scores",
     "attention_tensors",
-    "causal_mask",
     "choose",
     "dealt",
     "exp",
@@ -94,6 +93,7 @@ __all__ = [
     "kernel",
     "kv_runs",
     "log",
+    "mask_of",
     "maximum",
     "online_softmax",
     "per_tile",

@@ -10,13 +10,13 @@ In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
-from npusim.algorithms.tiling_mask import causal_mask
+from npusim.algorithms.tiling_mask import mask_of
 from npusim.formats import get_format
 from npusim.formats.exponential import LOG2_E
 
@@ -35,9 +35,6 @@ E4M3 = "float8_e4m3fn"
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
-#: Where a tile may mask a row before any other tile has given it a maximum, this is what the running maximum starts
-#: at, not -Inf: float32's lowest number, so that a masked -Inf stays the lower one.
-LOWEST = -get_format("float32").max_finite
 
 
 class NamedFormats:
@@ -191,10 +188,9 @@ def flash(
     p: FlashPrecision,
     scale: float,
     score: Callable[[Value], Value] = unchanged,
-    starts: tuple[float, float] = (-math.inf, 0.0),
 ) -> Value:
-    """FlashAttention-2; ``starts``: of m and l."""
-    o, _, l = attend(q, k, v, mask, p, scale, score, starts=starts)
+    """FlashAttention-2."""
+    o, _, l = attend(q, k, v, mask, p, scale, score)
     return (o.to(p.running) / l).to(p.output)
 
 
@@ -206,7 +202,6 @@ def fp8(
     mask: Value,
     p: Fp8Precision,
     scale: float,
-    start: float,
     p_scale: float,
     log_scale: float,
     unscale: float,
@@ -217,7 +212,7 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale, (start, 0.0))
+    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale)
     result = o / l
     return (result * unscale if unscale != 1 else result).to(p.output)
 
@@ -233,7 +228,7 @@ def attention_phase(
     sizes: tuple[int, int],
     p: Any,
     *,
-    mask: Mask | Literal["causal"] | None = "causal",
+    mask: Mask | Literal["problem"] | None = "problem",
     cells: tuple[WorkTile, ...] = (),
     tensors: AttentionTensors | None = None,
     **more: Any,
@@ -242,11 +237,29 @@ def attention_phase(
 
     By default it has the problem's own mask, visits what that shows of all blocks, and binds the call's own tensors.
     """
-    if mask == "causal":
-        mask = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+    if mask == "problem":
+        mask = mask_of(problem, sizes)  # what does not fit it is said before blocks are made
     cells = cells or attention_cells(problem, *sizes)
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
-    return kernel.phase(
+    phase = kernel.phase(
         "attention", cells, spans, [tensors.o], q=tensors.q, k=tensors.k, v=tensors.v, mask=mask, p=p, **more
     )
+    return phase if mask is None else with_finite_starts(phase)
+
+
+def with_finite_starts(phase: Phase) -> Phase:
+    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
+
+    A tile may hide a row before another has given it a maximum: against a finite one a score of -Inf weighs nothing,
+    against -Inf it is NaN.  All queries of a causal mask see key 0: where tiles begin with it, all stays as it is.
+    """
+    shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
+    firsts = {runs[0] for block in phase.cells if (runs := block.runs)}
+    if all(not run.only or (run.col == 0 and shows_key_0) for run in firsts):
+        return phase
+    names = {
+        n: replace(what, start=-float(get_format(what.fmt).max_finite)) if what.start == -math.inf else what
+        for n, what in phase.names.items()
+    }
+    return replace(phase, names=names)

@@ -86,7 +86,7 @@ def run(
         "--trace": trace,
         "--save-output": save_output or None,
         "--report": report or None,
-        "--window": request.window,
+        "--timeline": request.timeline,
         "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
@@ -106,7 +106,7 @@ def run(
     if no_save:
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
     if trace == "none" and not report:
-        refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
+        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --trace none")
     if not no_save:  # before minutes of simulation
         check_writable(out if out is not None else default_folder(".probe"))
     if report:
@@ -119,7 +119,7 @@ def run(
         if not no_save:
             tensor = save_output or request.tensors is not None
             folder = save_run(
-                result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
+                result, out, trace=trace or "perfetto", save_output=tensor, window=request.timeline, report=report
             )
     _print(result, folder, as_json=json, sensitive=sensitivity)
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from npusim.config.model import (
     HeadCount,
@@ -21,21 +21,22 @@ from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_
 from npusim.errors import SpecError
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
-#: What attention of models does that npusim does not compute, beside windows and soft-capping.
-Unmodelled = Literal["alibi", "bias", "chunks", "layers", "rotary", "sinks", "sparse"]
+#: What attention of models does that npusim does not compute.
+Unmodelled = Literal["bias", "layers", "rotary", "sparse"]
 UNMODELLED: Mapping[str, str] = MappingProxyType(
     {
-        "alibi": "a bias by the distance of query and key",
         "bias": "a learned bias of the scores",
-        "chunks": "attention within chunks only",
         "layers": "layers of another kind than attention",
         "rotary": "keys turned anew in each call",
-        "sinks": "a learned score beside those of the keys",
         "sparse": "some keys only, chosen as they come",
     }
 )
+#: What is computed, and can be left out all the same, as what is not: what a run is like without it.
+OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
-IGNORABLE = ("window", "softcap", *UNMODELLED)
+IGNORABLE = (*OPTIONAL, *UNMODELLED)
+#: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
+LayerKind = Literal["global", "local"]
 
 
 class TensorFile(SpecModel):
@@ -78,12 +79,27 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    sliding_window: PositiveInt | None = Field(default=None, description="keys that a query of a sliding layer sees")
-    sliding_layers: NonNegativeInt = Field(
-        default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
-        description="layers with that window; default: all",
+    window: PositiveInt | None = Field(
+        default=None,
+        validation_alias=AliasChoices("window", "sliding_window"),
+        description="keys that a query of a local layer sees, itself included",
+    )
+    sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
+    prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
+    chunk: PositiveInt | None = Field(
+        default=None, description="keys of a chunk, of which a query of a local layer sees its own alone"
+    )
+    documents: tuple[PositiveInt, ...] = Field(
+        default=(), description="lengths of sequences packed end to end, in place of seq; each sees itself alone"
+    )
+    local_layers: NonNegativeInt = Field(
+        default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
+        validation_alias=AliasChoices("local_layers", "sliding_layers"),
+        description="layers with that window or chunk; default: all",
     )
     softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
+    sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
@@ -104,13 +120,19 @@ class Workload(SpecModel):
         fault = _share_fault(self.heads, self.kv_heads, self.tensor_parallel)
         if fault:
             raise fault_at("tensor_parallel", fault)
-        if self.sliding_layers and self.sliding_window is None:
-            raise fault_at("sliding_window", "missing; some layers are said to slide")
+        if self.local_layers and self.window is None and self.chunk is None:
+            raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
-        if self.layers is not None and self.sliding_layers > self.layers:
-            raise fault_at("sliding_layers", f"{self.sliding_layers} of only {self.layers} layers")
+        if self.layers is not None and self.local_layers > self.layers:
+            raise fault_at("local_layers", f"{self.local_layers} of only {self.layers} layers")
         return self
+
+    @property
+    def kinds(self) -> dict[LayerKind, int]:
+        """How many layers of each kind there are, the kind with most to see first."""
+        counts: dict[LayerKind, int] = {"global": (self.layers or 1) - self.local_layers, "local": self.local_layers}
+        return {kind: count for kind, count in counts.items() if count}
 
     def problem(
         self,
@@ -121,17 +143,27 @@ class Workload(SpecModel):
         batch: int | None = None,
         tensor_parallel: int | None = None,
         causal: bool | None = None,
+        window: int | None = None,
+        sinks: int | None = None,
+        prefix: int | None = None,
+        chunk: int | None = None,
+        documents: tuple[int, ...] | None = None,
+        softcap: float | None = None,
+        alibi: bool | None = None,
         heads: int | None = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         dtype: str | None = None,
+        kind: LayerKind | None = None,
+        ignore: Collection[str] = (),
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
         ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
         the workload's keys.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at
-        hand, that is one device's share already: a given ``heads`` is not divided.
+        hand, that is one device's share already: a given ``heads`` is not divided.  ``kind``: of the layer, by default
+        the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
 
         Raises
         ------
@@ -144,50 +176,58 @@ class Workload(SpecModel):
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
         else:
             rank_heads, rank_kv_heads = heads, heads
+        packed = sum(documents or self.documents) or None
         sizes: dict[str, object] = {
             "batch": _first(batch, self.batch),
             "heads": rank_heads,
             "kv_heads": _first(kv_heads, rank_kv_heads),
-            "seq_q": _first(seq_q, seq, self.seq),
-            "seq_kv": _first(seq_kv, seq, self.seq_kv, self.seq),
+            "seq_q": _first(seq_q, seq, packed, self.seq),
+            "seq_kv": _first(seq_kv, seq, packed, self.seq_kv, self.seq),
             "head_dim": _first(head_dim, self.head_dim),
             "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
         }
+        asked: dict[str, object] = {
+            "window": window,
+            "sinks": sinks,
+            "prefix": prefix,
+            "chunk": chunk,
+            "documents": documents,
+        }
+        asked |= {"softcap": softcap, "alibi": alibi, "sink_logits": None}
+        is_local = (kind or next(iter(self.kinds))) == "local"
+        left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
+        if "window" in left_out:
+            left_out.add("sinks")
+        for name, value in asked.items():
+            stated = value if value is not None or name in left_out else getattr(self, name)
+            sizes |= {} if stated is None else {name: stated}
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         return Problem.model_validate({**sizes, "data": self.data})
 
-    def left_out(self, keys: int | None = None) -> dict[str, str]:
-        """Return what npusim does not compute of this attention over ``keys`` keys: name -> what it is.
+    def left_out(self) -> dict[str, str]:
+        """Return what npusim does not compute of this attention: name -> what it is."""
+        return {name: UNMODELLED[name] for name in self.unmodelled}
 
-        A window no shorter than that changes nothing; without ``keys`` every window counts.
-        """
-        parts: dict[str, str] = {}
-        window = self.sliding_window
-        if window is not None and self.sliding_layers and (keys is None or keys > window):
-            of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
-            parts["window"] = f"{window} keys{of}"
-        if self.softcap is not None:
-            parts["softcap"] = f"scores capped at {self.softcap:g}"
-        return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
+    def ignored(self, ignore: Collection[str]) -> tuple[str, ...]:
+        """Return what a run leaves out, as a table says it.
 
-    def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
-        """Return what a run over ``keys`` keys leaves out, as a table says it.
-
-        Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
+        Raises `SpecError` for what is not modelled and not in ``ignore``, and for a name there that means nothing.
         """
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        parts = self.left_out(keys)
+        parts = self.left_out()
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(
                 f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(parts)}"
             )
-        return tuple(f"{name} ({what})" for name, what in parts.items())
+        stated = {name: getattr(self, name) for name in OPTIONAL if name in ignore}
+        computed = tuple(f"{n} ({n if value is True else value})" for n, value in stated.items() if value)
+        return (*computed, *(f"{name} ({what})" for name, what in parts.items()))
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:

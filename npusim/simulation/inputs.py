@@ -51,7 +51,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     """
     r, dtype = request, request.dtype
     if r.tensors is not None:
-        tensors = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
+        tensors = load_tensors(r.tensors, prefix=r.tensor_prefix, layout=r.layout, head_dim=load.head_dim)
         if r.workload is not None:
             _check_workload(tensors, load)
     elif load.tensors is None or not load.data.changes_tensors:

@@ -51,7 +51,7 @@ def run_plan(plan: Plan) -> RunData:
     built = BuiltPlan(plan, program)
     groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
     built.check()
-    timed = partial(built.timing, groups, r.progress, r.window)
+    timed = partial(built.timing, groups, r.progress, r.timeline)
     if not (r.numerics and device.is_timed and r.method != "des"):
         timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
     else:
@@ -162,7 +162,7 @@ def _notes(
     notes = list(program.notes)
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
-        notes.append(f"timeline: the first {traced}; --window 0:END goes on to END us")
+        notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

@@ -239,11 +239,13 @@ def occupancy(
 # ---------------------------------------------------------------- tiling fields of attention
 
 #: What a compiler decides for a tile.
-COMPILED = frozenset({"registers", "spilled_registers", "residents"})
+COMPILED = frozenset({"registers", "spilled_registers", "residents", "kernel"})
 #: Fields of lanes whose defaults are best, or what fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
-GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
+GROUPS = frozenset(
+    {"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch", "kernel"}
+)
 
 
 class GroupFields(Tiling):
@@ -269,6 +271,11 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
+    kernel: Literal["triton"] | None = Field(
+        default=None,
+        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; default: one that masks "
+        "all of its tiles where stages are said, else a library's",
+    )
 
 
 class BlockFields(Tiling):
