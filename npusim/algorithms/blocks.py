@@ -97,13 +97,13 @@ def attention_cells(
         runs.append(tuple(t for run in sorted(squares, key=lambda r: not r.only) for t in _cut(run, block_kv)))
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
-    rows = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
+    visits = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
     is_masked = any(run.only for one in runs for run in one)
     return tuple(
         WorkTile(batch, head, (("row", row, count),), visited, offset if is_masked or problem.causal else None)
         for batch in range(problem.batch)
         for head in range(problem.heads)
-        for (row, count), visited in rows
+        for (row, count), visited in visits
     )
 
 

@@ -152,11 +152,6 @@ class SeenMask:
         """Return the part of a block at (row, col)."""
         return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, col, cols)
 
-    @property
-    def comparisons(self) -> int:
-        """How many comparisons of indices say whether a key is seen."""
-        return self.seen.comparisons
-
 
 @dataclass(frozen=True, slots=True)
 class _MaskMatrix:

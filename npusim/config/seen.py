@@ -35,6 +35,10 @@ class Seen(Protocol):
     def comparisons(self) -> int:
         """How many comparisons of a query's and a key's numbers say whether it is seen."""
 
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each query and key are read for that."""
+
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` (included) sees."""
 
@@ -83,6 +87,11 @@ class KeyRanges:
         """How many comparisons of a query's and a key's numbers say whether it is seen."""
         bounds = self.window, self.sinks, self.prefix, self.documents, self.chunk
         return self.is_causal + sum(bool(bound) for bound in bounds)
+
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each query and key are read for that: its document's."""
+        return 1 if self.documents else 0
 
     def ends_at(self, p: int) -> tuple[int, int, int, int]:
         """Return the first key of a query's stretch, one past its first range, and the second range."""
@@ -139,6 +148,7 @@ class KeyFunction:
     keys: int
     is_plain = False
     comparisons = 2  #: as a window has; what the function says is not looked at
+    lookups = 0
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""

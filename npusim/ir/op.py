@@ -69,6 +69,8 @@ class Attributes:
     started: bool = False  #: a row sum whose last source is its start value
     rounding: str = "nearest_even"
     overflow: str = ""
+    comparisons: int = 0  #: of indices, of which a SELECT's mask is made
+    lookups: int = 0  #: reads of a number of each row and column, likewise
     warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps
 
     @property
@@ -201,6 +203,8 @@ class GroupWork:
         Whether the warps wait for a product's last result; whether for that of every instruction.
     barriers, fences
         That all warps of the block pass, and of shared memory before products read it.
+    lookups
+        Numbers read from global memory that say where the next tile lies.
     copies, loads
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
     spilled_bytes, far_bytes
@@ -226,6 +230,7 @@ class GroupWork:
     is_serial: bool = False
     barriers: int = 0
     fences: int = 0
+    lookups: int = 0
     copies: int = 0
     loads: int = 0
     spilled_bytes: int = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
+from npusim.algorithms.tiling_mask import SeenMask
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
@@ -17,13 +18,15 @@ from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body
 from npusim.ir.program import Loop as ProgramLoop
+from npusim.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
+    from npusim.ir.op import Step
     from npusim.ir.program import Item
-    from npusim.ir.tile import GlobalTensor, GlobalTile
+    from npusim.ir.tile import GlobalTensor
 
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its block's.
@@ -217,6 +220,19 @@ class Frame:
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         return mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
+
+    def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Return steps in which a mask that is loaded nowhere is made by comparisons of indices."""
+        how = next(iter(self.phase.masks.values()), None)
+        if not isinstance(how, SeenMask):
+            return steps
+        comparisons, lookups = how.seen.comparisons, how.seen.lookups
+        return tuple(
+            replace(s, attributes=replace(s.attributes, comparisons=comparisons, lookups=lookups))
+            if s.opcode is Opcode.SELECT and isinstance(s.srcs[0], GlobalTile)
+            else s
+            for s in steps
+        )
 
     def placed(self, block: WorkTile) -> list[Placed]:
         """Return the block's runs, each with the number of its first tile."""

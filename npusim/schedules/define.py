@@ -237,16 +237,8 @@ def attention(
 
     def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
-        return [
-            one(
-                problem,
-                (tiling.block_q, tiling.block_kv),
-                p,
-                machine.mask_kind(tiling),
-                machine.mask_block(tiling),
-                memo_tiling,
-            )
-        ]
+        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
+        return [one(problem, sizes, p, *masked, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function)}
     hooks |= {"sees": sees} if sees else {}

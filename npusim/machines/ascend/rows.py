@@ -211,7 +211,7 @@ class VectorShare:
             yield from self._skip(s, block, tile)
             return
         for part in self.slices(mine, s.height):
-            views: dict[str, RingTile] = {}
+            views: dict[str, Operand] = {}
             for n in s.inputs:
                 if n in self.dropped:
                     views[n] = self._share(n, block, tile, part)
@@ -229,14 +229,17 @@ class VectorShare:
                 if n not in s.moved:
                     views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
             for n in s.masks:
-                if n in tile.only:
+                if n in tile.only and not getattr(self.frame.phase.masks[n], "is_loaded", True):
+                    views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
+                elif n in tile.only:
                     cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
                     shape = (part.rows, tile.cols, "int8")
                     yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
                     views[n] = self.masks[n].front(*shape)
             if not s.moved:
                 bound = self._bindings(s, part, views, block, tile)
-                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
+                steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
+                yield compute(s.name, self.core.vector, steps, self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
                     yield self._spill(n, part)

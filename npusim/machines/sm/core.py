@@ -65,6 +65,8 @@ class SmTiling:
         Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
+    walks_blocks
+        Whether the tiles that are visited stand in lists in memory, which an iteration reads.
     """
 
     groups: int = 1
@@ -78,6 +80,7 @@ class SmTiling:
     stages: int = 0
     spilled_bytes: int = 0
     far_bytes: int = 0
+    walks_blocks: bool = False
 
 
 @dataclass
@@ -273,8 +276,8 @@ class GroupFields(Tiling):
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
     kernel: Literal["triton"] | None = Field(
         default=None,
-        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; default: one that masks "
-        "all of its tiles where stages are said, else a library's",
+        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; default: one that "
+        "masks all of its tiles where stages are said, else a library's",
     )
 
 

@@ -120,6 +120,7 @@ class GroupModel:
         barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
         tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
         tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
+        tally.add(f"{at}.lookup_cycles", float(work.lookups * s.lookup_cycles.value))
         if work.block_bytes and work.is_specialised and self.library is not None:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
         elif work.block_bytes:
@@ -294,6 +295,9 @@ class GroupModel:
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
+            if step.attributes.comparisons > 1:  # the first is part of the select
+                self._issue("compare", values * (step.attributes.comparisons - 1), "", count)
+            count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
             self._reduce(name, elements(step.dst, work), tile.fmt, work, count)
 
