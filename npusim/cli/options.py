@@ -255,8 +255,10 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
 
     values = key_values(text.split(","), "--problem")
     dtype = values.pop("dtype", "float16")
-    if set(values) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
-        raise SpecError(f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=..")
+    allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"}
+    if set(values) not in allowed or dtype not in ("float16", "bfloat16"):
+        how = "m=..,n=..,k=.. (and count=.., dtype=float16 or bfloat16), or bytes=.."
+        raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():
         try:

@@ -309,21 +309,22 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device."""
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts."""
 
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
     dtype: Dtype = "float16"
+    count: PositiveInt = 1
 
     def flops(self) -> int:
         """Return operations, 2 a multiply-add."""
-        return 2 * self.m * self.n * self.k
+        return 2 * self.count * self.m * self.n * self.k
 
     def bytes_moved(self) -> int:
         """Return the bytes of A, B and C, each once."""
         elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return elements * element_bytes(self.dtype)
+        return self.count * elements * element_bytes(self.dtype)
 
 
 class CopyProblem(Sizes):
@@ -344,11 +345,13 @@ class RowsProblem(Sizes):
     """What stands between the products of a layer, on ``heads`` matrices of (rows, cols).
 
     ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
-    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone.
+    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone, ``route`` takes the ``parts`` largest of a
+    row's softmax, ``sum`` adds ``parts`` matrices.
     """
 
-    what: Literal["norm", "rotary", "gate", "gelu"]
+    what: Literal["norm", "rotary", "gate", "gelu", "route", "sum"]
     heads: PositiveInt = 1
+    parts: PositiveInt = 1
     rows: PositiveInt
     cols: PositiveInt
     dtype: Dtype = "float16"
@@ -359,16 +362,16 @@ class RowsProblem(Sizes):
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and results, each once."""
-        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2}[self.what]
+        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2, "route": 2, "sum": self.parts + 1}[self.what]
         shared = 2 * self.rows * self.cols if self.what == "rotary" else 0
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
 
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
-    """Return the product of sizes ``m``, ``n`` and ``k``, or the copy of ``bytes``; None where they are neither."""
+    """Return the product (``count`` of them) of sizes ``m``, ``n``, ``k``, the copy of ``bytes``, or None."""
     if sizes.keys() == {"bytes"}:
         return CopyProblem(**sizes)
-    if sizes.keys() == {"m", "n", "k"}:
+    if sizes.keys() - {"count"} == {"m", "n", "k"}:
         return GemmProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
     return None
 
@@ -422,33 +425,3 @@ class LayerProblem(SharedProblem):
     def flops(self) -> int:
         """Return the operations of one device: attention and projection."""
         return super().flops() + 2 * self.rows * self.width * self.hidden
-
-
-class ModelProblem(LayerProblem):
-    """``layers`` equal layers, each attention and an FFN of width ``intermediate``, between vocabularies.
-
-    With ``gated`` the FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it.  ``parameters`` are those
-    stated for the whole model, 0: those of its shapes.
-    """
-
-    layers: PositiveInt
-    intermediate: PositiveInt
-    gated: StrictBool = False
-    vocab: NonNegativeInt = 0
-    parameters: NonNegativeInt = 0
-
-    @property
-    def qkv_width(self) -> int:
-        """Return the columns of Q, K and V on one device."""
-        return self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_head_dim)
-
-    @property
-    def ffn_width(self) -> int:
-        """Return the columns inside the FFN on one device, rounded up."""
-        return ceil_div(self.intermediate, self.ranks)
-
-    def flops(self) -> int:
-        """Return the operations of one layer on one device."""
-        matrices = 3 if self.gated else 2
-        product = self.qkv_width + matrices * self.ffn_width
-        return super().flops() + 2 * self.rows * self.hidden * product

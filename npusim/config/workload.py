@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
+from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.model import (
     HeadCount,
     Name,
@@ -19,6 +20,7 @@ from npusim.config.model import (
 )
 from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
+from npusim.units import format_bytes
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
 #: What attention of models does that npusim does not compute.
@@ -46,15 +48,6 @@ class TensorFile(SpecModel):
     prefix: str = ""
 
 
-class LatentAttention(SpecModel):
-    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128."""
-
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt
-    nope_head_dim: PositiveInt
-    rope_head_dim: PositiveInt
-
-
 class Workload(SpecModel):
     """Shapes of a model's attention and what surrounds it, for the whole layer.
 
@@ -75,7 +68,9 @@ class Workload(SpecModel):
     layers: PositiveInt | None = None
     intermediate: PositiveInt | None = Field(default=None, description="width inside the FFN")
     gated: StrictBool = Field(default=False, description="the FFN has a third, gating matrix")
+    experts: Experts | None = Field(default=None, description="a mixture of experts in place of the FFN")
     vocab: PositiveInt | None = Field(default=None, description="tokens of the vocabulary")
+    tied: StrictBool = Field(default=False, description="one matrix of the vocabulary serves both ends")
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
@@ -124,6 +119,8 @@ class Workload(SpecModel):
             raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
+        if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
+            raise fault_at("experts.dense_layers", f"{self.experts.dense_layers} of only {self.layers} layers")
         if self.layers is not None and self.local_layers > self.layers:
             raise fault_at("local_layers", f"{self.local_layers} of only {self.layers} layers")
         return self
@@ -206,6 +203,31 @@ class Workload(SpecModel):
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         return Problem.model_validate({**sizes, "data": self.data})
+
+    def model(self, attention: Problem, ranks: int) -> ModelProblem:
+        """Return the whole model on ``ranks`` devices, ``attention`` that of one.
+
+        Raises `SpecError` where the workload does not state what a model's layers need.
+        """
+        missing = [name for name in ("hidden", "layers", "intermediate") if getattr(self, name) is None]
+        if missing:
+            raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; a model's layers need them")
+        names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied")
+        sizes = {name: getattr(self, name) for name in names}
+        return ModelProblem.around(
+            attention, ranks=ranks, vocab=self.vocab or 0, parameters=self.parameters or 0, **sizes
+        )
+
+    def expanded_cache(self, problem: Problem) -> str:
+        """Return what a note says of K and V that were made of a latent cache and are read back; empty for others."""
+        if self.latent is None or problem.seq_q >= problem.seq_kv:
+            return ""
+        elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
+        size = problem.kv_bytes()
+        return (
+            f"latent cache: K and V are read expanded, {format_bytes(size)}; "
+            f"the model's cache holds {format_bytes(size * self.latent.width // elements)} of latents"
+        )
 
     def left_out(self) -> dict[str, str]:
         """Return what npusim does not compute of this attention: name -> what it is."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import build_tiling
 from npusim.config.workload import shared_heads
@@ -147,6 +148,12 @@ class Plan:
         seed = getattr(data, "seed", None)
         return data.kind if seed is None else f"{data.kind}, seed {seed}"
 
+    def _cache_note(self) -> tuple[str, ...]:
+        """Return what is to be said of a cache of latents whose K and V are read expanded."""
+        problem = self.problem
+        note = self.workload.expanded_cache(problem) if isinstance(problem, Problem) and self.tensors is None else ""
+        return (note,) if note else ()
+
     def result(
         self,
         program: TileProgram,
@@ -180,7 +187,7 @@ class Plan:
             spread=bits.spread,
             orders=bits.orders,
             finite=bits.finite,
-            notes=(*notes, *bits.notes),
+            notes=(*notes, *self._cache_note(), *bits.notes),
             ignored=self.ignored,
             presets=presets,
             asked=request.asked(),
@@ -286,19 +293,7 @@ def layer_problem(
         raise SpecError(f"workload {workload.name}: hidden: missing; the output projection needs it")
     if kind is not ModelProblem:
         return kind.around(attention, ranks=ranks, hidden=hidden)
-    missing = [name for name in ("layers", "intermediate") if getattr(workload, name) is None]
-    if missing:
-        raise SpecError(f"workload {workload.name}: {', '.join(missing)}: missing; a model's layers need them")
-    return ModelProblem.around(
-        attention,
-        ranks=ranks,
-        hidden=hidden,
-        layers=workload.layers,
-        intermediate=workload.intermediate,
-        gated=workload.gated,
-        vocab=workload.vocab or 0,
-        parameters=workload.parameters or 0,
-    )
+    return workload.model(attention, ranks).model_copy(update={"hidden": hidden})
 
 
 def problem_of_tensors(workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1) -> Problem:

@@ -481,7 +481,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, GemmProblem | CopyProblem):
-        value = [f"{key}={item}" for key, item in value.model_dump().items()]
+        value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
