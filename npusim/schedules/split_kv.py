@@ -55,7 +55,7 @@ class GpuSplitTiling(_Splits, SmFields):
 
 @lru_cache(maxsize=4)  # of phases
 def _whole(
-    problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None, *, is_packed: bool
+    problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None = None, *, is_packed: bool
 ) -> Phase:
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
     scale = problem.scale * exponent_factor(p.exp_variant)
