@@ -14,7 +14,7 @@ from npusim.algorithms.blocks import grid, with_columns
 from npusim.algorithms.language import Value, exp, full, log, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
-from npusim.algorithms.split import split_blocks, tiles_of
+from npusim.algorithms.split import even, split_blocks, tiles_of
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def gemm_tiles(
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
         label,
-        whole if splits == 1 else split_blocks(whole, splits),
+        whole if splits == 1 else split_blocks(whole, lambda block: even(tiles_of(block), splits)),
         {"m": m, "n": n, "k": k, "split": 1},
         [out],
         a=a,

@@ -194,6 +194,8 @@ def _read(name: str, value: Any) -> Any:
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
             return problem_values(value)
+        case "lengths":
+            return None if value is None else tuple(map(count(option), names(value, option)))
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":

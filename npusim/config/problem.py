@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -165,12 +166,15 @@ class Problem(Sizes):
     ``sinks``, and always the first ``prefix``, all of its own document or chunk (`npusim.config.seen`).  Float8 inputs
     are stored divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
+    With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
+    its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.
+
     Raises
     ------
     SpecError
         A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
-        documents do not add up to the keys, or a query would see no key; the message names the value and what is
-        allowed.
+        lengths or documents contradict another size, or a query would see no key; the message names the value and
+        what is allowed.
     """
 
     batch: PositiveInt = 1
@@ -202,9 +206,23 @@ class Problem(Sizes):
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
     sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
     bias: StrictBool = _where_stated(False, "a tensor (heads, seq_q, seq_kv) is added to scores")
+    lengths: tuple[PositiveInt, ...] = Field(
+        default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_lengths(cls, data: object) -> object:
+        """Fill in the sizes that lengths say."""
+        if not isinstance(data, dict) or not data.get("lengths"):
+            return data
+        longest = max(data["lengths"])
+        return {"batch": len(data["lengths"]), "seq_q": longest, "seq_kv": longest, **data}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.lengths:
+            self._check_lengths()
         check_kv_heads(self.heads, self.kv_heads)
         self._check_seen()
         for name in ("head_dim", "value_head_dim"):
@@ -226,6 +244,10 @@ class Problem(Sizes):
     def _check_seen(self) -> None:
         if self.sinks and self.window is None:
             raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none; give a window, or a prefix")
+        if self.documents and self.lengths:
+            raise fault_at(
+                "documents", "sequences packed end to end, beside lengths of sequences of their own; one of both"
+            )
         for name in ("window", "prefix", "chunk"):
             if getattr(self, name) and not self.causal:
                 raise fault_at(name, f"{getattr(self, name)} keys of those up to the query: it needs a causal mask")
@@ -245,6 +267,40 @@ class Problem(Sizes):
         window, prefix = cut(self.window), min(self.prefix, self.seq_kv)
         sinks = self.sinks if window is not None else 0
         return KeyRanges(self.seq_kv, self.causal, window, sinks, prefix, documents, cut(self.chunk))
+
+    def _check_lengths(self) -> None:
+        sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
+        for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():
+            if getattr(self, name) != size:
+                raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
+
+    def sequence(self, number: int) -> Problem:
+        """Return the attention of one sequence of lengths by itself; without lengths all are one problem: this one."""
+        if not self.lengths:
+            return self
+        keys, queries = self.lengths[number], self.queries[number]
+        sizes = {"batch": 1, "lengths": (), "seq_q": queries, "seq_kv": keys, "causal_offset": keys - queries}
+        return self.model_copy(update=sizes)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        return self.lengths or (self.seq_kv,) * self.batch
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        """Queries of each sequence."""
+        return tuple(min(self.seq_q, keys) for keys in self.lengths) or (self.seq_q,) * self.batch
+
+    @property
+    def key_count(self) -> int:
+        """Keys of all sequences."""
+        return sum(self.lengths) or self.batch * self.seq_kv
+
+    @property
+    def query_count(self) -> int:
+        """Queries of all sequences."""
+        return sum(self.queries) if self.lengths else self.batch * self.seq_q
 
     @property
     def group_size(self) -> int:
@@ -266,8 +322,14 @@ class Problem(Sizes):
         position = query + self.causal_offset
         return sum(end - start for start, end in self.seen.union(position, position))
 
+    def pairs(self) -> int:
+        """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
+        counts = Counter(self.lengths)
+        pairs = sum(count * self.sequence(self.lengths.index(n)).attended_pairs() for n, count in counts.items())
+        return pairs if self.lengths else self.batch * self.attended_pairs()
+
     def attended_pairs(self) -> int:
-        """Return the (query, key) pairs of one head that the mask leaves."""
+        """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
         if not self.seen.is_plain:
             return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
@@ -279,25 +341,25 @@ class Problem(Sizes):
 
     def flops(self) -> int:
         """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
-        return self.flops_of(self.attended_pairs())
+        return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
-        """Return operations of both products over so many pairs of a query and a key, a head."""
-        return self.batch * self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
+        """Return operations of both products over so many pairs of a query and a key of a head, in all sequences."""
+        return self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
 
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""
-        elements = self.batch * self.kv_heads * self.seq_kv * (self.head_dim + self.value_head_dim)
+        elements = self.kv_heads * self.key_count * (self.head_dim + self.value_head_dim)
         return elements * element_bytes(self.dtype)
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""
-        rows = self.batch * self.heads * self.seq_q * (self.head_dim + self.value_head_dim)
+        rows = self.heads * self.query_count * (self.head_dim + self.value_head_dim)
         return self.kv_bytes() + rows * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
         """Return operations of both products without a mask, as papers count causal ones too."""
-        return self.flops_of(self.seq_q * self.seq_kv)
+        return self.flops_of(self.model_copy(update={"causal": False}).pairs())
 
 
 def _check_head_size(name: str, value: int) -> None:
@@ -386,6 +448,12 @@ class SharedProblem(Problem):
     """Attention whose heads ``ranks`` devices share; the sizes are those of one device."""
 
     ranks: PositiveInt
+
+    @model_validator(mode="after")
+    def _check_sequences(self) -> Self:
+        if self.lengths:
+            raise fault_at("lengths", "devices that share heads take sequences of one length (batch, seq)")
+        return self
 
     @classmethod
     def around(cls, attention: Problem, **more: object) -> Self:

@@ -1,6 +1,6 @@
 """A model's attention layer as its workload file describes it, and the problem one device gets."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -104,6 +104,7 @@ class Workload(SpecModel):
     batch: PositiveInt = 1
     seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
     seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
+    lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -138,6 +139,7 @@ class Workload(SpecModel):
         seq_q: int | None = None,
         seq_kv: int | None = None,
         batch: int | None = None,
+        lengths: Sequence[int] | None = None,
         tensor_parallel: int | None = None,
         causal: bool | None = None,
         window: int | None = None,
@@ -158,16 +160,24 @@ class Workload(SpecModel):
         """Return what one device computes; every argument replaces what the workload says.
 
         ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
-        the workload's keys.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at
-        hand, that is one device's share already: a given ``heads`` is not divided.  ``kind``: of the layer, by default
-        the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
+        the workload's keys.  ``lengths`` are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and
+        ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
+        tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``kind``: of the
+        layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
 
         Raises
         ------
         SpecError
-            Heads cannot be shared among ``tensor_parallel`` devices (lists the divisors), or the
-            sizes make no problem (see `Problem`).
+            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
+            divisors), or the sizes make no problem (see `Problem`).
         """
+        sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
+        sized = [name for name, value in sizes_of_all.items() if value is not None]
+        if lengths and sized:
+            raise SpecError(f"{', '.join(sized)}: lengths say how many sequences there are, and of what; leave it out")
+        lengths = tuple(lengths or (() if sized else self.lengths))
+        if lengths:
+            batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
@@ -184,6 +194,7 @@ class Workload(SpecModel):
             "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
+            "lengths": lengths,
         }
         asked: dict[str, object] = {
             "window": window,

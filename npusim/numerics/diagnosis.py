@@ -111,19 +111,19 @@ class Probe:
             case _:
                 self.underflow(moment)
 
-    def look_at_inputs(self, q: Array, k: Array, row: int) -> None:
-        """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""
-        queries = np.asarray(q, np.float64) * self.problem.q_scale
-        keys = np.asarray(k, np.float64) * self.problem.k_scale
+    def look_at_inputs(self, q: Array, k: Array, row: int, problem: Problem) -> None:
+        """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d); ``problem``: its own."""
+        queries = np.asarray(q, np.float64) * problem.q_scale
+        keys = np.asarray(k, np.float64) * problem.k_scale
         raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
-        seen = self.problem.seen.matrix(self.problem.causal_offset + row, len(q), 0, len(k))
+        seen = problem.seen.matrix(problem.causal_offset + row, len(q), 0, len(k))
         raw = np.where(seen, raw, -np.inf)
         self.raw_scores.look(raw)
         self.keys.look(keys)
         resonance = measure(queries, keys, seen)
         if self.resonance is None or abs(resonance.mean_score) > abs(self.resonance.mean_score):
             self.resonance = resonance
-        weights = softmax_weights(raw * self.problem.scale)
+        weights = softmax_weights(raw * problem.scale)
         self._sink_mass += float(summed(summed(weights[:, : self.sinks]) / summed(weights)))
         self._rows += len(q)
 

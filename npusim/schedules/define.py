@@ -233,14 +233,14 @@ def attention(
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
         pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q) if sees else 0
-        return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
+        return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         return [one(problem, sizes, p, *masked, memo_tiling)]
 
-    hooks: dict[str, Any] = {"origin": _origin(kernel.function)}
+    hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
     checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
