@@ -112,9 +112,9 @@ def attention_cells(
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
     visits = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
-    is_masked = any(run.only for one in runs for run in one)
+    is_placed = problem.causal or problem.alibi or any(run.only for one in runs for run in one)
     return tuple(
-        WorkTile(batch, head, (("row", row, count),), visited, offset if is_masked or problem.causal else None)
+        WorkTile(batch, head, (("row", row, count),), visited, offset if is_placed else None)
         for batch in range(problem.batch)
         for head in range(problem.heads)
         for (row, count), visited in visits

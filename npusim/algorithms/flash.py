@@ -18,7 +18,6 @@ from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.formats import get_format
-from npusim.formats.exponential import LOG2_E
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +178,12 @@ def attend(
     return o, m, l
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key")
+def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision) -> Value:
+    """Return the row sum with a score beside those of the keys, as FlashAttention-4 adds it: behind the last tile."""
+    return l if sink is None else l + exp((sink - m).to(p.exponential)).to(p.running)
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
 def flash(
     q: Value,
     k: Value,
@@ -188,13 +192,14 @@ def flash(
     p: FlashPrecision,
     scale: float,
     score: Callable[[Value], Value] = unchanged,
+    sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2."""
-    o, _, l = attend(q, k, v, mask, p, scale, score)
-    return (o.to(p.running) / l).to(p.output)
+    o, m, l = attend(q, k, v, mask, p, scale, score)
+    return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key")
+@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
 def fp8(
     q: Value,
     k: Value,
@@ -205,6 +210,8 @@ def fp8(
     p_scale: float,
     log_scale: float,
     unscale: float,
+    score: Callable[[Value], Value] = unchanged,
+    sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
@@ -212,14 +219,9 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale)
-    result = o / l
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale)
+    result = o / with_sink(l, m, sink, p)
     return (result * unscale if unscale != 1 else result).to(p.output)
-
-
-def exponent_factor(variant: str) -> float:
-    """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
-    return LOG2_E if variant.startswith("exp2.") else 1.0
 
 
 def attention_phase(

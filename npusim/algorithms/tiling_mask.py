@@ -148,6 +148,16 @@ class SeenMask:
         """Return what gives the matrix part by part, int8, 1 where a key is seen."""
         return _MaskMatrix(self)
 
+    @property
+    def comparisons(self) -> int:
+        """How many comparisons of indices say whether a key is seen."""
+        return self.seen.comparisons
+
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each row and column are read for that."""
+        return self.seen.lookups
+
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of a block at (row, col)."""
         return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, col, cols)

@@ -205,7 +205,6 @@ class Problem(Sizes):
     softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
     sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
-    bias: StrictBool = _where_stated(False, "a tensor (heads, seq_q, seq_kv) is added to scores")
     lengths: tuple[PositiveInt, ...] = Field(
         default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
     )
@@ -245,9 +244,7 @@ class Problem(Sizes):
         if self.sinks and self.window is None:
             raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none; give a window, or a prefix")
         if self.documents and self.lengths:
-            raise fault_at(
-                "documents", "sequences packed end to end, beside lengths of sequences of their own; one of both"
-            )
+            raise fault_at("documents", "sequences packed end to end, and lengths of sequences apart; give one")
         for name in ("window", "prefix", "chunk"):
             if getattr(self, name) and not self.causal:
                 raise fault_at(name, f"{getattr(self, name)} keys of those up to the query: it needs a causal mask")
@@ -301,6 +298,11 @@ class Problem(Sizes):
     def query_count(self) -> int:
         """Queries of all sequences."""
         return sum(self.queries) if self.lengths else self.batch * self.seq_q
+
+    @property
+    def score_changes(self) -> tuple[str, ...]:
+        """What is done to scores but scaling and masking."""
+        return tuple(name for name in ("softcap", "alibi", "sink_logits") if getattr(self, name))
 
     @property
     def group_size(self) -> int:

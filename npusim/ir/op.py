@@ -33,6 +33,7 @@ class Opcode(Enum):
     MAX a, b: the larger of a and b
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
+    TANH a: the hyperbolic tangent of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
@@ -49,6 +50,7 @@ class Opcode(Enum):
     MAX = "max"
     EXP = "exp"
     LOG = "log"
+    TANH = "tanh"
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
     SELECT = "select"
@@ -64,7 +66,7 @@ class Attributes:
     accumulate: bool = False
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential or logarithm
+    variant: str = ""  #: named exponential, logarithm or hyperbolic tangent
     order: str = ""  #: order of a row sum
     started: bool = False  #: a row sum whose last source is its start value
     rounding: str = "nearest_even"

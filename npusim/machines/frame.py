@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
-from npusim.algorithms.tiling_mask import SeenMask
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
@@ -219,20 +218,30 @@ class Frame:
         """Return the mask of some rows of a tile."""
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
-        return mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
+        cut = mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
+        return replace(cut, head=block.head) if cut.tensor.heads > 1 else cut
+
+    def is_loaded(self, n: str) -> bool:
+        """Return whether a mask is cut from a matrix in memory, not computed from indices."""
+        return bool(getattr(self.phase.masks[n], "is_loaded", True))
+
+    def is_everywhere(self, n: str) -> bool:
+        """Return whether what is cut like a mask is there for every tile: a bias."""
+        return bool(getattr(self.phase.masks[n], "is_everywhere", False))
 
     def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        """Return steps in which a mask that is loaded nowhere is made by comparisons of indices."""
-        how = next(iter(self.phase.masks.values()), None)
-        if not isinstance(how, SeenMask):
-            return steps
-        comparisons, lookups = how.seen.comparisons, how.seen.lookups
-        return tuple(
-            replace(s, attributes=replace(s.attributes, comparisons=comparisons, lookups=lookups))
-            if s.opcode is Opcode.SELECT and isinstance(s.srcs[0], GlobalTile)
-            else s
-            for s in steps
-        )
+        """Return steps in which what is loaded nowhere is made by comparisons, or other steps on indices."""
+        made = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
+
+        def computed(s: Step) -> Step:
+            cut = next((x for x in s.srcs if isinstance(x, GlobalTile) and x.tensor.name in made), None)
+            if cut is None:
+                return s
+            how = made[cut.tensor.name]
+            counts = getattr(how, "comparisons", 0), getattr(how, "lookups", 0)
+            return replace(s, attributes=replace(s.attributes, comparisons=counts[0], lookups=counts[1]))
+
+        return tuple(map(computed, steps)) if made else steps
 
     def placed(self, block: WorkTile) -> list[Placed]:
         """Return the block's runs, each with the number of its first tile."""

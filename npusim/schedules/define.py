@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.blocks import attention_cells
-from npusim.algorithms.flash import attention_phase, exponent_factor
-from npusim.algorithms.language import in_units_of
+from npusim.algorithms.flash import attention_phase
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase
+from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.device import FAMILIES
 from npusim.config.seen import KeyFunction, pairs_seen
@@ -219,16 +219,21 @@ def attention(
 
     @lru_cache(maxsize=4)  # of phases
     def one(problem: Any, sizes: tuple[int, int], p: Any, kind: MaskKind | None, mask_block: int, tiling: Any) -> Phase:
-        factor = exponent_factor(p.exp_variant)
-        known = {"scale": problem.scale * factor, **_operands(called, operands, problem, p)}
-        known |= given(problem, tiling, p) if given else {}
         if score:  # hooks see scores as they are; log2 e comes after them
-            known |= {"scale": problem.scale, "score_factor": factor}
+            of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
+        else:
+            of_problem, known = scored(hooked, problem, p, problem.scale)
+        known |= _operands(called, operands, problem, p)
+        if "sink" in kernel.parameters:
+            known["sink"] = sink_of(problem, p, p.softmax)
+        elif problem.sink_logits:
+            raise TilingError(f"sink_logits: schedule {called} has no learned sinks; --ignore sink_logits")
+        known |= given(problem, tiling, p) if given else {}
         seen = KeyFunction(sees(problem, tiling), problem.seq_kv) if sees else problem.seen
         known["mask"] = mask_of(problem, sizes, kind, seen=seen)  # what does not fit it is said before blocks are made
         _check_seen(called, problem, seen)
         known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=mask_block)
-        phase = attention_phase(hooked, problem, sizes, p, **known)
+        phase = attention_phase(of_problem, problem, sizes, p, **known)
         if len(phase.loops) > 1:
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
@@ -312,27 +317,6 @@ def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
         return phases(problem, tiling, p, machine)
 
     return checked
-
-
-def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
-    """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
-    names = tuple(operands)
-
-    def function(**arguments: Any) -> Any:
-        more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")
-
-        def hook(s: Any) -> Any:
-            if factor == 1:
-                return score(s, **more)
-            with in_units_of(factor):  # the hook's own exponentials are to the base e
-                return score(s, **more) * factor
-
-        return kernel.function(**arguments, score=hook)
-
-    function.__name__ = kernel.__name__
-    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
-    hooked.parameters = kernel.parameters | {*names, "score_factor"}
-    return hooked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

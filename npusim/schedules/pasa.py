@@ -109,6 +109,8 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
             "accumulate=chained: PASA multiplies P V of each tile by a factor of its own before it is "
             "added to O; use accumulate=fresh"
         )
+    if done := problem.score_changes:
+        raise TilingError(f"{', '.join(done)}: PASA shifts scores by their block's mean; --ignore {','.join(done)}")
     fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
     if precision.shifted != fmt:
         raise TilingError(

@@ -7,14 +7,26 @@ device's file (`best_splits`), or from the rule of a published kernel (`split_ru
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs, of_sequences
-from npusim.algorithms.flash import attention_phase, exponent_factor, flash
-from npusim.algorithms.split import FAN, FEWEST_ROWS, Merge, SplitPrecision, even, packs, sized, split_kv, tiles_of
+from npusim.algorithms.flash import attention_phase, flash
+from npusim.algorithms.scores import scored, sink_of
+from npusim.algorithms.split import (
+    EXACT,
+    FAN,
+    FEWEST_ROWS,
+    Merge,
+    SplitPrecision,
+    even,
+    packs,
+    sized,
+    split_kv,
+    tiles_of,
+)
 from npusim.algorithms.split_rules import RULES, SplitCall
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyRanges
@@ -69,14 +81,16 @@ def _whole(
     problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None = None, *, is_packed: bool
 ) -> Phase:
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
-    scale = problem.scale * exponent_factor(p.exp_variant)
+    packed = problem.group_size if is_packed else 1
+    kernel, more = scored(flash, problem, p, problem.scale, packed)
+    more["sink"] = sink_of(problem, p, p.softmax, packed)
     if not is_packed:
-        return attention_phase(flash, problem, sizes, p, mask=mask_of(problem, sizes, kind), scale=scale)
+        return attention_phase(kernel, problem, sizes, p, mask=mask_of(problem, sizes, kind), **more)
     blocks = packed_blocks(problem, sizes)
     is_masked = any(run.only for block in blocks for run in block.runs)
-    mask = mask_of(problem, sizes, kind, packed=problem.group_size) if is_masked else None
-    tensors = attention_tensors(problem, p.output, problem.group_size)
-    return attention_phase(flash, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, scale=scale)
+    mask = mask_of(problem, sizes, kind, packed=packed) if is_masked else None
+    tensors = attention_tensors(problem, p.output, packed)
+    return attention_phase(kernel, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, **more)
 
 
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
@@ -106,7 +120,7 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
     whole = attention_cells(
         rows, height // p.seq_q * p.seq_q if is_masked else height, keys, seen=KeyRanges(p.seq_kv, is_causal=False)
     )
-    offset = p.causal_offset if any(run.only for run in runs) else None
+    offset = p.causal_offset if p.alibi or any(run.only for run in runs) else None
     return tuple(replace(block, runs=runs, causal_offset=offset) for block in whole)
 
 
@@ -253,7 +267,9 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
             f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
             "at most, or a smaller block_kv"
         )
-    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places)
+    of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
+    sink = sink_of(problem, p, EXACT, group if is_packed else 1)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places, of_scores, sink)
     notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
 

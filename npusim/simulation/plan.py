@@ -121,12 +121,12 @@ class Plan:
         return evaluate(program, problem, self.source(problem), reference=self.reference, exact=self.exact, **how)
 
     def reference(
-        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int
+        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
     ) -> NDArray[np.float64]:
         """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
 
-        ``q`` (rows, d) begins at query ``row``; ``k`` and ``v`` have all keys.  Raises `SpecError` for another shape
-        than (rows, dv).
+        ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
+        another shape than (rows, dv).
         """
         reference, sees = self.schedule.reference, self.schedule.sees
         if reference is not None:
@@ -137,7 +137,7 @@ class Plan:
                     raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {shape}")
                 return rows
         seen = None if sees is None else KeyFunction(sees(problem, self.tiling), problem.seq_kv)
-        return attention(q, k, v, problem, row, seen)
+        return attention(q, k, v, problem, row, head, seen)
 
     def inputs(self) -> str:
         """Return what the inputs are, for the record."""

@@ -98,7 +98,7 @@ class VectorShare:
         for s in stages:
             self._place_ends(s)
         for s in stages:
-            for n in s.masks:
+            for n in filter(frame.is_loaded, s.masks):
                 # One slot beside products: only the tiles on the diagonal need a mask.
                 depth = PING_PONG if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
@@ -229,7 +229,7 @@ class VectorShare:
                 if n not in s.moved:
                     views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
             for n in s.masks:
-                if n in tile.only and not getattr(self.frame.phase.masks[n], "is_loaded", True):
+                if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
                     views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
                 elif n in tile.only:
                     cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))

@@ -335,7 +335,7 @@ class ResidentBlock:
             if root in self.near:
                 bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
             elif n in frame.phase.masks:
-                if n in tile.only:
+                if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
             elif n in frame.phase.names:
                 bound[n] = self._part(group, n, rows, frame.cols(n, block, tile))

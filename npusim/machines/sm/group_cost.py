@@ -295,8 +295,8 @@ class GroupModel:
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
-            if step.attributes.comparisons > 1:  # the first is part of the select
-                self._issue("compare", values * (step.attributes.comparisons - 1), "", count)
+            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
+            self._issue("compare", values * max(0, more), "", count)
             count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
             self._reduce(name, elements(step.dst, work), tile.fmt, work, count)
@@ -318,10 +318,14 @@ class GroupModel:
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
             self._cast(step.dst.fmt, "float32", values, count)
-        if not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
+        name, based = step.opcode.name.lower(), step.opcode is not Opcode.TANH
+        if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
-        count.issued += values
-        count.special += values * WARP_LANES / self.lanes[MUFU].lanes_count.value
+        if not based:  # what a library does besides: both branches of it, and the choice
+            self._issue(name, values, "", count)
+        each = self.lanes[MUFU].op(name).instructions_count.value
+        count.issued += values * each
+        count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value
 
     def _cast(self, target: str, source: str, values: float, count: Count) -> None:
         """Count conversions: two elements an instruction towards a narrower format."""
