@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Self
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import Field, model_validator
 
 from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.model import (
@@ -75,9 +75,7 @@ class Workload(SpecModel):
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
     window: PositiveInt | None = Field(
-        default=None,
-        validation_alias=AliasChoices("window", "sliding_window"),
-        description="keys that a query of a local layer sees, itself included",
+        default=None, description="keys that a query of a local layer sees, itself included"
     )
     sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
     prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
@@ -89,7 +87,6 @@ class Workload(SpecModel):
     )
     local_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
-        validation_alias=AliasChoices("local_layers", "sliding_layers"),
         description="layers with that window or chunk; default: all",
     )
     softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
@@ -118,6 +115,8 @@ class Workload(SpecModel):
             raise fault_at("tensor_parallel", fault)
         if self.local_layers and self.window is None and self.chunk is None:
             raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
+        if self.sinks and self.window is None:
+            raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
         if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
