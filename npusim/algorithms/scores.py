@@ -112,7 +112,7 @@ class HeadValues:
 
     @property
     def comparisons(self) -> int:
-        """Instructions an element: of a slope the difference, its conversion and the product."""
+        """Instructions an element: of a slope 3, the difference, its conversion and the product (PTX ISA)."""
         return 3 if self.is_sloped else 0
 
     def tensor(self) -> GlobalTensor:

@@ -195,24 +195,23 @@ class Workload(SpecModel):
             "dtype": dtype or self.dtype,
             "lengths": lengths,
         }
-        asked: dict[str, object] = {
-            "window": window,
-            "sinks": sinks,
-            "prefix": prefix,
-            "chunk": chunk,
-            "documents": documents,
-        }
-        asked |= {"softcap": softcap, "alibi": alibi, "sink_logits": None}
-        is_local = (kind or next(iter(self.kinds))) == "local"
-        left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
-        if "window" in left_out:
-            left_out.add("sinks")
-        for name, value in asked.items():
-            stated = value if value is not None or name in left_out else getattr(self, name)
-            sizes |= {} if stated is None else {name: stated}
+        asked: dict[str, object] = {"window": window, "sinks": sinks, "prefix": prefix, "chunk": chunk}
+        asked |= {"documents": documents, "softcap": softcap, "alibi": alibi, "sink_logits": None}
+        sizes |= self._of_kind(kind or next(iter(self.kinds)), ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         return Problem.model_validate({**sizes, "data": self.data})
+
+    def _of_kind(self, kind: LayerKind, ignore: Collection[str], asked: Mapping[str, object]) -> dict[str, object]:
+        """Return what a layer's queries see and what is done to its scores: as asked, else as stated for its kind."""
+        left_out = set(ignore) if kind == "local" else {*ignore, "window", "chunk"}
+        if "window" in left_out:
+            left_out.add("sinks")
+        values = {
+            name: value if value is not None or name in left_out else getattr(self, name)
+            for name, value in asked.items()
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     def model(self, attention: Problem, ranks: int) -> ModelProblem:
         """Return the whole model on ``ranks`` devices, ``attention`` that of one.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
@@ -62,7 +62,31 @@ def run_plan(plan: Plan) -> RunData:
                 wait()
                 timing = timed()
     presets = _beside(plan) if r.numerics and r.presets else ()
-    return plan.result(program, timing, bits, _notes(program, device, bits.numerics, timing), presets)
+    notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
+    return plan.result(program, timing, bits, notes, presets)
+
+
+def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
+    """Return what the attention of a model's layers of another kind takes, and that of all layers by their shares."""
+    r, kinds = plan.request, plan.workload.kinds
+    if r.problem is not None or r.kind is not None or timing is None or len(kinds) == 1:
+        return ()
+    own, other = kinds
+    problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
+    if not isinstance(problem, Problem) or problem == plan.problem:
+        return ()
+    try:
+        built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
+        times = timing.latency_s, run_request(built).timing
+    except TilingError as error:
+        return (f"layers: this is one of {kinds[own]} {own} ones; {kinds[other]} {other} ones: {error}",)
+    assert times[1] is not None
+    each = {own: times[0], other: times[1].latency_s}
+    total = sum(kinds[kind] * seconds for kind, seconds in each.items())
+    listed = ", ".join(f"{kinds[kind]} {kind} of {seconds * 1e6:,.2f} us" for kind, seconds in each.items())
+    return (
+        f"layers: {listed}; attention of all {sum(kinds.values())}: {total * 1e3:,.3f} ms (--kind {other} runs it)",
+    )
 
 
 @dataclass(frozen=True)

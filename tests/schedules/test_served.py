@@ -81,7 +81,7 @@ def ran(run: str, p: Problem, **more: Any) -> Any:
 def test_every_schedule_computes_what_the_problem_says(run: str, kind: str) -> None:
     fields = {**SEEN, **SCORES}[kind]
     if kind in SCORES and run in ("pasa", "unfused"):
-        with pytest.raises(TilingError, match="--ignore (softcap|alibi|sink_logits)"):
+        with pytest.raises(TilingError, match=r"--ignore (softcap|alibi|sink_logits)"):
             ran(run, problem(**fields))
         return
     p = problem(**fields)

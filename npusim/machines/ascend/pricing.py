@@ -376,7 +376,8 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
 def _tanh(step: Step, spec: VectorEngine) -> Instructions:
     """Return what Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1)."""
     count = repeats(step.dst, spec, step.dst.fmt)
-    parts = *["scalar"] * 3, f"exp_{step.dst.fmt}", *["scalar"] * 2, f"div_{step.dst.fmt}"
+    held, around = ("scalar", "scalar", "scalar"), ("scalar", "scalar")  # to both ends, times 2; less and plus 1
+    parts = *held, f"exp_{step.dst.fmt}", *around, f"div_{step.dst.fmt}"
     return [(name, count) for name in parts]
 
 
