@@ -78,7 +78,7 @@ UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
-    ({"schedule": "flash"}, {"prefix": "layer"}, "prefix: read with tensors given"),
+    ({"schedule": "flash"}, {"tensor_prefix": "layer"}, "tensor_prefix: read with tensors given"),
     ({"schedule": "flash", "numerics": False}, {"rows": [0], "diagnose": True}, "rows, diagnose: read where bits are"),
     ({"schedule": "flash", "numerics": False}, {"heads": "0", "seed": 1}, "heads, seed: read where bits are computed"),
     ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: read where inputs are drawn"),

@@ -48,7 +48,7 @@ TWO_MATRIX_DECODERS = frozenset(
 #: Gated whatever their activation; with silu every FFN is, unless it is one of those above.
 GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
 #: Every n-th layer of these sees everything, even where the file does not say so.
-WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
+WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4})
 #: These add a bias that grows with the distance of query and key, and have no switch for it.
 ALIBI = frozenset(("bloom",))
 #: These have a learned score in every softmax that belongs to no key.

@@ -197,14 +197,17 @@ class Workload(SpecModel):
         }
         asked: dict[str, object] = {"window": window, "sinks": sinks, "prefix": prefix, "chunk": chunk}
         asked |= {"documents": documents, "softcap": softcap, "alibi": alibi, "sink_logits": None}
-        sizes |= self._of_kind(kind or next(iter(self.kinds)), ignore, asked)
+        sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         return Problem.model_validate({**sizes, "data": self.data})
 
-    def _of_kind(self, kind: LayerKind, ignore: Collection[str], asked: Mapping[str, object]) -> dict[str, object]:
+    def _of_kind(
+        self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
+    ) -> dict[str, object]:
         """Return what a layer's queries see and what is done to its scores: as asked, else as stated for its kind."""
-        left_out = set(ignore) if kind == "local" else {*ignore, "window", "chunk"}
+        is_local = (kind or next(iter(self.kinds))) == "local"
+        left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")
         values = {
