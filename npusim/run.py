@@ -38,13 +38,14 @@ class RunResult(run_result.RunData):
         """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
         return pipes_frame(record_of(self))
 
-    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
+    def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
 
-        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
-        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
+        By default ``runs/<folder>``: schedule, inputs, shape, device, a digest of what else was asked.  The same run
+        is replaced there, another one only by ``force``, anything else never.  ``save_output`` adds the output tensor.
+        Raises `OutputError` if it cannot be written.
         """
-        return save_run(self, folder, save_output=save_output)
+        return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
         """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
@@ -57,8 +58,12 @@ class RunResult(run_result.RunData):
         """Return the table that ``npusim run`` prints."""
         return plain(self._table())
 
-    def _table(self) -> tuple[Block, ...]:
-        return run_table(record_of(self), Trial(self))
+    def details(self) -> str:
+        """Return the table that ``npusim run --full`` prints."""
+        return plain(self._table(is_full=True))
+
+    def _table(self, *, is_full: bool = False) -> tuple[Block, ...]:
+        return run_table(record_of(self), Trial(self), is_full=is_full)
 
 
 @takes_options(RunOptions)
@@ -84,6 +89,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     softcap, alibi
         What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
         added.
+    lengths, page
+        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore
@@ -117,7 +124,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
-        Core groups whose operations are kept for the timeline.
+        Core groups whose operations are kept for the timeline: numbers, or ``"last"``, the one that ends last.
     timeline
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.

@@ -107,7 +107,8 @@ def schedule(
     families
         Core families it is for; none: all there are, those that installed packages bring too.
     more
-        Other fields of `Schedule`: ``summary``, ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
+        Other fields of `Schedule`: ``summary``, ``models`` (what of a workload's attention it computes beyond the plain
+        one, ``("softcap",)``: no run refuses it), ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
         ``reference(q, k, v, problem, row, tiling)``, which returns what it computes, (rows, dv), in float64: errors
         are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
@@ -222,6 +223,8 @@ def attention(
         if score:  # hooks see scores as they are; log2 e comes after them
             of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
         else:
+            done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
+            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
             of_problem, known = scored(hooked, problem, p, problem.scale)
         known |= _operands(called, operands, problem, p)
         if "sink" in kernel.parameters:

@@ -1,144 +1,331 @@
-"""Which keys a query sees and what is done to scores: every schedule against softmax written out in the test."""
+"""Attention as it is served: sequences of unequal length, and kernels' rules of splitting."""
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-import npusim
+from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic
+from npusim.config.load import load_workload
 from npusim.config.problem import Problem
-from npusim.config.scores import sink_logits
-from npusim.errors import SpecError, TilingError
-from npusim.numerics.inputs import recipe_source
+from npusim.errors import SpecError, TensorError, TilingError
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
+from npusim.run import run
+from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, program_of
 
-N, HEADS = 203, 4
-SMALL = {"block_q": 64, "block_kv": 32}
-#: Schedule, device and tiling; E4M3 inputs where products are FP8.
-RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "flash": ("flash", "ascend_910b2", SMALL),
-    "computed": ("flash", "ascend_950", {**SMALL, "mask": "computed"}),
-    "split_kv": ("split_kv", "ascend_910b2", {**SMALL, "splits": 3, "mask": "loaded"}),
-    "gpu": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4}),
-    "flex": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4, "kernel": "triton"}),
-    "gpu splits": ("split_kv", "h200", {**SMALL, "splits": 2}),
-    "volta": ("volta_flash", "v100", {"block_q": 128, "block_kv": 32}),
-    "fp8": ("fp8_attention", "ascend_910b2", SMALL),
-    "pasa": ("pasa", "ascend_910b2", SMALL),
-    "unfused": ("standard", "ascend_910b2", {}),
-}
-SEEN: dict[str, dict[str, Any]] = {
-    "window": {"window": 70},
-    "sinks": {"window": 50, "sinks": 3},
-    "prefix": {"prefix": 90},
-    "documents": {"documents": (60, 7, 100, 36)},
-    "chunks": {"chunk": 48},
-    "windows in documents": {"documents": (60, 7, 100, 36), "window": 20, "sinks": 2},
-}
-SCORES: dict[str, dict[str, Any]] = {
-    "softcap": {"softcap": 2.0},
-    "alibi": {"alibi": True},
-    "learned sinks": {"sink_logits": True},
-    "all": {"window": 70, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True},
-}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+F = np.float32
+K = 1024
+RAGGED = Problem(heads=2, kv_heads=1, seq_q=1, lengths=(40, 100, 16), head_dim=16)
+SMALL = {"block_q": 16, "block_kv": 16}
 
 
-def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int) -> np.ndarray:
-    """Return one head's attention, query by query and key by key, as the fields' descriptions say it."""
-    out = np.zeros((len(q), v.shape[1]))
-    ends = list(accumulate(p.documents or (p.seq_kv,)))
-    for row in range(len(q)):
-        at = row + p.causal_offset
-        start = next(e - n for e, n in zip(ends, p.documents or (p.seq_kv,), strict=True) if at < e)
-        start += (at - start) // p.chunk * p.chunk if p.chunk else 0
-        weights = {}
-        for key in range(start, min(ends[-1], p.seq_kv)):
-            is_seen = key <= at and (p.window is None or at - key < p.window or key - start < p.sinks)
-            same = key < next(e for e in ends if at < e) and (not p.chunk or key < start + p.chunk)
-            if same and (is_seen or key - start < p.prefix):
-                s = float(q[row] @ k[key]) * p.scale
-                s = p.softcap * math.tanh(s / p.softcap) if p.softcap else s
-                weights[key] = math.exp(s + (2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0))
-        total = sum(weights.values()) + (math.exp(sink_logits(p.heads)[head]) if p.sink_logits else 0.0)
-        out[row] = sum(w * v[key] for key, w in weights.items()) / total
-    return out
+def scalar(problem: Problem, parts: Sequence[Sequence[int]], m: Machine) -> list[np.ndarray[Any, Any]]:
+    """Return each head of each sequence, number after number, its tiles of 16 keys cut into ``parts``."""
+    source, heads = recipe_source(problem), []
+    for batch, cut in enumerate(parts):
+        one, starts = problem.sequence(batch), np.cumsum([0, *cut])
+        for head in range(problem.heads):
+            q, k, v = (np.asarray(source(n, batch, head if n == "q" else head // problem.group_size)) for n in "qkv")
+            done = [one_split(q, k, v, range(a, b), one, m, LOWEST) for a, b in pairwise(starts)]
+            heads.append((merged(done, m) if len(done) > 1 else done[0])[0].view(np.uint32))
+    return heads
 
 
-def problem(**fields: Any) -> Problem:
-    return Problem(**{"heads": HEADS, "kv_heads": 2, "seq_q": N, "head_dim": 64, "causal": True, **fields})
+def computed(problem: Problem, machine: Machine, **fields: Any) -> list[np.ndarray[Any, Any]]:
+    program = program_of(problem, machine.hw, machine.precision, **SMALL, **fields)
+    rows = evaluate(program, problem, recipe_source(problem), rows="all", heads="all").rows
+    return [block.view(np.uint32) for _, block in sorted(rows.items())]
 
 
-def ran(run: str, p: Problem, **more: Any) -> Any:
-    schedule, hw, tiling = RUNS[run]
-    return npusim.run(schedule, hw=hw, problem=p, tiling={**tiling, **more}, rows="all", heads="all")
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"splits": 2}, [(2, 1), (4, 3), (1,)]),
+        ({"splits": 7}, [(1, 1, 1), (1,) * 7, (1,)]),
+        ({"split_keys": 32}, [(2, 1), (2, 2, 2, 1), (1,)]),
+        ({"splits": "vllm"}, [(1,) * 3, (1,) * 7, (1,)]),
+        ({"splits": 2, "pack": "off"}, [(2, 1), (4, 3), (1,)]),
+    ],
+)
+def test_sequences_of_unequal_length_have_the_bits_of_a_scalar_computation(
+    fields: dict[str, Any], parts: list[tuple[int, ...]], machine: Machine
+) -> None:
+    found = computed(RAGGED, machine, **fields)
+    assert all(map(np.array_equal, found, scalar(RAGGED, parts, machine)))
 
 
-@pytest.mark.parametrize("kind", [*SEEN, *SCORES])
-@pytest.mark.parametrize("run", RUNS)
-def test_every_schedule_computes_what_the_problem_says(run: str, kind: str) -> None:
-    fields = {**SEEN, **SCORES}[kind]
-    if kind in SCORES and run in ("pasa", "unfused"):
-        with pytest.raises(TilingError, match=r"--ignore (softcap|alibi|sink_logits)"):
-            ran(run, problem(**fields))
-        return
-    p = problem(**fields)
-    result, source = ran(run, p), recipe_source(p)
-    for head in (0, HEADS - 1):
-        q, k, v = (
-            np.asarray(source(n, 0, h), np.float64) for n, h in (("q", head), ("k", head // 2), ("v", head // 2))
+@pytest.mark.parametrize(
+    ("schedule", "hw"),
+    [("flash", "ascend_910b2"), ("flash", "h200"), ("fp8_attention", "ascend_910b2"), ("split_kv", "h200")],
+)
+def test_a_packed_batch_has_the_bits_of_its_sequences_alone(schedule: str, hw: str) -> None:
+    """Queries of all tokens; packed tokens with the ends of sequences, and the same filled up with zeros."""
+    lengths, rng = (70, 200, 33), np.random.default_rng(1)
+    packed = {n: rng.standard_normal((sum(lengths), 2, 32)).astype(np.float16) for n in "qkv"}
+    ends = np.cumsum(lengths)
+    how: dict[str, Any] = {"hw": hw, "rows": "all", "heads": "all", "causal": True, "trace_groups": ()}
+    how |= {"tiling": {"splits": 2, "block_kv": 32}} if schedule == "split_kv" else {}
+    whole = run(schedule, tensors={**packed, "cu_seqlens": ends}, layout="tnd", **how)
+    cut = {n: np.split(x, ends[:-1]) for n, x in packed.items()}
+    padded = {n: np.zeros((3, 200, 2, 32), np.float16) for n in "qkv"}
+    for number, length in enumerate(lengths):
+        one = {n: parts[number][None] for n, parts in cut.items()}
+        alone = run(schedule, tensors=one, layout="bsnd", **how).output
+        assert np.array_equal(whole.output[number, :, :length].view(np.uint8), alone[0].view(np.uint8))
+        for n, x in padded.items():
+            x[number, :length] = one[n]
+    again = run(schedule, tensors=padded, layout="bsnd", lengths=lengths, **how)
+    assert np.array_equal(again.output.view(np.uint8), whole.output.view(np.uint8))
+    assert again.cycles == whole.cycles
+
+
+def test_equal_lengths_are_a_batch() -> None:
+    lengths = run("split_kv", workload="qwen2_7b", lengths=[2 * K, 2 * K], tiling={"splits": 2})
+    batch = run("split_kv", workload="qwen2_7b", batch=2, seq_q=1, seq_kv=2 * K, tiling={"splits": 2})
+    assert lengths.cycles == batch.cycles
+    assert np.array_equal(lengths.output.view(np.uint8), batch.output.view(np.uint8), equal_nan=False)
+
+
+@pytest.mark.parametrize("deal", ["round_robin", "balanced", "work_list"])
+def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
+    problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)
+    found, usual = (run("flash", problem=problem, tiling=t) for t in ({"deal": deal, "block_q": 64}, {"block_q": 64}))
+    assert np.array_equal(found.output.view(np.uint8), usual.output.view(np.uint8))
+    assert found.cycles <= usual.cycles
+
+
+def test_decoding_of_mixed_lengths_is_bound_by_its_bytes() -> None:
+    for hw in ("ascend_910b2", "v100"):
+        done = run("split_kv", workload="qwen2_7b", lengths=[K, 7 * K, 32 * K], hw=hw, numerics=False)
+        seconds = done.cycles / done.device.clock_hz.value
+        assert done.problem.kv_bytes() == 2 * 4 * 40 * K * 128 * 2
+        assert seconds <= 1.15 * done.problem.bytes_moved() / done.device.link("hbm").bytes_per_s.value
+
+
+# ---------------------------------------------------------------- pages, latents
+
+
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+@pytest.mark.parametrize("page", [1, 7, 16, 64, 200])
+def test_pages_change_no_bit(page: int, machine: Machine) -> None:
+    paged = [RAGGED.model_copy(update={"page": page, "page_seed": seed}) for seed in (0, 1)]
+    assert page == 200 or drawn_pages(paged[0]) != drawn_pages(paged[1])
+    program = program_of(paged[0], machine.hw, machine.precision, splits=2, **SMALL)
+    expected = scalar(RAGGED, [(2, 1), (4, 3), (1,)], machine)
+    for problem in paged:
+        rows = evaluate(program, problem, drawn_source(problem), rows="all", heads="all").rows
+        assert all(map(np.array_equal, (block.view(np.uint32) for _, block in sorted(rows.items())), expected))
+
+
+@pytest.mark.parametrize("layout", ["bnsd", "bsnd"])
+def test_a_cache_in_pages_is_read_by_its_table(layout: Any) -> None:
+    """Pages that no sequence has are NaN in K and V, and so are keys behind a sequence's last."""
+    lengths, page, rng = (70, 33), 16, np.random.default_rng(3)
+    pools = {n: np.full((11, page, 2, 32), np.nan, np.float16) for n in "kv"}
+    whole: dict[str, Any] = {n: rng.standard_normal((2, 70, 2, 32)).astype(np.float16) for n in "kv"}
+    table = np.array([[9, 0, 4, 7, 1], [3, 8, 2, -1, -1]])
+    for n in "kv":
+        for sequence, length in enumerate(lengths):
+            for at in range(0, length, page):
+                part = whole[n][sequence, at : min(at + page, length)]
+                pools[n][table[sequence, at // page], : len(part)] = part
+    order = (0, 1, 2, 3) if layout == "bsnd" else (0, 2, 1, 3)
+    q = rng.standard_normal((2, 1, 4, 32)).astype(np.float16).transpose(order)
+    how: dict[str, Any] = {"layout": layout, "tiling": {"splits": 2, "block_kv": 32}, "rows": "all", "heads": "all"}
+    paged = run(
+        "split_kv",
+        tensors={
+            "q": q,
+            **{n: x.transpose(order) for n, x in pools.items()},
+            "page_table": table,
+            "cache_seqlens": lengths,
+        },
+        **how,
+    )
+    plain = run(
+        "split_kv", tensors={"q": q, **{n: x.transpose(order) for n, x in whole.items()}}, lengths=lengths, **how
+    )
+    assert paged.problem.page == page
+    assert paged.problem.lengths == lengths
+    assert np.array_equal(paged.output.view(np.uint16), plain.output.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([[0, 1, 2], [3, 4, 1]], "page 1 is there twice: of sequences 0 and 1"),
+        ([[0, 1, 2], [3, 4, 6]], "sequence 1: no page 6; there are 0 to 5"),
+        ([[0, 1, 2], [3, 4, -1]], "sequence 1: no page -1"),
+        ([[0, 1], [3, 4]], "sequence 0 has 2 pages; 40 keys take 3"),
+        ([0, 1, 2], r"page_table has shape \(3,\); 2 lengths"),
+    ],
+)
+def test_page_tables_that_cannot_be_are_refused(table: list[Any], message: str) -> None:
+    tensors = {n: np.ones((6, 16, 2, 16), np.float16) for n in "kv"} | {"q": np.ones((2, 1, 2, 16), np.float16)}
+    with pytest.raises(TensorError, match=message):
+        run("split_kv", tensors={**tensors, "page_table": table}, layout="bsnd", lengths=[40, 48])
+
+
+def test_a_page_costs_a_transfer() -> None:
+    def cycles(layout: Any, **options: Any) -> int:
+        done = run("split_kv", workload="qwen2_7b", lengths=[K, 7 * K], numerics=False, layout=layout, **options)
+        return int(done.cycles)
+
+    whole, large, small, single = (cycles("bnsd", page=page) for page in (0, 128, 4, 1))
+    assert whole <= large < small < single
+    assert cycles("bsnd") > whole  # NHD: a row of a head is a burst of its own, in pages or not
+    assert cycles("bsnd", page=128) >= cycles("bsnd")
+
+
+LATENT_CALL = Problem(
+    heads=4, kv_heads=1, seq_q=1, lengths=(40, 100), head_dim=48, value_head_dim=32, values_in_keys=True
+)
+
+
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+def test_latents_have_the_bits_of_keys_and_values_that_are_alike(machine: Machine) -> None:
+    """The same numbers given twice, as K and as V."""
+    plain = LATENT_CALL.model_copy(update={"values_in_keys": False})
+    source = drawn_source(LATENT_CALL)
+    both = [
+        evaluate(
+            program_of(p, machine.hw, machine.precision, splits=2, **SMALL), p, source, rows="all", heads="all"
+        ).rows
+        for p in (LATENT_CALL, plain)
+    ]
+    assert both[0].keys() == both[1].keys()
+    assert all(np.array_equal(both[0][at].view(np.uint32), both[1][at].view(np.uint32)) for at in both[0])
+
+
+def test_latents_are_fetched_once() -> None:
+    """576 elements a token and sequence of a decoding step of DeepSeek-V3, whatever a page."""
+    for page in (0, 64):
+        done = run("split_kv", workload="deepseek_v3", lengths=[512, 2 * K, 4 * K], page=page, numerics=False)
+        keys = sum(done.problem.lengths)
+        assert done.problem.kv_bytes() == keys * 576 * 2
+        fetched = done.timing.link_bytes["hbm"]
+        others = 2 * 3 * 128 * (576 + 512)
+        assert keys * 576 * 2 <= fetched <= 1.1 * (keys * 576 * 2 + others)
+
+
+def test_absorbed_queries_meet_latents_where_they_decode() -> None:
+    load = load_workload("deepseek_v3")
+    prefill, step = load.problem(), load.problem(seq_q=1, is_absorbed=True)
+    assert (prefill.kv_heads, prefill.head_dim, prefill.value_head_dim) == (128, 192, 128)
+    assert (step.kv_heads, step.head_dim, step.value_head_dim) == (1, 576, 512)
+    assert prefill.scale == step.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+
+
+def test_latents_that_do_not_fit_say_what_does() -> None:
+    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest that fits.* block_q=32"):
+        run(
+            "split_kv",
+            workload="deepseek_v3",
+            lengths=[512],
+            tiling={"block_q": 128, "block_kv": 512, "vector_rows": 32},
         )
-        wanted = expected(p, q, k, v, head)
-        error = np.asarray(result.output[0, head], np.float64) - wanted
-        assert np.linalg.norm(error) / np.linalg.norm(wanted) < (0.06 if run == "fp8" else 8e-3)
-    assert result.numerics.error.rmse < (0.06 if run == "fp8" else 8e-3)  # and so does the reference
 
 
-@pytest.mark.parametrize("run", RUNS)
-def test_a_window_of_all_keys_is_a_causal_mask_bit_for_bit(run: str) -> None:
-    assert np.array_equal(ran(run, problem(window=N)).output, ran(run, problem()).output)
+# ---------------------------------------------------------------- published rules
 
 
-def test_bits_are_the_same_however_a_tile_gets_its_mask() -> None:
-    outputs = {kind: ran("flash", problem(window=70), mask=kind) for kind in ("cut", "computed", "loaded")}
-    assert np.array_equal(outputs["cut"].output, outputs["computed"].output)
-    assert np.array_equal(outputs["cut"].output, outputs["loaded"].output)
-    assert len({r.cycles for r in outputs.values()}) == 3  # but not what it costs
-    with pytest.raises(TilingError, match="mask=cut: one constant matrix serves causal masks and windows"):
-        ran("flash", problem(documents=(100, 103)), mask="cut")
+def call(keys: Sequence[int], **fields: Any) -> SplitCall:
+    usual = {"queries": 1, "heads": 28, "kv_heads": 4, "block_q": 128, "block_kv": 128, "cores": 132}
+    return SplitCall(keys=tuple(keys), **(usual | fields))
 
 
-def test_decode_sees_its_window_as_the_last_row_of_prefill_does() -> None:
-    whole, one = problem(window=70, sinks=3), problem(window=70, sinks=3, seq_q=1, seq_kv=N)
-    assert one.visible_keys(0) == whole.visible_keys(N - 1) == 73
-    for run in ("flash", "split_kv", "gpu", "gpu splits"):
-        result = ran(run, one)
-        assert result.numerics.error.rmse < 2e-3
-        assert result.timing.link_bytes["hbm"] < ran(run, problem(seq_q=1, seq_kv=N)).timing.link_bytes["hbm"]
+MIXED, LONGER = (K, 7 * K, 32 * K), (K, 7 * K, 32 * K, 64 * K)
+LATENT = {"heads": 128, "kv_heads": 1, "block_kv": 64}
+IFA = {"cores": 24, "page": 128}
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
-def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
-    """One query of 32k keys: what is read beyond L2 is K and V of the window."""
-    sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 32768, "head_dim": 128, "causal": True}
-    for window in (1024, 4096):
-        p = Problem(window=window, **sizes)
-        moved = npusim.run("split_kv", hw=hw, problem=p, numerics=False).timing.link_bytes["hbm"]
-        assert window * 8 * 128 * 2 * 2 <= moved <= 1.1 * window * 8 * 128 * 2 * 2 + 2**20
+@pytest.mark.parametrize(
+    ("rule", "asked", "counts"),
+    [
+        ("fa3_varlen", call(MIXED), (1, 6, 24)),
+        ("fa3_varlen", call(LONGER), (1, 2, 10, 19)),
+        ("flashinfer", call(MIXED, page=64), (2, 12, 52)),
+        ("flashinfer", call(LONGER, page=16), (1, 5, 20, 40)),
+        ("flashmla", call((512, 8 * K, 32 * K), **LATENT), (1, 12, 47)),
+        ("flashmla", call((8 * K,), **LATENT), (43,)),
+        ("vllm", call((K + 1,), block_kv=16), (13,)),
+        ("vllm", call((7 * K,), block_kv=16), (16,)),
+        ("fa3", call((8 * K,) * 8), (4,) * 8),
+        ("fa3", call((8 * K,) * 27), (1,) * 27),
+        ("fa3", call((8 * K,)), (22,)),  # 29 of 3 tiles, the last 7 of which are empty
+        ("fa4", call((8 * K,) * 2), (16,) * 2),
+        ("cann", call((32 * K,), **IFA), (6,)),
+        ("cann", call((32 * K,) * 3, **IFA), (2,) * 3),
+        ("cann", call((32 * K,) * 4, **IFA), (1,) * 4),
+        ("cann", call((2 * K,), **IFA), (4,)),
+        ("cann", call((K,), **IFA), (1,)),
+    ],
+)
+def test_rules_give_what_their_kernels_do(rule: str, asked: SplitCall, counts: tuple[int, ...]) -> None:
+    parts = RULES[rule](asked)
+    assert tuple(map(len, parts)) == counts
+    assert tuple(map(sum, parts)) == asked.tiles
+
+
+@pytest.mark.parametrize(
+    ("blocks", "places", "tiles", "splits"), [(12, 216, 64, 16), (48, 108, 64, 2), (16, 264, 64, 16), (16, 264, 56, 12)]
+)
+def test_the_heuristic_of_flash_attention_2(blocks: int, places: int, tiles: int, splits: int) -> None:
+    assert num_splits_heuristic(blocks, places, tiles, skips_equal=True) == splits
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_every_rule_runs_on_causal_chunks_too(rule: str) -> None:
+    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True)
+    fields = {"block_q": 16, "block_kv": 32}
+    done = run("split_kv", problem=problem, tiling={"splits": rule, **fields}, rows="all", heads="all")
+    assert done.numerics.error.rmse < 1e-3
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": [100, 200], "seq": 100}, "seq: lengths say how many sequences"),
+        ({"lengths": [100, 200], "batch": 2}, "batch: lengths say"),
+        ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
+        ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is beside splits=2"),
+        ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),
+        ({"lengths": [100, 200], "tiling": {"splits": 2}}, "splits: 2 of 1 tiles of 512 keys"),
+    ],
+)
+def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((SpecError, TilingError), match=message):
+        run("split_kv", workload="qwen2_7b", **options)
+
+
+def test_schedules_of_one_length_say_so() -> None:
+    with pytest.raises(SpecError, match="lengths: schedule pasa takes sequences of one length"):
+        run("pasa", lengths=[100, 200])
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"window": 0}, "window: 0 must be greater than 0"),
-        ({"sinks": 4}, "sinks: 4 keys beside a window, and there is none"),
-        ({"documents": (100, 100)}, "documents: they add up to 200, and there are 203 keys"),
-        ({"window": 8, "causal": False}, "window: 8 keys of those up to the query: it needs a causal mask"),
-        ({"softcap": 0.0}, "softcap: 0.0 must be greater than 0"),
+        ({"lengths": [10, 20]}, "lengths 10,20 are 30 tokens, but [qk] has 40"),
+        ({"lengths": [10, 30], "cu_seqlens": [0, 20, 40]}, "are 40 tokens, but q has 40, and cu_seqlens 20 40"),
+        ({"lengths": [10, 30], "layout": "bsnd"}, r"lengths of 2 sequences of 30 keys at most; k has 1 of 40"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        problem(**fields)
+def test_lengths_that_do_not_add_up_to_the_tensors_are_refused(fields: dict[str, Any], message: str) -> None:
+    layout, lengths = fields.pop("layout", "tnd"), fields.pop("lengths")
+    tensors = {n: np.ones((40, 2, 16), np.float16) for n in "qkv"}
+    tensors = tensors if layout == "tnd" else {n: x[None] for n, x in tensors.items()}
+    with pytest.raises(TensorError, match=message):
+        run("flash", tensors={**tensors, **fields}, layout=layout, lengths=lengths)
