@@ -144,7 +144,7 @@ def test_a_run_refuses_what_is_not_modelled_and_says_what_it_ignores(windowed: P
     assert code
     assert "rotary (keys turned anew in each call): not modelled; to run without: --ignore rotary" in message
     _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
-    assert "ignored   softcap (50.0), rotary (keys turned anew in each call)" in table
+    assert "softcap (50.0), rotary (keys turned anew in each call)" in table
     _, text, _ = npusim(*words, "--ignore", "rotary", "--kind", "local", "--json")
     document = json.loads(text)
     assert document["ignored"] == ["rotary (keys turned anew in each call)"]
@@ -158,7 +158,7 @@ def test_a_search_says_what_it_ignores(windowed: Path, tmp_path: Path) -> None:
     assert code
     assert "not modelled" in message
     _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
-    assert "ignored  softcap (50.0), rotary" in table
+    assert "softcap (50.0), rotary" in table
     assert "steady" in table
     row = next(csv.DictReader(file.open()))
     assert (row["method"], row["band"]) == ("steady", "0.0")

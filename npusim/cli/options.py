@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
+from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
 
 if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,8 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
+#: Fields that a problem has too: which keys a query sees, and what is done to scores.
+SEEN_OR_SCORED = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -143,13 +145,6 @@ class Workload(SpecModel):
         lengths: Sequence[int] | None = None,
         tensor_parallel: int | None = None,
         causal: bool | None = None,
-        window: int | None = None,
-        sinks: int | None = None,
-        prefix: int | None = None,
-        chunk: int | None = None,
-        documents: tuple[int, ...] | None = None,
-        softcap: float | None = None,
-        alibi: bool | None = None,
         heads: int | None = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
@@ -159,6 +154,7 @@ class Workload(SpecModel):
         ignore: Collection[str] = (),
         page: int | None = None,
         is_absorbed: bool = False,
+        **asked: Any,
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
@@ -168,6 +164,7 @@ class Workload(SpecModel):
         tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
         of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
+        ``asked``: fields of `Problem` that say what queries see and what is done to scores.
 
         Raises
         ------
@@ -187,7 +184,7 @@ class Workload(SpecModel):
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
         else:
             rank_heads, rank_kv_heads = heads, heads
-        packed = sum(documents or self.documents) or None
+        packed = sum(asked.get("documents") or self.documents) or None
         sizes: dict[str, object] = {
             "batch": _first(batch, self.batch),
             "heads": rank_heads,
@@ -201,8 +198,6 @@ class Workload(SpecModel):
             "lengths": lengths,
             "page": self.page if page is None else page,
         }
-        asked: dict[str, object] = {"window": window, "sinks": sinks, "prefix": prefix, "chunk": chunk}
-        asked |= {"documents": documents, "softcap": softcap, "alibi": alibi, "sink_logits": None}
         sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
@@ -219,10 +214,8 @@ class Workload(SpecModel):
         left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")
-        values = {
-            name: value if value is not None or name in left_out else getattr(self, name)
-            for name, value in asked.items()
-        }
+        stated = {name: getattr(self, name) for name in SEEN_OR_SCORED if name not in left_out}
+        values = stated | {name: value for name, value in asked.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 
     def model(self, attention: Problem, ranks: int) -> ModelProblem:

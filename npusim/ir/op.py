@@ -66,7 +66,9 @@ class Opcode(Enum):
 #: How many sources an operation takes; a row sum, a start value too.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
-        **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys(
+            (Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.TANH, Opcode.ROW_MAX), (1,)
+        ),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
         Opcode.SELECT: (3,),
