@@ -214,7 +214,7 @@ class WorkTile:
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""
         sizes = tuple(size for _, _, size in self.spans)
-        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs)
+        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs), self.causal_offset
 
     @property
     def family(self) -> Hashable:
