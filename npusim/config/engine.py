@@ -6,7 +6,7 @@ An engine's ``model`` names the cost function that reads it; a device file gives
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -155,6 +155,7 @@ WIDEST_BYTES = 8
 class VectorEngine(_QueueSpec):
     """The vector unit: VECTOR."""
 
+    row_sums: ClassVar[tuple[str, ...]] = ("vector_lanes", "tree_halves")
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
@@ -207,6 +208,7 @@ class VectorFunctionSpec(SpecModel):
 class RegisterVectorEngine(_QueueSpec):
     """A vector unit whose instructions work on registers: a stage is compiled into functions of hardware loops."""
 
+    row_sums: ClassVar[tuple[str, ...]] = ("four_chains", "sequential", "vector_lanes")
     model: Literal["vector"]
     style: Literal["registers"]
     register_bytes: PositiveWhole

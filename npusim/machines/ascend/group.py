@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NoReturn
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, VectorEngine
+from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorEngine
 from npusim.errors import TilingError
 from npusim.formats import get_format
+from npusim.formats.reductions import CHAINS
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.flow import Place
     from npusim.config.device import DeviceSpec
+    from npusim.ir.op import VectorCode
     from npusim.ir.tile import Operand, RingTile
 
 AIC = "aic"
@@ -131,9 +133,19 @@ class AscendGroup:
     @property
     def block_bytes(self) -> int:
         """Bytes that a vector core's reduction turns into one value before its next pass."""
+        return self.vector_engine.block_bytes.value
+
+    @property
+    def vector_engine(self) -> VectorEngine | RegisterVectorEngine:
+        """The vector unit of a vector core."""
         engine = self.device.engine(AIV, "VECTOR")
-        assert isinstance(engine, VectorEngine)
-        return engine.block_bytes.value
+        assert isinstance(engine, VectorEngine | RegisterVectorEngine)
+        return engine
+
+    @property
+    def has_registers(self) -> bool:
+        """Whether the vector unit works on registers."""
+        return isinstance(self.vector_engine, RegisterVectorEngine)
 
     def share(self, core: VectorCore, rows: int) -> tuple[int, int]:
         """Return first row and rows of a vector core's share of ``rows``, possibly none."""
@@ -159,11 +171,14 @@ class AscendGroup:
             + ", ".join(there)
         )
 
-    @property
-    def row_sum(self) -> str:
-        """Order in which the vector unit adds up a row."""
+    def row_sum(self, code: VectorCode | None) -> str:
+        """Return the order in which the vector unit adds up a row: its own, or what the code for its registers says."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
-        return self.device.row_sum.value
+        if code is None:
+            return self.device.row_sum.value
+        if code.layout == "nd":
+            return "vector_lanes"
+        return self.device.row_sum.value if code.chains == CHAINS else "sequential"
 
     def arithmetic(self, operand: str, _result: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""

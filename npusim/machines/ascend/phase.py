@@ -48,8 +48,8 @@ class AscendPhase:
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
         # Row sums without an order of their own take the vector unit's.
-        tables = frame.tables(group.row_sum)
-        self.rows = {s: rows_stage(frame, s, table, group, tiling.elements) for s, table in tables.items()}
+        tables = frame.tables(group.row_sum(tiling.code))
+        self.rows = {s: rows_stage(frame, s, table, group, tiling, self.direct) for s, table in tables.items()}
         self.cuts = self._cut() if products and frame.loop_axis else []
         if products:
             self._place_products()
@@ -92,7 +92,7 @@ class AscendPhase:
         )
         tiles = [tuple(v.tiles.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra
+        pace = tiling.barriers, tiling.together, tiling.extra, tiling.code
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from npusim.algorithms.blocks import BlockOrder
 from npusim.config.tiling import Field, Tiling
 from npusim.formats import get_format
+from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class AscendTiling:
         Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
         States that stay in global memory between tiles, where UB has no space.
+    code
+        How rows are written for a vector unit with registers; none: the unit works from UB to UB.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -87,6 +90,7 @@ class AscendTiling:
     barriers: Barriers = "every"
     together: int = 1
     extra: bool = False
+    code: VectorCode | None = None
 
 
 def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
@@ -164,7 +168,22 @@ class VectorFields(Tiling):
     )
 
 
-class KernelFields(VectorFields):
+class RegisterFields(VectorFields):
+    """The same, and how rows are written for a vector unit with registers, where the device has one."""
+
+    vector: Literal["fused", "stages", "calls"] | None = Field(
+        default=None,
+        description="vector functions: one a stage of rows, casts apart, or one an instruction; default: fused",
+    )
+    layout: Literal["dn", "nd"] | None = Field(
+        default=None, description="a register holds rows of one key (dn: K Q^T) or keys of one row (nd); default: dn"
+    )
+    chains: int | None = Field(
+        default=None, ge=1, le=4, description="accumulators of a row's maximum and sum in dn, 1 or 4; default: 4"
+    )
+
+
+class KernelFields(RegisterFields):
     """The same, and what published kernels do differently."""
 
     kernel: KernelName | None = Field(

@@ -52,6 +52,8 @@ WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opco
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
 CHAINS = MappingProxyType({"sequential": 1, "four_chains": 4})
+#: Format of masks: a register of theirs serves for one of any format.
+MASK = "int8"
 #: Plain instructions that are done again on what is loaded again, where storing a result would be the other way.
 MOST_REPEATED = 2
 
@@ -132,7 +134,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
-            max(get_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != "int8"),
+            max((get_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
             reduction=step.opcode if step.opcode in WITHIN else None,
             chains=CHAINS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
             is_kept=step.name in code.leaves,
@@ -203,15 +205,17 @@ class _VectorFunction:
             if isinstance(source, Value) and self._is_made_here(source):
                 is_there_at_once = source.reduction is None and (source.cols > 1) == (value.cols > 1)
                 first = max(first, source.loop if is_there_at_once else source.loop + 1)
-        for at, loop in enumerate(self.loops[first:], first):
-            shared = {*map(id, loop.values), *(id(s) for v in loop.values for s in v.sources)}
-            if (loop.rows, loop.cols) == (value.rows, value.cols) and not shared.isdisjoint(map(id, value.sources)):
-                break
-        else:
-            at = len(self.loops)
+        value.loop = next(
+            (at for at in range(first, len(self.loops)) if self._fits(value, self.loops[at])), len(self.loops)
+        )
+        if value.loop == len(self.loops):
             self.loops.append(Loop(value.rows, value.cols))
-        value.loop = at
-        self.loops[at].values.append(value)
+        self.loops[value.loop].values.append(value)
+
+    def _fits(self, value: Value, loop: Loop) -> bool:
+        """Return whether a value is worked out in a loop: one over its shape that has something it reads."""
+        had = {*map(id, loop.values), *(id(s) for v in loop.values for s in v.sources)}
+        return (loop.rows, loop.cols) == (value.rows, value.cols) and not had.isdisjoint(map(id, value.sources))
 
     # ---------------------------------------------------------------- instructions of an iteration
 
@@ -390,6 +394,11 @@ def _chain(value: Value) -> Iterator[Value]:
     for source in value.sources:
         if isinstance(source, Value):
             yield from _chain(source)
+
+
+def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
+    """Return what :func:`function_cycles` looks at of steps beside shapes, formats and which operands are one."""
+    return code, tuple(step.name in code.leaves for step in steps)
 
 
 def place(operand: Operand) -> tuple[Hashable, int]:
