@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.op import VectorCode
     from npusim.ir.tile import Operand, RingTile
+    from npusim.machines.ascend.plan import Route
 
 AIC = "aic"
 AIV = "aiv"
@@ -98,16 +99,18 @@ class AscendGroup:
         """Place a ring that the vector unit hands to itself, some operations later."""
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
-    def is_direct(self, what: str, place: Place) -> bool:
+    def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
         """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
 
-        Raises `TilingError` where the device has neither.
+        Raises `TilingError` where the device has neither, or not the ``route``.
         """
         ends = (AIC, "L0C", AIV, "UB") if place == "down" else (AIV, "UB", AIC, "L1")
         sender, source, reader, destination = ends
         has = self.device.has_route
-        if has(sender, source, destination):
+        if route != "gm" and has(sender, source, destination):
             return True
+        if route == "chip":
+            self.refuse_route(f"route=chip: {what} goes from {sender} to {reader}", source, destination)
         if not (has(sender, source, "GM") and has(reader, "GM", destination)):
             self.refuse_route(f"{what} goes from {sender} to {reader}", source, destination)
         return False
@@ -175,10 +178,10 @@ class AscendGroup:
         """Return the order in which the vector unit adds up a row: its own, or what the code for its registers says."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
         if code is None:
-            return self.device.row_sum.value
+            return str(self.device.row_sum.value)
         if code.layout == "nd":
             return "vector_lanes"
-        return self.device.row_sum.value if code.chains == CHAINS else "sequential"
+        return str(self.device.row_sum.value) if code.chains == CHAINS else "sequential"
 
     def arithmetic(self, operand: str, _result: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""

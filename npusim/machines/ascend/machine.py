@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npusim.algorithms.blocks import dealt
 from npusim.errors import TilingError
 from npusim.ir.op import VectorCode
-from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import AscendTiling, Barriers, RegisterFields, gemm_tiling, loaded_k, slice_elements
 from npusim.machines.ascend.pricing import AscendPricing
@@ -101,9 +101,12 @@ class AscendMachine(Machine):
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
-            ahead=getattr(t, "depth", 1),
+            ahead=self._ahead(t),
             spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
             code=self._code(t),
+            order=getattr(t, "order", "rolling"),
+            slots=getattr(t, "slots", PING_PONG),
+            route=getattr(t, "route", None),
         )
         if not getattr(t, "kernel", ""):
             return fields, ""
@@ -114,6 +117,12 @@ class AscendMachine(Machine):
             together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
         ), ""
+
+    @staticmethod
+    def _ahead(tiling: Any) -> int:
+        """Return how many tiles stages run ahead: in a group those before its last."""
+        depth: int = getattr(tiling, "depth", 1)
+        return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
 
     def _code(self, tiling: Any) -> VectorCode | None:
         """Return how rows are written for a unit with registers: fused, transposed, in four chains if nobody says."""

@@ -29,6 +29,12 @@ Barriers = Literal["needed", "every"]
 Staging = Literal["held", "whole", "panel", "piece"]
 
 
+#: In which order the stages of tiles follow one another.
+StageOrder = Literal["rolling", "groups", "serial"]
+#: Which way a tile goes from vector cores to the matrix unit.
+Route = Literal["chip", "gm"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProductPlan:
     """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how its operands wait in L1.
@@ -80,6 +86,13 @@ class AscendTiling:
         States that stay in global memory between tiles, where UB has no space.
     code
         How rows are written for a vector unit with registers; none: the unit works from UB to UB.
+    order
+        ``rolling``: each stage ``ahead`` tiles before the next.  ``groups``: of ``ahead`` and one tiles, stage after
+        stage.  ``serial``: tile after tile, the next begins when all cores are through.
+    slots
+        Of L0A, L0B and L0C at most; with one the core waits for the way out of L0C before it loads for more.
+    route
+        Of what rows hand to products; none: on the chip where the device leads there.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -91,6 +104,9 @@ class AscendTiling:
     together: int = 1
     extra: bool = False
     code: VectorCode | None = None
+    order: StageOrder = "rolling"
+    slots: int = PING_PONG
+    route: Route | None = None
 
 
 def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
@@ -169,8 +185,18 @@ class VectorFields(Tiling):
 
 
 class RegisterFields(VectorFields):
-    """The same, and how rows are written for a vector unit with registers, where the device has one."""
+    """The same, how cores take turns, and how rows are written for a vector unit with registers, where there is one."""
 
+    order: StageOrder = Field(
+        default="rolling",
+        description="stages each `depth` tiles ahead of the next, in groups of `depth` tiles, or tile after tile",
+    )
+    slots: int = Field(
+        default=PING_PONG, ge=1, le=4, description="of L0A, L0B and L0C; 1: the core waits for each result to leave L0C"
+    )
+    route: Route | None = Field(
+        default=None, description="of P to the matrix unit: on the chip or through global memory; default: the shortest"
+    )
     vector: Literal["fused", "stages", "calls"] | None = Field(
         default=None,
         description="vector functions: one a stage of rows, casts apart, or one an instruction; default: fused",

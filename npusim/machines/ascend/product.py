@@ -323,10 +323,10 @@ class CubeRings:
     accumulators: tuple[Ring, ...]
 
 
-def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> CubeRings:
+def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, most: int = PING_PONG) -> CubeRings:
     """Place rings through L0A, L0B and L0C that fit every product of a phase.
 
-    Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
+    Each has as many slots as fit, ``most`` at most: two where the vendor's kernels use L0 in ping-pong.
     """
     plans = [p.plan for p in products]
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
@@ -334,7 +334,7 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> 
     single = get_format(products[0].how.accumulator_format).size_bytes
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
-        slots = max(1, min(PING_PONG, group.capacity_bytes(buffer) // size // (halves if part else 1)))
+        slots = max(1, min(most, group.capacity_bytes(buffer) // size // (halves if part else 1)))
         return group.ring(f"{AIC}.{buffer}", f"{prefix}{buffer}{part}", size, slots, producer, consumer)
 
     parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]

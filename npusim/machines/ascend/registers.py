@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from math import ceil, log2
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -107,7 +106,7 @@ def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str,
     """
     terms: dict[str, float] = {}
     parts = list(functions(_values(steps, spec, key, code), code))
-    for function, after in zip_longest(parts, parts[1:], fillvalue=()):
+    for function, after in zip(parts, [*parts[1:], []], strict=False):
         # What a function leaves late is hidden by the start of one that does not read it.
         left = {id(v) for v in function}
         is_waited_for = not after or any(id(s) in left for v in after for s in v.sources)
@@ -169,7 +168,7 @@ def _joined(values: list[Value], spec: RegisterVectorEngine, *, is_fused: bool) 
 
 def functions(values: list[Value], code: VectorCode) -> Iterator[list[Value]]:
     """Yield what each vector function does: all, casts to what leaves apart, or one instruction."""
-    if code.functions == "fused":
+    if code.functions == "fused" and values:
         yield values
     elif code.functions == "calls":
         yield from ([v] for v in values)
