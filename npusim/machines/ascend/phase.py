@@ -139,7 +139,8 @@ class AscendPhase:
                     self.cross[n] = (self._slots(n, GM, height, depth, [FIXP], [v.load for v in cores]),)
                 case "up", is_direct:
                     space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
-                    self.cross[n] = (self._slots(n, space, height, self._generations(n), stores, [reader]),)
+                    readers = [reader, MTE2] if is_direct and self.tiling.takes_turns else [reader]
+                    self.cross[n] = (self._slots(n, space, height, self._generations(n), stores, readers),)
 
     def _slots_in_ub(self, n: str, core: VectorCore) -> Ring:
         """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""

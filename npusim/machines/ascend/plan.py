@@ -108,6 +108,11 @@ class AscendTiling:
     slots: int = PING_PONG
     route: Route | None = None
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a core waits for what it has begun before it loads for more."""
+        return self.order == "serial" or self.slots == 1
+
 
 def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
     """Return the tiling of a plain product: operands stream through L1 in pieces of ``load_k`` (0: ``k``)."""
