@@ -188,12 +188,12 @@ class RegisterOpSpec(SpecModel):
     """One instruction of a vector unit with registers, on one register.
 
     ``plain`` ones start two a cycle or as many as the unit issues, ``single`` ones one a cycle, ``long`` ones go
-    through a unit of their own; ``load`` and ``store`` reach UB.
+    through a unit of their own; ``load`` and ``store`` reach the buffer.
     """
 
     kind: Literal["plain", "single", "long", "load", "store"]
     latency_cycles: WholeQuantity = Field(description="until an instruction that depends on it may start")
-    cycles_per_register: Positive = Field(description="that it holds its unit, or the port of UB")
+    register_cycles: Positive = Field(description="that it holds its unit, or the port of the buffer")
 
 
 class VectorFunctionSpec(SpecModel):
@@ -212,15 +212,15 @@ class RegisterVectorEngine(_QueueSpec):
     model: Literal["vector"]
     style: Literal["registers"]
     register_bytes: PositiveWhole
-    block_bytes: PositiveWhole = Field(description="of UB that one access to blocks takes: a row of a fractal")
+    block_bytes: PositiveWhole = Field(description="of the buffer that one access to blocks takes: a row of a fractal")
     row_sum: Choice[Literal["four_chains", "sequential", "vector_lanes"]] = Field(
         description="in which order it adds up a row where neither kernel nor precision says, by name"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
     singly_issued_per_cycle_count: PositiveWhole = Field(description="of them those of kind single")
     registers_written_per_cycle_count: PositiveWhole = Field(description="by loads as by compute instructions")
-    accesses_per_cycle_count: PositiveWhole = Field(description="to UB, of a register each")
-    writes_per_cycle_count: PositiveWhole = Field(description="to UB, of them")
+    accesses_per_cycle_count: PositiveWhole = Field(description="to the buffer, of a register each")
+    writes_per_cycle_count: PositiveWhole = Field(description="to the buffer, of them")
     long_units_count: PositiveWhole
     long_switch_cycles: Quantity = Field(description="of two long instructions of various kinds that alternate, more")
     function: VectorFunctionSpec
@@ -497,7 +497,7 @@ class SharedMemoryPipe(SpecModel):
 
 
 def _has_style(data: object) -> str:
-    """Return which vector unit a mapping, or a unit read, is: one of instructions from UB to UB states no style."""
+    """Return which vector unit a mapping or a unit is: one without registers states no style."""
     style = data.get("style") if isinstance(data, dict) else getattr(data, "style", None)
     return "memory" if style is None else "registers"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import dealt
 from npusim.errors import TilingError
+from npusim.formats.reductions import CHAINS
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
@@ -63,7 +64,7 @@ class AscendMachine(Machine):
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""
-        choices = {"vector": "fused", "layout": "dn", "chains": 4}
+        choices = {"vector": "fused", "layout": "dn", "chains": CHAINS}
         if not self.group.has_registers:
             chosen = [f"{name}={value}" for name in choices if (value := getattr(tiling, name)) is not None]
             if chosen:
@@ -72,8 +73,8 @@ class AscendMachine(Machine):
                     "it is a field of devices whose file says `style: registers`, such as ascend_950"
                 )
             return tiling
-        if tiling.chains not in (None, 1, 4):
-            raise TilingError(f"chains: {tiling.chains} is not one of 1, 4")
+        if tiling.chains not in (None, 1, CHAINS):
+            raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
         made = {name: value for name, value in choices.items() if getattr(tiling, name) is None}
         return tiling.model_copy(update=made)
 
@@ -129,7 +130,7 @@ class AscendMachine(Machine):
         if not self.group.has_registers:
             return None
         fields = {name: getattr(tiling, name, None) for name in ("vector", "layout", "chains")}
-        return VectorCode(fields["vector"] or "fused", fields["layout"] or "dn", fields["chains"] or 4)
+        return VectorCode(fields["vector"] or "fused", fields["layout"] or "dn", fields["chains"] or CHAINS)
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()

@@ -58,11 +58,11 @@ MOST_REPEATED = 2
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class RegisterValue:
     """What one instruction leaves of a tile, and what it reads: other values of the stage, or where operands lie."""
 
     name: str
-    sources: tuple[Value | Hashable, ...]
+    sources: tuple[RegisterValue | Hashable, ...]
     rows: int
     cols: int  #: of the tile it works through; 1 for a vector of rows
     size: int  #: bytes of the widest element it meets
@@ -78,7 +78,7 @@ class Value:
         return self.cols == 1 or self.reduction is not None
 
 
-class Path(NamedTuple):
+class LatencyPath(NamedTuple):
     """Instructions that wait for one another, from where a loop may begin."""
 
     cycles: float = 0.0
@@ -86,12 +86,12 @@ class Path(NamedTuple):
 
 
 @dataclass(slots=True)
-class Loop:
+class HardwareLoop:
     """A hardware loop over tiles of one shape: its values, and how often each instruction runs in an iteration."""
 
     rows: int
     cols: int
-    values: list[Value] = field(default_factory=list)
+    values: list[RegisterValue] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     trips: float = 1.0
     is_nested: bool = False
@@ -115,10 +115,10 @@ def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str,
     return ceil(sum(terms.values())), tuple(terms.items())
 
 
-def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[Value]:
+def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
     """Return what steps leave, pairs that are one instruction joined."""
-    latest: dict[Hashable, Value] = {}
-    values: list[Value] = []
+    latest: dict[Hashable, RegisterValue] = {}
+    values: list[RegisterValue] = []
     for step in steps:
         name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
         if name is None:
@@ -128,7 +128,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
         tiles = [s for s in step.srcs if not isinstance(s, float)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
-        value = Value(
+        value = RegisterValue(
             name,
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
@@ -148,16 +148,20 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
     return values if code.functions == "calls" else _joined(values, spec, is_fused=code.functions == "fused")
 
 
-def _joined(values: list[Value], spec: RegisterVectorEngine, *, is_fused: bool) -> list[Value]:
+def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused: bool) -> list[RegisterValue]:
     """Return the values with each pair that one instruction does as one; only fused code has multiply-adds."""
     readers = Counter(id(s) for v in values for s in v.sources)
     gone: set[int] = set()
     for value in values:
         for source in value.sources:
-            if not isinstance(source, Value) or source.cols != value.cols or source.is_vector != value.is_vector:
+            if (
+                not isinstance(source, RegisterValue)
+                or source.cols != value.cols
+                or source.is_vector != value.is_vector
+            ):
                 continue
             pair = PAIRS.get((source.name.partition("_")[0], value.name.partition("_")[0]), "")
-            is_free = readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
+            is_free = is_alike and readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
             if pair in spec.ops and is_free and (is_fused or pair != "multiply_add") and value.cols > 1 - is_fused:
                 value.name = pair
                 value.sources = (*source.sources, *(s for s in value.sources if s is not source))
@@ -166,7 +170,7 @@ def _joined(values: list[Value], spec: RegisterVectorEngine, *, is_fused: bool) 
     return [v for v in values if id(v) not in gone]
 
 
-def functions(values: list[Value], code: VectorCode) -> Iterator[list[Value]]:
+def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
     """Yield what each vector function does: all, casts to what leaves apart, or one instruction."""
     if code.functions == "fused" and values:
         yield values
@@ -177,7 +181,7 @@ def functions(values: list[Value], code: VectorCode) -> Iterator[list[Value]]:
         others = [v for v in values if v not in casts]
         for v in casts:
             for source in v.sources:
-                if isinstance(source, Value):
+                if isinstance(source, RegisterValue):
                     source.is_kept = True
         yield from (f for f in (others, casts) if f)
 
@@ -185,9 +189,9 @@ def functions(values: list[Value], code: VectorCode) -> Iterator[list[Value]]:
 class _VectorFunction:
     """One vector function: its loops, and where their time goes."""
 
-    def __init__(self, values: list[Value], spec: RegisterVectorEngine, key: str, code: VectorCode) -> None:
+    def __init__(self, values: list[RegisterValue], spec: RegisterVectorEngine, key: str, code: VectorCode) -> None:
         self.values, self.spec, self.key, self.code = values, spec, key, code
-        self.loops: list[Loop] = []
+        self.loops: list[HardwareLoop] = []
         self.within = {id(v) for v in values}
         for value in values:
             self._place(value)
@@ -195,33 +199,33 @@ class _VectorFunction:
             self._count(loop)
 
     def _is_made_here(self, source: object) -> bool:
-        return isinstance(source, Value) and id(source) in self.within
+        return isinstance(source, RegisterValue) and id(source) in self.within
 
-    def _place(self, value: Value) -> None:
+    def _place(self, value: RegisterValue) -> None:
         """Put a value into the first loop over its shape in which what it reads is there."""
         first = 0
         for source in value.sources:
-            if isinstance(source, Value) and self._is_made_here(source):
+            if isinstance(source, RegisterValue) and self._is_made_here(source):
                 is_there_at_once = source.reduction is None and (source.cols > 1) == (value.cols > 1)
                 first = max(first, source.loop if is_there_at_once else source.loop + 1)
         value.loop = next(
             (at for at in range(first, len(self.loops)) if self._fits(value, self.loops[at])), len(self.loops)
         )
         if value.loop == len(self.loops):
-            self.loops.append(Loop(value.rows, value.cols))
+            self.loops.append(HardwareLoop(value.rows, value.cols))
         self.loops[value.loop].values.append(value)
 
-    def _fits(self, value: Value, loop: Loop) -> bool:
+    def _fits(self, value: RegisterValue, loop: HardwareLoop) -> bool:
         """Return whether a value is worked out in a loop: one over its shape that has something it reads."""
         had = {*map(id, loop.values), *(id(s) for v in loop.values for s in v.sources)}
         return (loop.rows, loop.cols) == (value.rows, value.cols) and not had.isdisjoint(map(id, value.sources))
 
     # ---------------------------------------------------------------- instructions of an iteration
 
-    def _lanes(self, loop: Loop) -> int:
+    def _lanes(self, loop: HardwareLoop) -> int:
         return self.spec.register_bytes.value // max(v.size for v in loop.values)
 
-    def _count(self, loop: Loop) -> None:
+    def _count(self, loop: HardwareLoop) -> None:
         """Count an iteration's instructions: work, loads of what is not in registers, stores of what leaves."""
         is_down = self.code.layout == "dn" and loop.cols > 1
         across = loop.rows if is_down or loop.cols == 1 else loop.cols
@@ -245,7 +249,7 @@ class _VectorFunction:
                 counts[WITHIN[value.reduction]] += 1
                 counts["dup"] += 1
         for source in self._read(loop):
-            if isinstance(source, Value) and self._is_made_here(source):
+            if isinstance(source, RegisterValue) and self._is_made_here(source):
                 self._reread(source, loop, each, is_down=is_down)
             elif not (self._is_spread(source, loop) and is_down):
                 counts["load"] += 1 if self._is_spread(source, loop) else each
@@ -260,18 +264,18 @@ class _VectorFunction:
                 counts["store_blocks" if rows_of_fractals else "store"] += 1 if value.reduction else each
         loop.follows = any(self._is_made_here(s) and id(s) not in made for s in self._read(loop))
 
-    def _read(self, loop: Loop) -> list[Value | Hashable]:
+    def _read(self, loop: HardwareLoop) -> list[RegisterValue | Hashable]:
         """Return what a loop's values read that it does not make itself."""
         made = {id(v) for v in loop.values}
         return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
 
-    def _is_spread(self, source: Value | Hashable, loop: Loop) -> bool:
+    def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
         """Return whether a source is one value a row where the loop goes over tiles."""
-        cols = source.cols if isinstance(source, Value) and not source.reduction else 1
-        cols = cols if isinstance(source, Value) else source[1]  # type: ignore[index]
+        cols = source.cols if isinstance(source, RegisterValue) and not source.reduction else 1
+        cols = cols if isinstance(source, RegisterValue) else source[1]  # type: ignore[index]
         return cols == 1 and loop.cols > 1
 
-    def _reread(self, source: Value, loop: Loop, each: int, *, is_down: bool) -> None:
+    def _reread(self, source: RegisterValue, loop: HardwareLoop, each: int, *, is_down: bool) -> None:
         """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
@@ -282,13 +286,13 @@ class _VectorFunction:
             for v in again:
                 if v.name:
                     loop.counts[v.name] += each
-            loop.counts["load"] += each * len({s for v in again for s in v.sources if not isinstance(s, Value)})
+            loop.counts["load"] += each * len({s for v in again for s in v.sources if not isinstance(s, RegisterValue)})
         else:
             loop.counts["load"] += each
             source.is_kept = True
             self.loops[source.loop].counts["store"] += 0 if self._is_stored(source) else each
 
-    def _is_stored(self, value: Value) -> bool:
+    def _is_stored(self, value: RegisterValue) -> bool:
         return value.is_kept or self.code.functions == "calls"
 
     # ---------------------------------------------------------------- time
@@ -296,12 +300,12 @@ class _VectorFunction:
     def _op(self, name: str) -> RegisterOpSpec:
         return self.spec.op(name)
 
-    def bounds(self, loop: Loop) -> dict[str, float]:
+    def bounds(self, loop: HardwareLoop) -> dict[str, float]:
         """Return the cycles that an iteration of a loop takes at least, by the constant that says so."""
         ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
 
         def total(*kinds: str) -> float:
-            return sum(n * ops[o].cycles_per_register.value for o, n in loop.counts.items() if ops[o].kind in kinds)
+            return sum(n * ops[o].register_cycles.value for o, n in loop.counts.items() if ops[o].kind in kinds)
 
         def number(*kinds: str) -> int:
             return sum(n for o, n in loop.counts.items() if ops[o].kind in kinds)
@@ -343,18 +347,18 @@ class _VectorFunction:
                 yield f"{key}.ops.{step}.latency_cycles", float(self._op(step).latency_cycles.value)
         yield f"{key}.function.drain_cycles", float(spec.function.drain_cycles.value)
 
-    def _exposed(self, at: int) -> Path:
+    def _exposed(self, at: int) -> LatencyPath:
         """Return the longest chain of instructions behind the last iteration that what follows waits for."""
-        loop, paths = self.loops[at], dict[int, Path | None]()
+        loop, paths = self.loops[at], dict[int, LatencyPath | None]()
         is_last = at == len(self.loops) - 1
         latency = {name: op.latency_cycles.value for name, op in self.spec.ops.items()}
         used = {id(s) for later in self.loops[at + 1 :] for v in later.values for s in v.sources}
-        longest = Path()
+        longest = LatencyPath()
         for value in loop.values:
             starts = [self._start(s, loop, paths) for s in value.sources]
             path = max((p for p in starts if p is not None), default=None)
             if path is None and not loop.follows:
-                path = Path()
+                path = LatencyPath()
             if path is not None:
                 path = self._longer(path, value, latency)
             paths[id(value)] = path
@@ -362,20 +366,22 @@ class _VectorFunction:
                 continue
             if is_last and self._is_stored(value):
                 store = "store_blocks" if loop.counts["store_blocks"] and value.is_narrowed else "store"
-                path = Path(path.cycles + latency[store], (*path.names, store))
+                path = LatencyPath(path.cycles + latency[store], (*path.names, store))
             if is_last or id(value) in used:
                 longest = max(longest, path)
         return longest
 
-    def _start(self, source: Value | Hashable, loop: Loop, paths: Mapping[int, Path | None]) -> Path | None:
+    def _start(
+        self, source: RegisterValue | Hashable, loop: HardwareLoop, paths: Mapping[int, LatencyPath | None]
+    ) -> LatencyPath | None:
         """Return how long a source takes from where a loop may begin; None if it is there before."""
-        if isinstance(source, Value) and self._is_made_here(source):
-            return paths[id(source)] if id(source) in paths else Path()
+        if isinstance(source, RegisterValue) and self._is_made_here(source):
+            return paths[id(source)] if id(source) in paths else LatencyPath()
         if loop.follows or not loop.counts["load"]:
             return None
-        return Path(self._op("load").latency_cycles.value, ("load",))
+        return LatencyPath(self._op("load").latency_cycles.value, ("load",))
 
-    def _longer(self, path: Path, value: Value, latency: Mapping[str, float]) -> Path:
+    def _longer(self, path: LatencyPath, value: RegisterValue, latency: Mapping[str, float]) -> LatencyPath:
         """Return a path with a value's instruction behind it, and what joins its accumulators."""
         names = [value.name] if value.name else []
         if value.reduction and self.code.layout == "dn":
@@ -384,14 +390,14 @@ class _VectorFunction:
             names += [WITHIN[value.reduction]]
         elif value.is_narrowed and value.cols > 1:
             names.append("pack")
-        return Path(path.cycles + sum(latency[n] for n in names), (*path.names, *names))
+        return LatencyPath(path.cycles + sum(latency[n] for n in names), (*path.names, *names))
 
 
-def _chain(value: Value) -> Iterator[Value]:
+def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
     """Yield a value and all values it is made of."""
     yield value
     for source in value.sources:
-        if isinstance(source, Value):
+        if isinstance(source, RegisterValue):
             yield from _chain(source)
 
 
