@@ -154,12 +154,9 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
     gone: set[int] = set()
     for value in values:
         for source in value.sources:
-            if (
-                not isinstance(source, RegisterValue)
-                or source.cols != value.cols
-                or source.is_vector != value.is_vector
-            ):
+            if not isinstance(source, RegisterValue):
                 continue
+            is_alike = source.cols == value.cols and source.is_vector == value.is_vector
             pair = PAIRS.get((source.name.partition("_")[0], value.name.partition("_")[0]), "")
             is_free = is_alike and readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
             if pair in spec.ops and is_free and (is_fused or pair != "multiply_add") and value.cols > 1 - is_fused:
