@@ -8,32 +8,31 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
-from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.problem import LayerProblem, SharedProblem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
-from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
+from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
 from npusim.node.reduction import execute, normal_samples
 from npusim.node.result import folded
 from npusim.node.simulate import simulate
 from npusim.node.times import simulated_work, stated_work
-from npusim.numerics.evaluate import evaluate, indices
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
-from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond
+from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond, traced_groups
 from npusim.simulation.result import Spread
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeDevice, NodeSpec
     from npusim.config.problem import Problem
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.layer import LayerTiling
     from npusim.simulation.plan import Plan
+    from npusim.simulation.request import Groups
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
 
@@ -58,7 +58,7 @@ NO_BITS = ComputedBits(inputs="none")
 def run_on_node(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that says what is wrong."""
     r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
-    groups = indices("trace_groups", r.trace_groups, machine.node.device_count.value) if r.trace_groups else ()
+    groups = traced_groups(r.trace_groups, machine.node.device_count.value)
     if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
         refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
     if isinstance(problem, ModelProblem):
@@ -116,10 +116,10 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def time_on_node(
-    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = ()
-) -> NodeTiming:
+def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_groups: Groups = ()) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
+
+    ``trace_groups`` may be ``"last"``: the device that ends last.
 
     Raises
     ------
@@ -131,18 +131,19 @@ def time_on_node(
     node, device = machine.node, machine.each
     timer = kernel_timer(node, device, method)
     ranks = len(program.phases[0].blocks)
-    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
+    traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
     check_sanity(timing)
-    return timing
+    if not isinstance(trace_groups, str) or timing.account is None:
+        return timing
+    return replace(timing, spans=tuple(s for s in timing.spans if s.group == timing.account.group))
 
 
-def _model(
-    plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Sequence[int]
-) -> tuple[TileProgram, NodeTiming]:
+def _model(plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
     """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
     tiling = cast("LayerTiling", plan.tiling)
     listed = periods(problem, tiling, machine, cast("PartialSums", plan.precision))
-    times = []
+    times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
     for period in listed:
         check(period.program)
         times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))
@@ -310,17 +311,39 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
         overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
     printed = paper_layers(what, memory.capacity_bytes, output=tiling.output)
     where = layers_on_host(what, tiling, machine)
-    stated = (what.parameters or shape_parameters(what)) / 1e9
-    shaped = f", its shapes {shape_parameters(what) / 1e9:.1f}" if what.parameters else ""
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
         if not is_offloaded or memory.host_bytes is not None
     )
     return (
-        f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
+        f"{what.layers} layers: {rate}, {overhead}; {_weights(what)}",
+        *_experts_note(what),
         f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}; "
         f"K and V of {where} layers on the host; L_GPU = {memory.gpu_layers} of {what.layers}, "
         f"by equation 37 as printed {printed:,.1f}",
         f"longest prompt in tokens: {offloaded}",
+    )
+
+
+def _weights(what: ModelProblem) -> str:
+    """Return the parameters of a model: stated, of its shapes, and those that a token takes."""
+    weights = what.weights()
+    parts = [f"{(what.parameters or weights.total) / 1e9:.1f} billion parameters"]
+    parts += [f"its shapes {weights.total / 1e9:.1f}"] if what.parameters else []
+    parts += [f"{weights.active / 1e9:.1f} a token"] if what.experts else []
+    parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
+    return ", ".join(parts)
+
+
+def _experts_note(what: ModelProblem) -> tuple[str, ...]:
+    """Return how many experts a call is taken to read, where there are some."""
+    experts = what.experts
+    if experts is None:
+        return ()
+    touched, rows = experts.touched(what.rows), what.rows
+    tokens = f"{rows:,} token{'' if rows == 1 else 's'}"
+    return (
+        f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
+        f"{tokens} of a call take {touched}, as expected of independent tokens (assumed), each on all devices",
     )

@@ -108,6 +108,7 @@ class AscendMachine(Machine):
             order=getattr(t, "order", "rolling"),
             slots=getattr(t, "slots", PING_PONG),
             route=getattr(t, "route", None),
+            is_work_list=getattr(t, "deal", "") == "work_list",
         )
         if not getattr(t, "kernel", ""):
             return fields, ""

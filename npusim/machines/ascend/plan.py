@@ -93,6 +93,8 @@ class AscendTiling:
         Of L0A, L0B and L0C at most; with one the core waits for the way out of L0C before it loads for more.
     route
         Of what rows hand to products; none: on the chip where the device leads there.
+    is_work_list
+        Whether each block goes to the core group that is free first.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class AscendTiling:
     order: StageOrder = "rolling"
     slots: int = PING_PONG
     route: Route | None = None
+    is_work_list: bool = False
 
     @property
     def takes_turns(self) -> bool:
@@ -185,7 +188,7 @@ class VectorFields(Tiling):
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )
     deal: BlockOrder = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+        default="round_robin", description="blocks to cores: in turn, longest first, or a persistent kernel's list"
     )
 
 
