@@ -38,13 +38,14 @@ class RunResult(run_result.RunData):
         """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
         return pipes_frame(record_of(self))
 
-    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
+    def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
 
-        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
-        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
+        By default ``runs/<folder>``: schedule, inputs, shape, device, a digest of what else was asked.  The same run
+        is replaced there, another one only by ``force``, anything else never.  ``save_output`` adds the output tensor.
+        Raises `OutputError` if it cannot be written.
         """
-        return save_run(self, folder, save_output=save_output)
+        return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
         """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
@@ -82,6 +83,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
+    lengths, page
+        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

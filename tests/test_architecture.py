@@ -24,7 +24,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 #: From low to high; parts of one layer do not import one another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("units", "errors", "sanitize"),
+    ("units", "errors", "sanitize", "cache"),
     ("formats", "layout"),
     ("config",),
     ("ir",),
@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel", "machine", "simulation"),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
     ("run", "cli"),
+    ("__main__",),
 )
 #: (who, whom) within one layer: ``report`` shows what the others return.
 WITHIN = frozenset(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import checks, compare, explore, guide, inputs, layout, run
+from npusim.cli import checks, compare, explore, guide, inputs, layout, run, warm
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 #: In the order of the help text.
 VERBS = (
     *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "layout"),
-    *("help", "hw", "workload", "new"),
+    *("help", "hw", "workload", "new", "warm"),
 )
 
 
@@ -82,7 +82,7 @@ app = Verbs(
     epilog=examples(
         ("npusim run flash", "FlashAttention on an Ascend 910B2, PanGu-38B, 4096 tokens"),
         ("npusim run flash --seq 8192 -t block_kv=256", "another length, another tile"),
-        ("npusim compare runs/a runs/b", "what changed between two runs"),
+        ("npusim compare @2 @1", "what changed between the last two runs"),
         ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
         ("npusim hw list", "the devices that come with npusim"),
         ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace"),
@@ -129,7 +129,7 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for module in (run, compare, explore, checks, layout, guide):
+for module in (run, compare, explore, checks, layout, guide, warm):
     app.add_typer(module.app)
 for verbs in (inputs.hw, inputs.workload, guide.new):
     app.add_typer(verbs)

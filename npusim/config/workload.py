@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.model import (
+    Count,
     HeadCount,
     Name,
     NonNegativeInt,
@@ -85,10 +86,11 @@ class Workload(SpecModel):
     )
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
-    batch: PositiveInt = 1
-    seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
-    seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
+    batch: Count = 1
+    seq: Count = Field(description="tokens, unless the command line says otherwise")
+    seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
+    page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -125,13 +127,16 @@ class Workload(SpecModel):
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         dtype: str | None = None,
+        page: int | None = None,
+        is_absorbed: bool = False,
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
         ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
         the workload's keys.  ``lengths`` are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and
         ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
-        tensors at hand, that is one device's share already: a given ``heads`` is not divided.
+        tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
+        of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
 
         Raises
         ------
@@ -162,9 +167,13 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
             "lengths": lengths,
+            "page": self.page if page is None else page,
         }
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
+        if is_absorbed and self.latent and _first(seq_q, seq, self.seq) < _first(seq_kv, seq, self.seq_kv, self.seq):
+            sizes |= {"kv_heads": 1, "head_dim": self.latent.width, "value_head_dim": self.latent.kv_lora_rank}
+            sizes |= {"values_in_keys": True, "scale": self.scale or self.head_dim**-0.5}
         return Problem.model_validate({**sizes, "data": self.data})
 
     def model(self, attention: Problem, ranks: int) -> ModelProblem:
@@ -183,7 +192,7 @@ class Workload(SpecModel):
 
     def expanded_cache(self, problem: Problem) -> str:
         """Return what a note says of K and V that were made of a latent cache and are read back; empty for others."""
-        if self.latent is None or problem.seq_q >= problem.seq_kv:
+        if self.latent is None or problem.values_in_keys or problem.seq_q >= problem.seq_kv:
             return ""
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
         size = problem.kv_bytes()
@@ -206,15 +215,15 @@ class Workload(SpecModel):
             parts["softcap"] = f"scores capped at {self.softcap:g}"
         return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
 
-    def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
-        """Return what a run over ``keys`` keys leaves out, as a table says it.
+    def ignored(self, keys: int, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
+        """Return what a run over ``keys`` keys leaves out, as a table says it; ``models``: what its schedule computes.
 
         Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
         """
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        parts = self.left_out(keys)
+        parts = {name: what for name, what in self.left_out(keys).items() if name not in models}
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
+from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -135,6 +136,11 @@ class Request:
     lengths: Sequence[int] | None = _what(
         "--lengths TOKENS,...",
         "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
+        needs="workload attention device",
+    )
+    page: int | None = _what(
+        "--page KEYS",
+        "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
         needs="workload attention device",
     )
     tensor_parallel: int | None = _what(
@@ -260,6 +266,8 @@ class Request:
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip() and name != "prefix":
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
+            if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "N") and name != "seed":
+                object.__setattr__(self, name, whole_number(name, value))
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Request:
@@ -268,7 +276,7 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal")
+        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "page", "dtype", "tensor_parallel", "causal")
         sizes = {name: getattr(self, name) for name in names}
         if self.phase == "decode" or (self.lengths and self._decodes_lengths()):
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
@@ -296,7 +304,7 @@ class Request:
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
         from npusim.config.node import load_machine
-        from npusim.schedules import unread_keys
+        from npusim.schedules.define import unread_keys
 
         return load_machine(self.named_device(), self.overrides, unread_keys)
 
@@ -376,6 +384,7 @@ class CallOptions(TypedDict, total=False):
     phase: Literal["prefill", "decode"] | None
     batch: int | None
     lengths: Sequence[int] | None
+    page: int | None
     tensor_parallel: int | None
     causal: bool | None
     dtype: Dtype | None
@@ -477,6 +486,14 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
     for option, value in options:
         words += [option, value] if value else [option]
     return " ".join(shlex.quote(word) for word in (*words, *more))
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return a whole number as it is typed: ``4096``, ``8k``; raise `SpecError` naming what it is."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise SpecError(f"{name} {text}: write a positive whole number: 4096, 8k (8,192), 1M") from None
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

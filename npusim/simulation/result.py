@@ -29,7 +29,7 @@ _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """What another preset of the schedule gives on the same rows.
+    """What a preset of the schedule gives, the run's own or another: its error is that of the rows `RunData.compared`.
 
     ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
     """
@@ -72,7 +72,8 @@ class RunData:
     partial sums, ``finite`` what is finite on the same sample where the output is not,
     ``presets`` what other presets give; ``notes`` are what the run wants its reader to know, ``ignored``
     what of the workload's attention it was told to leave out.  ``asked`` are the options that ask for
-    this run on a command line (None: none can).
+    this run on a command line (None: none can).  ``digest`` is a hash of all that decides what is predicted, ``folder``
+    the name of a folder for it, which no other run has.
     """
 
     name: str
@@ -93,7 +94,10 @@ class RunData:
     notes: tuple[str, ...] = field(default=())
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
+    compared: str = ""
     asked: Asked | None = None
+    digest: str = ""
+    folder: str = ""
 
     @property
     def cycles(self) -> int:
