@@ -145,11 +145,6 @@ class AscendGroup:
         assert isinstance(engine, VectorEngine | RegisterVectorEngine)
         return engine
 
-    @property
-    def has_registers(self) -> bool:
-        """Whether the vector unit works on registers."""
-        return isinstance(self.vector_engine, RegisterVectorEngine)
-
     def share(self, core: VectorCore, rows: int) -> tuple[int, int]:
         """Return first row and rows of a vector core's share of ``rows``, possibly none."""
         each = ceil_div(rows, len(self.vector_cores))
@@ -186,6 +181,11 @@ class AscendGroup:
     def arithmetic(self, operand: str, _result: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""
         return self.device.matrix_engine(AIC).arithmetic_of(operand)
+
+
+def has_registers(device: DeviceSpec) -> bool:
+    """Return whether the vector units of a device work on registers."""
+    return isinstance(device.engine(AIV, "VECTOR"), RegisterVectorEngine)
 
 
 def move(label: str, queue: str, dst: Operand, src: Operand, name: str = "") -> TileOp:

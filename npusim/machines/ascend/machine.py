@@ -10,7 +10,7 @@ from npusim.algorithms.blocks import dealt
 from npusim.errors import TilingError
 from npusim.formats.reductions import CHAINS
 from npusim.ir.op import VectorCode
-from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import AscendTiling, Barriers, RegisterFields, gemm_tiling, loaded_k, slice_elements
 from npusim.machines.ascend.pricing import AscendPricing
@@ -65,7 +65,7 @@ class AscendMachine(Machine):
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""
         choices = {"vector": "fused", "layout": "dn", "chains": CHAINS}
-        if not self.group.has_registers:
+        if not has_registers(self.device):
             chosen = [f"{name}={value}" for name in choices if (value := getattr(tiling, name)) is not None]
             if chosen:
                 raise TilingError(
@@ -128,7 +128,7 @@ class AscendMachine(Machine):
 
     def _code(self, tiling: Any) -> VectorCode | None:
         """Return how rows are written for a unit with registers: fused, transposed, in four chains if nobody says."""
-        if not self.group.has_registers:
+        if not has_registers(self.device):
             return None
         fields = {name: getattr(tiling, name, None) for name in ("vector", "layout", "chains")}
         return VectorCode(fields["vector"] or "fused", fields["layout"] or "dn", fields["chains"] or CHAINS)

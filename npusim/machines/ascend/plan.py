@@ -10,12 +10,13 @@ from npusim.algorithms.blocks import BlockOrder
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.formats import get_format
 from npusim.ir.op import VectorCode
-from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.algorithms.phase import Stage
+    from npusim.config.device import DeviceSpec
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
 
@@ -239,3 +240,9 @@ class KernelFields(RegisterFields):
     running: Literal["core", "gm"] = Field(
         default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
     )
+
+
+def left_alone(device: DeviceSpec) -> frozenset[str]:
+    """Return the fields that a search leaves at their defaults: how a kernel is written, not how large tiles are."""
+    barriers = frozenset({"barriers", "together"}) if has_registers(device) else frozenset()
+    return frozenset(RegisterFields.model_fields) - frozenset(VectorFields.model_fields) | barriers
