@@ -41,9 +41,9 @@ SEEDS = 4
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
-#: Measured: seconds that bounding a family takes, what follows for one of its points on average, bits of one
-#: configuration, and simulating a point.
-FAMILY_S, POINT_S, BITS_S, RUN_S = 7e-3, 0.6e-3, 0.15, 0.06
+#: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
+#: one configuration, and simulating a point.
+FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
 class Progress(NamedTuple):
@@ -507,6 +507,16 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
+def _subject(request: Request) -> dict[str, object]:
+    """Return what is computed, and on what device, for who reads the store."""
+    about: dict[str, object] = {"device": request.machine().name}
+    if request.problem is None:
+        about["workload"] = request.title(request.load())
+    if request.problem is not None or request.tensors is None:  # else the tensors' sizes are the problem
+        about["problem"] = (request.problem or request.attention()).model_dump(mode="json")
+    return about
+
+
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
     """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
     families = len(setting.families(points, range(len(points))))
@@ -540,6 +550,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
                 "version": npusim.__version__,
                 "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules),
+                **_subject(setting.request),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "config": setting.config,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import dealt
 from npusim.errors import TilingError
 from npusim.formats.reductions import CHAINS
+from npusim.ir.content import Itself
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
@@ -19,6 +21,7 @@ from npusim.machines.base import Machine
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
@@ -83,7 +86,7 @@ class AscendMachine(Machine):
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return replace(phase, cells=dealt(phase.cells, self.places, deal))
+        return _dealt(Itself(phase), self.places, deal)
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
@@ -144,6 +147,13 @@ class AscendMachine(Machine):
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
+
+
+@lru_cache(maxsize=16)  # of phases and orders
+def _dealt(phase: Itself, places: int, deal: BlockOrder) -> Phase:
+    """Return a phase with its blocks in another order, one for all tilings that have it."""
+    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal))
+    return ordered
 
 
 def _is_attention(phase: Phase) -> bool:
