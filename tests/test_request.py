@@ -163,7 +163,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "
-        "--arithmetic a --method des --tensors f --prefix g --layout tnd --rows 0-2 --heads all --seed 7 "
+        "--arithmetic a --method des --tensors f --tensor-prefix g --layout tnd --rows 0-2 --heads all --seed 7 "
         "--no-numerics --diagnose --presets --no-save --force"
     )
     CliRunner().invoke(app, line.split())
@@ -188,7 +188,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         arithmetic="a",
         method="des",
         tensors="f",
-        prefix="g",
+        tensor_prefix="g",
         layout="tnd",
         rows="0-2",
         heads="all",

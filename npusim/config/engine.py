@@ -285,6 +285,7 @@ class SharingSpec(SpecModel):
     step_instructions_count: WholeQuantity = Field(description="of a warp in an iteration, for addresses and control")
     access_instructions_count: WholeQuantity = Field(description="of a warp for a copy or load of 16 bytes a thread")
     block_start_cycles: WholeQuantity = Field(description="from one block of a place to the next's first load")
+    lookup_cycles: WholeQuantity = Field(description="until a number read from global memory says what comes next")
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="for each warp of the block")
     fence_cycles: WholeQuantity = Field(description="until a product sees what was stored to shared memory")

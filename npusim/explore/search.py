@@ -282,8 +282,12 @@ class Search:
         if not self.options.exhaustive:
             self._seed(workers, remaining)
         self._survey(workers, remaining)
-        if self.options.needs_bits:
-            self._compute_bits(workers, [f.indices for f in self.families.values()])
+        if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
+            later = self._put_aside()
+            self._compute_bits(workers, self._waiting_families())
+            self._simulate(workers)
+            self._waiting |= later
+            self._compute_bits(workers, self._waiting_families())
         self._simulate(workers)
         self._merge()
         self._check(workers)
@@ -372,6 +376,19 @@ class Search:
         self.bits |= dict.fromkeys(indices, bits)
         if why := self._rejected(bits):
             self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i in indices)
+
+    def _put_aside(self) -> dict[tuple[object, ...], list[tuple[float, int]]]:
+        """Take out of what waits, and return, what cannot be faster than all that has a time."""
+        later = {}
+        for group, entries in self._waiting.items():
+            fastest = min((us for us, _ in self._fronts[group]), default=math.inf)
+            later[group] = sorted(entry for entry in entries if entry[0] > fastest)
+            self._waiting[group] = sorted(entry for entry in entries if entry[0] <= fastest)
+        return later
+
+    def _waiting_families(self) -> list[tuple[int, ...]]:
+        """Return the points of the families that wait."""
+        return [self.families[i].indices for entries in self._waiting.values() for _, i in sorted(entries)]
 
     def _rejected(self, bits: Bits) -> str:
         if bits.problem:

@@ -313,7 +313,7 @@ class Predictor:
 
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
-        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.warm}"
+        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.is_warm}"
         if text not in self._done:
             machine = self.machine(case.device)
             self._done[text] = run_request(
@@ -325,7 +325,7 @@ class Predictor:
                     numerics=False,
                     method=self.method,
                     trace_groups=(),
-                    warm=bool(case.warm),
+                    warm=case.is_warm,
                     **_what(case, machine),
                 )
             )

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.blocks import BlockOrder
+from npusim.algorithms.tiling_mask import MaskKind
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.formats import get_format
 from npusim.ir.op import VectorCode
@@ -193,6 +194,11 @@ class VectorFields(Tiling):
         default="round_robin",
         description="blocks to cores: in turn, longest first, or a persistent kernel's list",
         json_schema_extra=lightest("any"),
+    )
+    mask: MaskKind | None = Field(
+        default=None,
+        description="of a tile that not all see: cut from a small constant matrix, computed by comparisons of indices, "
+        "or loaded from a whole matrix; default: cut where one serves, else loaded",
     )
 
 

@@ -374,6 +374,8 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         # An operand with gaps between its rows needs repeats of its own for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
         listed = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
+        # A mask or bias that is made of indices: each comparison, or step of its arithmetic, is an instruction.
+        listed += [("scalar", listed[0][1])] * step.attributes.comparisons
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
         for tile in tiles:
             if tile.cols == 1 and step.dst.cols > 1:
@@ -382,6 +384,14 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         return listed
 
     return instructions
+
+
+def _tanh(step: Step, spec: VectorEngine) -> Instructions:
+    """Return what Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1)."""
+    count = repeats(step.dst, spec, step.dst.fmt)
+    held, around = ("scalar", "scalar", "scalar"), ("scalar", "scalar")  # to both ends, times 2; less and plus 1
+    parts = *held, f"exp_{step.dst.fmt}", *around, f"div_{step.dst.fmt}"
+    return [(name, count) for name in parts]
 
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
@@ -431,6 +441,7 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),
+        Opcode.TANH: _tanh,
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

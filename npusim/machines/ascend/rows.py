@@ -114,7 +114,7 @@ class VectorShare:
         for s in stages:
             self._place_ends(s)
         for s in stages:
-            for n in s.masks:
+            for n in filter(frame.is_loaded, s.masks):
                 # One slot beside products: only the tiles on the diagonal need a mask.
                 depth = PING_PONG if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
@@ -227,7 +227,7 @@ class VectorShare:
             yield from self._skip(s, block, tile)
             return
         for part in self.slices(mine, s.height):
-            views: dict[str, RingTile] = {}
+            views: dict[str, Operand] = {}
             for n in s.inputs:
                 if n in self.dropped:
                     views[n] = self._share(n, block, tile, part)
@@ -245,14 +245,17 @@ class VectorShare:
                 if n not in s.moved:
                     views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
             for n in s.masks:
-                if n in tile.only:
+                if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
+                    views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
+                elif n in tile.only:
                     cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
                     shape = (part.rows, tile.cols, "int8")
                     yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
                     views[n] = self.masks[n].front(*shape)
             if not s.moved:
                 bound = self._bindings(s, part, views, block, tile)
-                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
+                steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
+                yield compute(s.name, self.core.vector, steps, self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
                     yield self._spill(n, part)
