@@ -89,7 +89,7 @@ def test_formats_offered_are_those_of_a_problem() -> None:
         ({"workload": "qwen2_7b", "seq": 512, "tensor_parallel": 4}, "-w qwen2_7b --seq 512 --tp 4"),
         ({"causal": False, "method": "auto", "numerics": False, "rows": "all"}, "--no-causal"),
         ({"causal": True, "ignore": ("window", "softcap")}, "--causal --ignore window,softcap"),
-        ({"problem": GemmProblem(m=16, n=32, k=64)}, "--problem m=16,n=32,k=64,dtype=float16"),
+        ({"problem": GemmProblem(m=16, n=32, k=64)}, "--problem m=16,n=32,k=64"),
         ({"problem": CopyProblem(bytes=1024), "hw": "v100"}, "--problem bytes=1024 --hw v100"),
         ({"tiling": {"block_kv": 64, "depth": 1}, "overrides": {"a.b": "2"}}, "-C a.b=2 -t block_kv=64 -t depth=1"),
     ],
