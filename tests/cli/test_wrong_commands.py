@@ -190,10 +190,7 @@ WRONG = (
     ("run flash --tensors bf16.npz", "q is |V2: .npz keeps the bits of bfloat16 and float8_e4m3fn, but not which"),
     ("run flash --tensors e4m3.npz", "q is |V1: .npz keeps the bits of bfloat16 and float8_e4m3fn, but not which"),
     ("run flash --tensors ok.npz -w w.yaml", "tensors: 1 query heads of 16 and 1 of keys are none of workload w"),
-    (
-        "run flash --no-save -o a --trace none --timeline 0:1",
-        "--out, --trace, --timeline: nothing is written with --no-",
-    ),
+    ("run flash --no-save -o a --trace none --timeline 0:1", "--out, --trace, --timeline: nothing is written"),
     ("run flash --trace none --trace-groups 0,1", "--trace-groups: no timeline is written with --trace none"),
     ("run flash --no-numerics --save-output", "--save-output: read where bits are computed"),
     ("run gemm --problem m=64,n=64,k=64 --save-output", "--save-output: read where bits are computed"),
