@@ -123,18 +123,44 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorCode:
+    """How a stage of rows is written for a vector unit with registers.
+
+    functions
+        ``fused``: all of it is one vector function; ``stages``: casts to what leaves are one of their own; ``calls``:
+        every instruction is one.
+    layout
+        ``dn``: a register holds rows of one column; ``nd``: columns of one row.
+    chains
+        Accumulators of a maximum along columns.
+    leaves
+        Names that lie in UB when it ends.
+    blocks
+        Whether what is cast leaves as rows of fractals.
+    """
+
+    functions: Literal["fused", "stages", "calls"] = "calls"
+    layout: Literal["dn", "nd"] = "nd"
+    chains: int = 1
+    leaves: frozenset[str] = frozenset()
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """What an operation costs by the kernel that it is part of, not by its steps.
 
     ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
     many tiles that cores hand one another share the cost of one, or 0: it bears none; ``extra``: that kernel's
-    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.
+    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.  ``code``: of a vector unit
+    with registers.
     """
 
     joins: bool = False
     tiles: int = 0
     extra: bool = False
     phase: str = ""
+    code: VectorCode | None = None
 
 
 ALONE = Pace()

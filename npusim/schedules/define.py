@@ -28,9 +28,11 @@ from npusim.errors import SpecError, TilingError
 from npusim.formats import cast
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
+from npusim.machines.ascend import plan
 from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields, SmFields, left_alone
+from npusim.machines.ascend.plan import KernelFields, VectorFields
+from npusim.machines.sm import core
+from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule, for_inputs
@@ -66,6 +68,9 @@ class FlashTiling(KernelFields, Blocks):
 ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
     {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
 )
+
+#: Fields that searches leave alone, by the class that has them.
+LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
 
 def machine_class(family: str) -> type[Any]:
@@ -123,7 +128,7 @@ def schedule(
         if not listed:
             raise SpecError(f"schedule {called}: it needs at least one precision")
         fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
-        left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
+        left = next(({"left": rule} for kind, rule in LEFT if issubclass(fields, kind)), {})
         for_family = Schedule(
             name=called,
             family=family,

@@ -318,15 +318,18 @@ class Request:
             *SCORES,
         )
         sizes = {name: getattr(self, name) for name in (*names, "ignore", "kind")}
-        if self.phase == "decode" or (self.lengths and self._decodes_lengths()):
+        if self.phase == "decode" or self._decodes_lengths():
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
         return sizes
 
     def _decodes_lengths(self) -> bool:
         """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
-        is_open = self.phase is None and self.seq_q is None and self.tensors is None
-        return is_open and self.find_schedule().is_of_decoding
+        if self.phase is not None or self.seq_q is not None or self.tensors is not None:
+            return False
+        is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
+        lengths = self.lengths or (() if is_sized else self.load().lengths)
+        return bool(lengths) and self.find_schedule().is_of_decoding
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
