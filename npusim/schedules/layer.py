@@ -112,8 +112,8 @@ def periods(
     dense = [layer >= problem.layers - problem.dense_layers for layer in range(problem.layers)]
     kinds = Counter(zip(places, dense, problem.are_local, strict=True))
     programs = [
-        Period(_layer(problem.layer_of(is_local=is_local), tiling, device, precision, *kind), count)
-        for (*kind, is_local), count in kinds.items()
+        Period(_layer(problem.layer_of(is_local=is_local), tiling, device, precision, place, is_dense), count)
+        for (place, is_dense, is_local), count in kinds.items()
     ]
     if problem.vocab:
         programs.append(Period(_head(problem), 1))
