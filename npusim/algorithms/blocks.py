@@ -44,6 +44,8 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
     k = GlobalTensor(
         "k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys, stretch_rows=p.page
     )
+    if p.cache is not None:  # a kernel before leaves it, head by head
+        k = replace(k, role="workspace", is_interleaved=False, stretch_rows=0)
     return AttentionTensors(
         q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
         k=k,
@@ -71,7 +73,7 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
         WorkTile(batch, head, ((row_axis, r, n), *cols))
         for batch in range(tensor.batch)
         for head in range(tensor.heads)
-        for r, n in chunks(tensor.rows, height)
+        for r, n in chunks(tensor.rows_of(batch), height)
         for cols in columns or [()]
     )
 
