@@ -1,4 +1,4 @@
-"""The cache folder: machine code of kernels, and device files as they were read.
+"""The cache folder: machine code of kernels, and what YAML files say.
 
 It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
 private temporary one, whichever can be written.  What is in it is used as it is (machine code is run), so a file is
@@ -55,7 +55,9 @@ def store(name: str, stamp: bytes, data: bytes) -> None:
         else:
             return
     if faults:
-        _say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
+        _say_once(
+            f"what is compiled and parsed cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written"
+        )
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def private_folder() -> Path | None:
         )
         return None
     else:
-        _say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
+        _say_once(f"no cache folder can be written; what is compiled and parsed is kept in {private}")
     return private
 
 
