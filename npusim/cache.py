@@ -44,8 +44,8 @@ def load(name: str, stamp: bytes) -> bytes | None:
     return None
 
 
-def store(name: str, stamp: bytes, data: bytes) -> None:
-    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once."""
+def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
+    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once, or not at all."""
     faults = list[str]()
     for place in _folders():
         try:
@@ -54,10 +54,8 @@ def store(name: str, stamp: bytes, data: bytes) -> None:
             faults.append(f"{place}: {error.strerror or error}")
         else:
             return
-    if faults:
-        _say_once(
-            f"what is compiled and parsed cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written"
-        )
+    if faults and not is_silent:
+        _say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
 
 
 @contextmanager
@@ -162,7 +160,7 @@ def private_folder() -> Path | None:
         )
         return None
     else:
-        _say_once(f"no cache folder can be written; what is compiled and parsed is kept in {private}")
+        _say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
     return private
 
 

@@ -81,7 +81,7 @@ def read_document(path: Path) -> Document:
         return _document(str(path), *json.loads(content))
     document = parse_document(text, file=str(path))
     lines = {key: position.line for key, position in document.places.items()}
-    cache.store(name, stamp, json.dumps([document.data, lines]).encode())
+    cache.store(name, stamp, json.dumps([document.data, lines]).encode(), is_silent=True)
     return document
 
 

@@ -35,7 +35,7 @@ _ANNOTATION, _TYPE, _TRACK, _EVENT_NAME, _LEVEL, _FLOW, _LAST_FLOW = 4, 9, 11, 2
 _INTEGER, _TEXT, _NAME = 4, 6, 10  # of DebugAnnotation
 _TYPES = MappingProxyType({"B": 1, "E": 2, "i": 3})
 _TYPE_COUNTER = 4
-_BYTES = [bytes([n]) for n in range(256)]
+_BYTES = tuple(bytes([n]) for n in range(256))
 #: Prefix of the name of a slice in which nothing ran; its cause follows.
 _WAIT = "wait: "
 _NANOSECONDS_PER_MICROSECOND = 1000

@@ -86,6 +86,8 @@ def test_a_file_is_parsed_once_as_long_as_its_text_is_the_same(tmp_path: Path, m
     assert read_document(copy).line("d.b", "text") == f"{copy}:1  d.b: text"
     monkeypatch.undo()
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(document, "_parser", lambda: "another version")
+    assert read_document(file) == first
     file.write_text("\na: 1\na: 2\n")
     for _ in range(2):  # a faulty file is not kept
         with pytest.raises(SpecError, match=r"device.yaml:3  a: duplicate key; first given in line 2"):

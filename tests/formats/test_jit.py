@@ -148,7 +148,7 @@ def test_without_a_writable_place_a_private_folder_serves_and_is_said_once(tmp_p
     assert folder.name == f"npusim-cache-{os.geteuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.glob("*.code")), "machine code is kept there"
-    assert first.stderr.count(f"no cache folder can be written; what is compiled and parsed is kept in {folder}") == 1
+    assert first.stderr.count(f"no cache folder can be written; compiled kernels are kept in {folder}") == 1
     assert "compiling numeric kernels" in first.stderr
     assert (second.stdout.strip(), second.stderr) == ("1.5", "")
 
@@ -189,7 +189,7 @@ def test_a_private_folder_of_ones_own_is_taken_again_in_silence(
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     cache.private_folder.cache_clear()
     made = cache.private_folder()
-    assert "is kept in" in capfd.readouterr().err
+    assert "are kept in" in capfd.readouterr().err
     cache.private_folder.cache_clear()
     assert cache.private_folder() == made
     assert capfd.readouterr().err == ""
