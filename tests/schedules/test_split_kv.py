@@ -440,7 +440,7 @@ def test_causal_queries_of_several_heads_are_packed_to_the_bit(hw: str) -> None:
     both = [program_of(problem, hw, pack=p, block_kv=32, splits=3, **fields) for p in ("on", "off")]
     assert all("pack" not in note for note in both[0].notes)
     if hw != "v100":
-        assert [b.rows for b in both[0].phases[0].blocks[::3]][:3] == [15, 15, 5]
+        assert sorted(b.rows for b in both[0].phases[0].blocks) == [5] * 6 + [15] * 12  # in whatever order
     assert np.array_equal(*(bits(problem, p) for p in both))
     for program in both:
         check(program, load_device(hw).flags)
