@@ -211,19 +211,11 @@ class Problem(Sizes):
     softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
     sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
-    lengths: tuple[PositiveInt, ...] = Field(
-        default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
-    )
-    page: NonNegativeInt = Field(
-        default=0, description="keys of a page of K and V; 0: they lie in one piece", exclude_if=lambda page: not page
-    )
-    page_seed: NonNegativeInt = Field(
-        default=0, description="of the order in which pages lie in memory", exclude_if=lambda seed: not seed
-    )
+    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
+    page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
     cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with a float32 scale a token and head")
-    values_in_keys: StrictBool = Field(
-        default=False, description="V is the first part of each row of K (latents)", exclude_if=lambda is_in: not is_in
-    )
+    values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
 
     @model_validator(mode="before")
     @classmethod
