@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
 from npusim.simulation import warm
 from npusim.timing import mean_field_kernel
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_warm_runs_the_kernel_of_long_causal_calls(monkeypatch: pytest.MonkeyPatch) -> None:
