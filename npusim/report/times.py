@@ -183,13 +183,48 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     )
 
 
+#: What bounds an interval of a hardware loop on a vector unit with registers, in words, by the constant that says so.
+_BOUNDS: Mapping[str, str] = MappingProxyType(
+    {
+        "issued_per_cycle_count": "issue",
+        "singly_issued_per_cycle_count": "instructions issued alone",
+        "registers_written_per_cycle_count": "register writes",
+        "accesses_per_cycle_count": "accesses to UB",
+        "writes_per_cycle_count": "stores to UB",
+        "long_units_count": "long units",
+        "function.startup_cycles": "starts and ends of functions",
+        "function.drain_cycles": "starts and ends of functions",
+        "function.nested_cycles": "nested loops",
+    }
+)
+#: Bounds that hold for less of a pipe's busy time are not named.
+_LEAST_BOUND = 0.1
+
+
+def _bounds(timing: TimingRecord, pipe: str) -> str:
+    """Return what a pipe's busy time is bound by, the most first; empty for pipes that are not of such loops."""
+    cycles: dict[str, float] = {}
+    for constant in timing.constants:
+        _, is_of_pipe, key = constant.key.partition(f".engines.{pipe}.")
+        if is_of_pipe:
+            latency = key.removeprefix("ops.").removesuffix(".latency_cycles")
+            words = _BOUNDS.get(key, f"latency of {latency.replace('_', ' ')}")
+            cycles[words] = cycles.get(words, 0.0) + constant.cycles
+    if not any(words in cycles for words in _BOUNDS.values()):
+        return ""
+    total = sum(cycles.values())
+    ranked = sorted(cycles.items(), key=lambda item: -item[1])
+    return ", ".join(f"{words} {percent(c / total)}" for words, c in ranked if c >= _LEAST_BOUND * total)
+
+
 def _limit(timing: TimingRecord) -> str:
     busiest = timing.busiest
     if busiest is None:
         return "nothing ran"
     track, share = track_of(busiest.group, busiest.queue), timing.busy_share(busiest)
     whose = "the time" if timing.overlap is not None else "the cores' time"
-    busy = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}"
+    busy, bounds = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}", _bounds(timing, track.pipe)
+    busy += f" (bound by {bounds})" if bounds else ""
     return busy if share >= BOUND_SHARE else f"pipes wait for one another; the busiest is {busy}"
 
 
