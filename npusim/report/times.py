@@ -6,7 +6,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.machines.tracks import track_of
+from npusim.machines.tracks import LOOP_BOUNDS, track_of
 from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
 from npusim.report.charts import Figure
@@ -183,20 +183,6 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     )
 
 
-#: What bounds an interval of a hardware loop on a vector unit with registers, in words, by the constant that says so.
-_BOUNDS: Mapping[str, str] = MappingProxyType(
-    {
-        "issued_per_cycle_count": "issue",
-        "singly_issued_per_cycle_count": "instructions issued alone",
-        "registers_written_per_cycle_count": "register writes",
-        "accesses_per_cycle_count": "accesses to UB",
-        "writes_per_cycle_count": "stores to UB",
-        "long_units_count": "long units",
-        "function.startup_cycles": "starts and ends of functions",
-        "function.drain_cycles": "starts and ends of functions",
-        "function.nested_cycles": "nested loops",
-    }
-)
 #: Bounds that hold for less of a pipe's busy time are not named.
 _LEAST_BOUND = 0.1
 
@@ -208,9 +194,9 @@ def _bounds(timing: TimingRecord, pipe: str) -> str:
         _, is_of_pipe, key = constant.key.partition(f".engines.{pipe}.")
         if is_of_pipe:
             latency = key.removeprefix("ops.").removesuffix(".latency_cycles")
-            words = _BOUNDS.get(key, f"latency of {latency.replace('_', ' ')}")
+            words = LOOP_BOUNDS.get(key, f"latency of {latency.replace('_', ' ')}")
             cycles[words] = cycles.get(words, 0.0) + constant.cycles
-    if not any(words in cycles for words in _BOUNDS.values()):
+    if not any(words in cycles for words in LOOP_BOUNDS.values()):
         return ""
     total = sum(cycles.values())
     ranked = sorted(cycles.items(), key=lambda item: -item[1])
