@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,10 +148,15 @@ def _add(runs: list[TileRun], run: TileRun) -> None:
 
 def masked_throughout(block: WorkTile) -> WorkTile:
     """Return the block with every tile masked, whether or not the mask cuts through it."""
-    runs: list[TileRun] = []
-    for run in block.runs:
-        _add(runs, replace(run, only=MASKED))
-    return replace(block, runs=tuple(runs))
+    return replace(block, runs=_masked(block.runs))
+
+
+@lru_cache(maxsize=1024)  # those of one head
+def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
+    masked: list[TileRun] = []
+    for run in runs:
+        _add(masked, replace(run, only=MASKED))
+    return tuple(masked)
 
 
 #: How blocks reach core groups: in turn, as listed; the longest first, every other round backwards; or each, the
