@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.op import Source, Step, TileOp
     from npusim.ir.tile import GlobalTensor, Tile
@@ -158,63 +159,122 @@ Progress = Callable[[float], None]
 
 @dataclass
 class Execution:
-    """The state after execution: tensors in global memory and numeric events."""
+    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone."""
 
     tensors: TensorStore
     events: EventLog = field(default_factory=EventLog)
     observers: Sequence[Observer] = ()
+    variants: Sequence[TensorStore] = ()
+
+
+class Variant(NamedTuple):
+    """A program that differs from another in attributes of steps alone (`is_variant`), and blocks by phase to execute.
+
+    They are lanes beside the other's, whose events nobody counts and no observer sees.
+    """
+
+    program: TileProgram
+    blocks: Mapping[str, Sequence[Any]]
+
+
+class Lane(NamedTuple):
+    """One block that runs in step with others, of which phase, and where its tensors are."""
+
+    phase: ProgramPhase
+    block: Any
+    tensors: TensorStore
 
 
 def execute(
     program: TileProgram,
     inputs: HeadSource,
-    blocks: dict[str, Sequence[Any]] | None = None,
+    blocks: Mapping[str, Sequence[Any]] | None = None,
     *,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
+    variants: Sequence[Variant] = (),
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
     ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
     """
-    state = Execution(TensorStore(program, inputs), observers=observers)
+    stores = [TensorStore(variant.program, inputs) for variant in variants]
+    state = Execution(TensorStore(program, inputs), observers=observers, variants=stores)
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
-    for phase, part in zip(program.phases, chosen, strict=True):
-        for lanes in _lanes(phase, part):
-            Lockstep(program, phase, lanes, state).run()
-            done += len(lanes)
+    for number, (phase, part) in enumerate(zip(program.phases, chosen, strict=True)):
+        lanes = [Lane(phase, block, state.tensors) for block in part]
+        for variant, store in zip(variants, stores, strict=True):
+            lanes += [Lane(variant.program.phases[number], block, store) for block in variant.blocks[phase.name]]
+        for group in _groups(lanes):
+            Lockstep(program, group, state).run()
+            done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
     return state
 
 
-def _lanes(phase: ProgramPhase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield groups of blocks of one shape, at most ``LANES`` together."""
-    groups: dict[Hashable, list[Any]] = {}
-    for block in blocks:
-        groups.setdefault(phase.shape(block), []).append(block)
+def _groups(lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
+    """Yield lanes of one shape, at most ``LANES`` together."""
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(lane.phase.shape(lane.block), []).append(lane)
     for group in groups.values():
         for start in range(0, len(group), LANES):
             yield group[start : start + LANES]
 
 
-class Lockstep:
-    """Some blocks of one shape, executed operation by operation."""
+def is_variant(program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]) -> bool:
+    """Return whether ``blocks`` by phase do the same in both programs, attributes of steps left aside."""
+    if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
+        return False
+    return all(
+        _operands(one.body(block)) == _operands(two.body(block))
+        for one, two in zip(program.phases, other.phases, strict=True)
+        for block in {one.shape(b): b for b in blocks[one.name]}.values()
+    )
 
-    def __init__(self, program: TileProgram, phase: ProgramPhase, blocks: list[Any], state: Execution) -> None:
-        self.program, self.phase, self.blocks = program, phase, blocks
-        self.tensors, self.events, self.observers = state.tensors, state.events, state.observers
-        self.store = BufferStore(program, len(blocks))
-        self.events.phase = phase.name
-        self.events.lanes = [str(b) for b in blocks]
+
+def _operands(items: Iterable[Item]) -> list[Any]:
+    """Return opcode and operands of each step, of loops those of the first iteration, and how often they run."""
+    listed: list[Any] = []
+    for item in items:
+        if isinstance(item, Loop):
+            listed.append((len(item.indices), _operands(item.body(item.indices[0]))))
+        else:
+            listed += [(step.opcode, [_form(operand) for operand in (step.dst, *step.srcs)]) for step in item.steps]
+    return listed
+
+
+def _form(operand: Source) -> Any:
+    """Return an operand by its content: tensors and rings are each program's own objects."""
+    if isinstance(operand, GlobalTile):
+        return operand.tensor.name, operand.fmt, operand.rows, operand.cols
+    if isinstance(operand, RingTile):
+        ring = operand.ring
+        return ring.name, operand.is_producer, ring.depth, ring.slot_bytes, operand.slot(0)
+    return operand
+
+
+class Lockstep:
+    """Some blocks of one shape, executed operation by operation; those of variants come last."""
+
+    def __init__(self, program: TileProgram, lanes: Sequence[Lane], state: Execution) -> None:
+        self.program, self.lanes = program, lanes
+        self.events, self.observers = state.events, state.observers
+        self.phase = lanes[0].phase
+        #: Blocks of the program itself.
+        self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
+        self.store = BufferStore(program, len(lanes))
+        self.events.phase = self.phase.name
+        self.events.lanes = [str(b) for b in self.blocks]
         self._constants: dict[tuple[float, str], Array] = {}
 
     def run(self) -> None:
         """Execute everything, in program order."""
         walker = Walker(self.program)
-        first, *others = (self.phase.body(b) for b in self.blocks)
+        first, *others = (lane.phase.body(lane.block) for lane in self.lanes)
         rest = [_flatten(items) for items in others]
         for position, resolved in enumerate(walk(walker, first)):
             self.events.position = position
@@ -231,25 +291,38 @@ class Lockstep:
         sources = [self._read(resolved, source, [t.srcs[i] for t in same], fmt) for i, source in enumerate(step.srcs)]
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
-        result = apply(step.opcode, sources, before, fmt, step.attributes)
-        if fmt != "int8":
-            read = [*sources, before] if step.attributes.accumulate else sources
-            self.events.look(resolved, step, np.broadcast_to(result, before.shape), read)
-        for observer in self.observers:
-            role = self.phase.roles.get(step.name, "")
-            observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result, role))
+        result = self._apply(sources, before, fmt, [step, *same])
+        if count := len(self.blocks):
+            read, outcome = [x[:count] for x in sources], result[:count]
+            if fmt != "int8":
+                known = [*read, before[:count]] if step.attributes.accumulate else read
+                self.events.look(resolved, step, np.broadcast_to(outcome, before[:count].shape), known)
+            for observer in self.observers:
+                role = self.phase.roles.get(step.name, "")
+                observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
-            for lane, one in enumerate([step, *same]):
+            for lane, one, values in zip(self.lanes, [step, *same], result, strict=True):
                 assert isinstance(one.dst, GlobalTile)
-                self.tensors.cut(one.dst)[...] = result[lane]
+                lane.tensors.cut(one.dst)[...] = values
         else:
             before[...] = result
+
+    def _apply(self, sources: Sequence[Array], before: Array, fmt: str, steps: Sequence[Step]) -> Array:
+        """Return what lanes write: those of one program together, and of all whose attributes are alike."""
+        parts = range(max(len(self.blocks), 1), len(steps))
+        cuts = [0, *(n for n in parts if steps[n].attributes != steps[n - 1].attributes), len(steps)]
+        results = []
+        for start, end in pairwise(cuts):
+            some = [x if len(x) == 1 else x[start:end] for x in sources]
+            results.append(apply(steps[start].opcode, some, before[start:end], fmt, steps[start].attributes))
+        return results[0] if len(results) == 1 else np.concatenate(results)
 
     def _read(self, resolved: ResolvedOp, source: Source, twins: list[Source], fmt: str) -> Array:
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
         if isinstance(source, GlobalTile):
-            return self.tensors.read([source, *(t for t in twins if isinstance(t, GlobalTile))])
+            tiles = [source, *(t for t in twins if isinstance(t, GlobalTile))]
+            return np.stack([lane.tensors.cut(t) for lane, t in zip(self.lanes, tiles, strict=True)])
         return self.store.view(self._tile(resolved, source))
 
     def _constant(self, value: float, fmt: str) -> Array:
@@ -328,10 +401,6 @@ class TensorStore:
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
             raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
-
-    def read(self, tiles: list[GlobalTile]) -> Array:
-        """Return the cuts of all lanes, (lanes, rows, cols)."""
-        return np.stack([self.cut(t) for t in tiles])
 
     def cut(self, tile: GlobalTile) -> Array:
         """Return one cut as a view of its head's matrix."""
