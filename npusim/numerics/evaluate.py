@@ -16,7 +16,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
-from npusim.numerics.executor import Execution, Observer, Progress, Variant, execute, is_variant
+from npusim.numerics.executor import Execution, Observer, Progress, Variant, changed_attributes, execute
 from npusim.numerics.reference import attention, row_errors, summarise_errors
 from npusim.numerics.result import NumericResult
 
@@ -45,6 +45,8 @@ Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
 #: Batch, head and first row of a block of the output.
 BlockRows = tuple[int, int, int]
+#: Programs by name.
+Programs = Mapping[str, "TileProgram"]
 #: Blocks to execute, by phase.
 Blocks = Mapping[str, Sequence[Any]]
 #: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
@@ -66,7 +68,7 @@ def evaluate(
     progress: Progress | None = None,
     reference: Reference = attention,
     exact: References | None = None,
-    variants: Mapping[str, TileProgram] | None = None,
+    variants: Programs | None = None,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
@@ -80,14 +82,10 @@ def evaluate(
     wanted = chosen_heads(problem, heads)
     probe = Probe(problem) if diagnose else None
     needed = needed_blocks(program, rows, wanted, problem.group_size)
-    beside = _variants(program, needed, wanted, problem.group_size, variants or {})
-    alike = {name: variant for name, variant in beside.items() if is_variant(program, *variant)}
+    among = _Variants(program, needed, wanted, problem.group_size, variants or {})
     watching = (probe,) if probe else ()
-    done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(alike.values()))
+    done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = _written(program, needed, wanted, done.tensors)
-    stores = dict(zip(alike, done.variants, strict=True))
-    for name in beside.keys() - alike.keys():
-        stores[name] = execute(beside[name].program, inputs, beside[name].blocks).tensors
     references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
@@ -110,9 +108,7 @@ def evaluate(
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         scores=probe.scores.magnitudes() if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
-        variants={
-            name: _written(*variant, wanted, stores[name])[compared_block(written)] for name, variant in beside.items()
-        },
+        variants=among.rows(done, inputs),
     )
 
 
@@ -122,18 +118,37 @@ def compared_block(rows: Iterable[BlockRows]) -> BlockRows:
     return max(at for at in each if at[:2] == each[0][:2])
 
 
-def _variants(
-    program: TileProgram, needed: Blocks, heads: Container[int], group_size: int, variants: Mapping[str, TileProgram]
-) -> dict[str, Variant]:
-    """Return each variant with the blocks that `compared_block` needs."""
-    outputs = _outputs(program, needed, heads, "o")
-    if not variants or not outputs:
-        return {}
-    batch, head, row = compared_block(outputs)
-    return {
-        name: Variant(other, needed_blocks(other, [row], {head}, group_size, batches={batch}))
-        for name, other in variants.items()
-    }
+class _Variants:
+    """Programs that compute one block of an output too: as lanes beside its own program's where they are like it."""
+
+    def __init__(
+        self,
+        program: TileProgram,
+        needed: Blocks,
+        heads: Container[int],
+        group_size: int,
+        of: Mapping[str, TileProgram],
+    ) -> None:
+        self.of, self.group_size, self.lanes = of, group_size, dict[str, Variant]()
+        if not of:
+            return
+        self.at = batch, head, row = compared_block(_outputs(program, needed, heads, "o"))
+        blocks = needed_blocks(program, [row], {head}, group_size, batches={batch})
+        for name, other in of.items():
+            changes = changed_attributes(program, other, blocks)
+            if changes is not None:
+                self.lanes[name] = Variant(other, blocks, changes)
+
+    def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
+        """Return the block's rows by name after their lanes are ``done``; what is none of them is executed alone."""
+        stores = dict(zip(self.lanes, done.variants, strict=True))
+        return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
+
+    def _rows(self, name: str, tensors: TensorStore | None, inputs: HeadSource) -> Array:
+        (batch, head, row), program = self.at, self.of[name]
+        if tensors is not None:
+            return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at]
+        return execute_rows(program, inputs, [row], {head}, self.group_size, batches={batch})[1][self.at]
 
 
 def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:

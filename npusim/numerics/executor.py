@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import get_format
+from npusim.ir.op import PLAIN, Attributes
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
@@ -168,21 +170,25 @@ class Execution:
 
 
 class Variant(NamedTuple):
-    """A program that differs from another in attributes of steps alone (`is_variant`), and blocks by phase to execute.
+    """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
 
     They are lanes beside the other's, whose events nobody counts and no observer sees.
     """
 
     program: TileProgram
     blocks: Mapping[str, Sequence[Any]]
+    changes: Mapping[Attributes, Attributes]
 
 
 class Lane(NamedTuple):
-    """One block that runs in step with others, of which phase, and where its tensors are."""
+    """One block that runs in step with others: where its tensors are, and which attributes it has in place of others'.
 
-    phase: ProgramPhase
+    Lanes of one program come together.
+    """
+
     block: Any
     tensors: TensorStore
+    changes: Mapping[Attributes, Attributes] = MappingProxyType({})
 
 
 def execute(
@@ -203,48 +209,58 @@ def execute(
     state = Execution(TensorStore(program, inputs), observers=observers, variants=stores)
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
-    for number, (phase, part) in enumerate(zip(program.phases, chosen, strict=True)):
-        lanes = [Lane(phase, block, state.tensors) for block in part]
+    for phase, part in zip(program.phases, chosen, strict=True):
+        lanes = [Lane(block, state.tensors) for block in part]
         for variant, store in zip(variants, stores, strict=True):
-            lanes += [Lane(variant.program.phases[number], block, store) for block in variant.blocks[phase.name]]
-        for group in _groups(lanes):
-            Lockstep(program, group, state).run()
+            lanes += [Lane(block, store, variant.changes) for block in variant.blocks[phase.name]]
+        for group in _groups(phase, lanes):
+            Lockstep(program, phase, group, state).run()
             done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
     return state
 
 
-def _groups(lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
+def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
     """Yield lanes of one shape, at most ``LANES`` together."""
     groups: dict[Hashable, list[Lane]] = {}
     for lane in lanes:
-        groups.setdefault(lane.phase.shape(lane.block), []).append(lane)
+        groups.setdefault(phase.shape(lane.block), []).append(lane)
     for group in groups.values():
         for start in range(0, len(group), LANES):
             yield group[start : start + LANES]
 
 
-def is_variant(program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]) -> bool:
-    """Return whether ``blocks`` by phase do the same in both programs, attributes of steps left aside."""
+def changed_attributes(
+    program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
+) -> dict[Attributes, Attributes] | None:
+    """Return which attributes of steps are others in another program's ``blocks`` by phase.
+
+    None where more than attributes differs, or attributes alike become unlike ones.
+    """
     if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
-        return False
-    return all(
-        _operands(one.body(block)) == _operands(two.body(block))
-        for one, two in zip(program.phases, other.phases, strict=True)
-        for block in {one.shape(b): b for b in blocks[one.name]}.values()
-    )
+        return None
+    changes: dict[Attributes, Attributes] = {}
+    for one, two in zip(program.phases, other.phases, strict=True):
+        for block in {one.shape(b): b for b in blocks[one.name]}.values():
+            steps, others = (list(_steps(phase.body(block))) for phase in (one, two))
+            if [form for form, _ in steps] != [form for form, _ in others]:
+                return None
+            for (_, before), (_, after) in zip(steps, others, strict=True):
+                if changes.setdefault(before, after) != after:
+                    return None
+    return {before: after for before, after in changes.items() if before != after}
 
 
-def _operands(items: Iterable[Item]) -> list[Any]:
-    """Return opcode and operands of each step, of loops those of the first iteration, and how often they run."""
-    listed: list[Any] = []
+def _steps(items: Iterable[Item]) -> Iterator[tuple[Any, Attributes]]:
+    """Yield what each step does and its attributes, of loops those of the last iteration after how often they run."""
     for item in items:
         if isinstance(item, Loop):
-            listed.append((len(item.indices), _operands(item.body(item.indices[0]))))
+            yield len(item.indices), PLAIN
+            yield from _steps(item.body(item.indices[-1]))
         else:
-            listed += [(step.opcode, [_form(operand) for operand in (step.dst, *step.srcs)]) for step in item.steps]
-    return listed
+            for step in item.steps:
+                yield (step.opcode, *map(_form, (step.dst, *step.srcs))), step.attributes
 
 
 def _form(operand: Source) -> Any:
@@ -260,38 +276,41 @@ def _form(operand: Source) -> Any:
 class Lockstep:
     """Some blocks of one shape, executed operation by operation; those of variants come last."""
 
-    def __init__(self, program: TileProgram, lanes: Sequence[Lane], state: Execution) -> None:
-        self.program, self.lanes = program, lanes
+    def __init__(self, program: TileProgram, phase: ProgramPhase, lanes: Sequence[Lane], state: Execution) -> None:
+        self.program, self.phase, self.lanes = program, phase, lanes
         self.events, self.observers = state.events, state.observers
-        self.phase = lanes[0].phase
         #: Blocks of the program itself.
         self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
         self.store = BufferStore(program, len(lanes))
-        self.events.phase = self.phase.name
+        self.events.phase = phase.name
         self.events.lanes = [str(b) for b in self.blocks]
         self._constants: dict[tuple[float, str], Array] = {}
+        self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
+        #: Each block's number: variants may run the same ones.
+        self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
 
     def run(self) -> None:
         """Execute everything, in program order."""
         walker = Walker(self.program)
-        first, *others = (lane.phase.body(lane.block) for lane in self.lanes)
+        first, *others = map(self.phase.body, self._distinct)
         rest = [_flatten(items) for items in others]
         for position, resolved in enumerate(walk(walker, first)):
             self.events.position = position
             self.execute(resolved, [next(ops) for ops in rest])
 
     def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp]) -> None:
-        """Execute one operation of the first lane; ``twins`` are the same operation of the others."""
-        for index, step in enumerate(resolved.op.steps):
-            same = [twin.steps[index] for twin in twins]
-            self._step(resolved, index, step, same)
+        """Execute one operation of the first block; ``twins`` are the same operation of the others."""
+        for index in range(len(resolved.op.steps)):
+            each = [op.steps[index] for op in (resolved.op, *twins)]
+            self._step(resolved, index, [each[self._distinct[lane.block]] for lane in self.lanes])
 
-    def _step(self, resolved: ResolvedOp, index: int, step: Step, same: list[Step]) -> None:
+    def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
+        step = steps[0]
         fmt = step.dst.fmt
-        sources = [self._read(resolved, source, [t.srcs[i] for t in same], fmt) for i, source in enumerate(step.srcs)]
+        sources = [self._read(resolved, [s.srcs[i] for s in steps], fmt) for i in range(len(step.srcs))]
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
-        result = self._apply(sources, before, fmt, [step, *same])
+        result = self._apply(step, sources, before)
         if count := len(self.blocks):
             read, outcome = [x[:count] for x in sources], result[:count]
             if fmt != "int8":
@@ -301,27 +320,31 @@ class Lockstep:
                 role = self.phase.roles.get(step.name, "")
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
-            for lane, one, values in zip(self.lanes, [step, *same], result, strict=True):
+            for lane, one, values in zip(self.lanes, steps, result, strict=True):
                 assert isinstance(one.dst, GlobalTile)
                 lane.tensors.cut(one.dst)[...] = values
         else:
             before[...] = result
 
-    def _apply(self, sources: Sequence[Array], before: Array, fmt: str, steps: Sequence[Step]) -> Array:
-        """Return what lanes write: those of one program together, and of all whose attributes are alike."""
-        parts = range(max(len(self.blocks), 1), len(steps))
-        cuts = [0, *(n for n in parts if steps[n].attributes != steps[n - 1].attributes), len(steps)]
+    def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
+        """Return what lanes write: those that follow one another with the same attributes together."""
+        if step.attributes not in self._runs:
+            each = [lane.changes.get(step.attributes, step.attributes) for lane in self.lanes]
+            ends = accumulate(len(list(run)) for _, run in groupby(each))
+            self._runs[step.attributes] = [(start, end, each[start]) for start, end in pairwise((0, *ends))]
         results = []
-        for start, end in pairwise(cuts):
+        for start, end, attributes in self._runs[step.attributes]:
             some = [x if len(x) == 1 else x[start:end] for x in sources]
-            results.append(apply(steps[start].opcode, some, before[start:end], fmt, steps[start].attributes))
+            results.append(apply(step.opcode, some, before[start:end], step.dst.fmt, attributes))
         return results[0] if len(results) == 1 else np.concatenate(results)
 
-    def _read(self, resolved: ResolvedOp, source: Source, twins: list[Source], fmt: str) -> Array:
+    def _read(self, resolved: ResolvedOp, sources: Sequence[Source], fmt: str) -> Array:
+        """Return what the lanes' steps read in one place."""
+        source = sources[0]
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
         if isinstance(source, GlobalTile):
-            tiles = [source, *(t for t in twins if isinstance(t, GlobalTile))]
+            tiles = (t for t in sources if isinstance(t, GlobalTile))
             return np.stack([lane.tensors.cut(t) for lane, t in zip(self.lanes, tiles, strict=True)])
         return self.store.view(self._tile(resolved, source))
 

@@ -211,7 +211,7 @@ def run_in_order(program: TileProgram, tensors: dict[str, Array], order: list[in
     phase = program.phases[0]
     operations = list(walk(Walker(program), phase.body(phase.blocks[0])))
     state = Execution(TensorStore(program, array_source(tensors)))
-    lockstep = Lockstep(program, [Lane(phase, phase.blocks[0], state.tensors)], state)
+    lockstep = Lockstep(program, phase, [Lane(phase.blocks[0], state.tensors)], state)
     for index in order:
         lockstep.execute(operations[index], [])
     return np.array(state.tensors.head(program.tensors["o"], 0, 0)).view(np.uint16)

@@ -81,7 +81,7 @@ def output_of(program: TileProgram, problem: Problem, orders: Sequence[Sequence[
     """Return the output after the phases' operations in the given orders, as bits."""
     state = Execution(TensorStore(program, recipe_source(problem)))
     for phase, order in zip(program.phases, orders, strict=True):
-        core_group = Lockstep(program, [Lane(phase, phase.name, state.tensors)], state)
+        core_group = Lockstep(program, phase, [Lane(phase.name, state.tensors)], state)
         for resolved in order:
             core_group.execute(resolved, ())
     return bits(state, program, problem)
