@@ -56,8 +56,10 @@ class EventLog:
     first: dict[str, NumericEvent] = field(default_factory=dict)
     events: list[NumericEvent] = field(default_factory=list)
 
-    def look(self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array]) -> None:
-        """Record where ``result`` is Inf or NaN although the step's sources were not.
+    def look(
+        self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array], shape: tuple[int, ...]
+    ) -> None:
+        """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
 
         An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
         event: only elements whose sources are all finite count as overflow, and only NaN from
@@ -65,6 +67,7 @@ class EventLog:
         """
         if formats.is_all_finite(result):
             return
+        result = np.broadcast_to(result, shape)
         with np.errstate(invalid="ignore"):
             finite = np.isfinite(result)
             matmul = step.opcode.name == "MATMUL"
@@ -315,7 +318,7 @@ class Lockstep:
             read, outcome = [x[:count] for x in sources], result[:count]
             if fmt != "int8":
                 known = [*read, before[:count]] if step.attributes.accumulate else read
-                self.events.look(resolved, step, np.broadcast_to(outcome, before[:count].shape), known)
+                self.events.look(resolved, step, outcome, known, before[:count].shape)
             for observer in self.observers:
                 role = self.phase.roles.get(step.name, "")
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
