@@ -213,15 +213,20 @@ def execute(
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
-        lanes = [Lane(block, state.tensors) for block in part]
+        lanes = [Lane(block, state.tensors) for block in _apart(phase, part)]
         for variant, store in zip(variants, stores, strict=True):
-            lanes += [Lane(block, store, variant.changes) for block in variant.blocks[phase.name]]
+            lanes += [Lane(block, store, variant.changes) for block in _apart(phase, variant.blocks[phase.name])]
         for group in _groups(phase, lanes):
             Lockstep(program, phase, group, state).run()
             done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
     return state
+
+
+def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
+    """Return blocks that do not overlap one another."""
+    return [phase.succession.alone(block) for block in blocks] if phase.succession else blocks
 
 
 def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
@@ -245,7 +250,7 @@ def changed_attributes(
         return None
     changes: dict[Attributes, Attributes] = {}
     for one, two in zip(program.phases, other.phases, strict=True):
-        for block in {one.shape(b): b for b in blocks[one.name]}.values():
+        for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
             steps, others = (list(_steps(phase.body(block))) for phase in (one, two))
             if [form for form, _ in steps] != [form for form, _ in others]:
                 return None
