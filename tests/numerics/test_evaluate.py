@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from npusim.numerics.result import NumericResult
 
 FIELDS: dict[str, Any] = {"batch": 2, "heads": 3, "seq_q": 75, "seq_kv": 90, "head_dim": 16, "causal": True}
-PRESET = "fa16"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,16 @@ def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[
     assert found.computed.sum() == 66
 
 
-@pytest.mark.parametrize("change", ["arithmetic=ascend.cube_fma.k16.f16.f32", "sum_order=tree_halves"])
+@pytest.mark.parametrize(
+    ("preset", "change"), [("fa2_fp32", "arithmetic=ascend.cube_fma.k16.f16.f32"), ("fa16", "sum_order=tree_halves")]
+)
 def test_variants_beside_a_program_have_the_bits_that_they_have_alone(
-    build_flash: Callable[..., TileProgram], change: str
+    build_flash: Callable[..., TileProgram], preset: str, change: str
 ) -> None:
     problem, tiling = Problem(**FIELDS), {"block_q": 32, "block_kv": 32}
-    program, other = (build_flash(tiling, name, **FIELDS) for name in (PRESET, f"{PRESET},{change}"))
+    program, other = (build_flash(tiling, name, **FIELDS) for name in (preset, f"{preset},{change}"))
     # Other tiles: it cannot run in step.
-    unlike = build_flash({"block_q": 32, "block_kv": 16}, PRESET, **FIELDS)
+    unlike = build_flash({"block_q": 32, "block_kv": 16}, preset, **FIELDS)
     variants, inputs = {"other": other, "unlike": unlike}, recipe_source(problem, 0)
     blocks = needed_blocks(program, "sample", {0})
     assert changed_attributes(program, other, blocks)
