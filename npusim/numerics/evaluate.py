@@ -16,7 +16,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
-from npusim.numerics.executor import Execution, Observer, Progress, Variant, changed_attributes, execute
+from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute
 from npusim.numerics.reference import attention, row_errors, summarise_errors
 from npusim.numerics.result import NumericResult
 
@@ -82,7 +82,7 @@ def evaluate(
     wanted = chosen_heads(problem, heads)
     probe = Probe(problem) if diagnose else None
     needed = needed_blocks(program, rows, wanted, problem.group_size)
-    among = _Variants(program, needed, wanted, problem.group_size, variants or {})
+    among = _Alternatives(program, needed, wanted, problem.group_size, variants or {})
     watching = (probe,) if probe else ()
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = _written(program, needed, wanted, done.tensors)
@@ -118,7 +118,7 @@ def compared_block(rows: Iterable[BlockRows]) -> BlockRows:
     return max(at for at in each if at[:2] == each[0][:2])
 
 
-class _Variants:
+class _Alternatives:
     """Programs that compute one block of an output too: as lanes beside its own program's where they are like it."""
 
     def __init__(
@@ -129,7 +129,7 @@ class _Variants:
         group_size: int,
         of: Mapping[str, TileProgram],
     ) -> None:
-        self.of, self.group_size, self.lanes = of, group_size, dict[str, Variant]()
+        self.of, self.group_size, self.lanes = of, group_size, dict[str, Alternative]()
         if not of:
             return
         self.at = batch, head, row = compared_block(_outputs(program, needed, heads, "o"))
@@ -137,7 +137,7 @@ class _Variants:
         for name, other in of.items():
             changes = changed_attributes(program, other, blocks)
             if changes is not None:
-                self.lanes[name] = Variant(other, blocks, changes)
+                self.lanes[name] = Alternative(other, blocks, changes)
 
     def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
         """Return the block's rows by name after their lanes are ``done``; what is none of them is executed alone."""

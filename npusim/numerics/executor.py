@@ -172,7 +172,7 @@ class Execution:
     variants: Sequence[TensorStore] = ()
 
 
-class Variant(NamedTuple):
+class Alternative(NamedTuple):
     """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
 
     They are lanes beside the other's, whose events nobody counts and no observer sees.
@@ -201,7 +201,7 @@ def execute(
     *,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
-    variants: Sequence[Variant] = (),
+    variants: Sequence[Alternative] = (),
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
