@@ -45,6 +45,10 @@ class Machine:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
+    def declared(self, tiling: Any) -> Any:
+        """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
+        return tiling
+
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they start."""
         return phase
