@@ -132,7 +132,7 @@ def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber
         fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
     key = function, *(n.key for n in numbers)
-    known = lru_cache(maxsize=4096, typed=True)(function)
+    known = lru_cache(typed=True)(function)
     return TileNumber(lambda tile: varying(known, *(n.of(tile) for n in numbers)), text, key)
 
 
