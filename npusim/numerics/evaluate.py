@@ -226,7 +226,7 @@ def needed_blocks(
         for b in _blocks(program.phases[-1], rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
-    return {p.name: _needed(p, blocks, group_size) for p in program.phases}
+    return {p.name: _needed(p, blocks, max(1, group_size // tensor.packed)) for p in program.phases}
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
