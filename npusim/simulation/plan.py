@@ -60,7 +60,7 @@ TILE_OPERATIONS = 60
 _TILE = 128
 #: Options that the name of a run's folder says, and those that change what is shown of it alone.
 IN_FOLDER_NAMES = frozenset(
-    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "window")
+    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
 #: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
 LONGEST_FOLDER = 200
