@@ -19,7 +19,10 @@ from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
-from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
+from npusim.layout.chain import chain
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
+from npusim.layout.memory import VOLTA_BANKS
 from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
 from npusim.machines.sm.lanes import chained
 from npusim.machines.sm.pricing import SmPricing
