@@ -121,8 +121,10 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``"sample"`` (the last block of rows) or indices: numbers, or ``"0,128,4000-4095"``.
     seed
         Of the tensors that the workload's recipe draws.
-    warm
-        Whether inputs lie in L2 when the kernel starts; they have to fit it.
+    l2
+        What L2 holds when the kernel starts, if not what the file of the device says: ``"clean"``, nothing of use;
+        ``"dirty"``, lines of something else still to be written back, as benchmarks leave them that fill a buffer
+        before each call; ``"warm"``, the inputs, which have to fit it.
     eager
         Of ``standard``: every operator a kernel, as frameworks run it.
     method

@@ -261,7 +261,7 @@ def test_words_of_a_command_are_the_same_everywhere(elsewhere: Path) -> None:
 
 
 def test_what_differs_is_written_beside_and_the_last_runs_have_short_names(elsewhere: Path) -> None:
-    asked = [(), ("--warm",), ("-t", "depth=3"), ("--hw", "ascend_910b3"), ("--phase", "decode"), ("--batch", "2")]
+    asked = [(), ("--l2", "warm"), ("-t", "depth=3"), ("--hw", "ascend_910b3"), ("--phase", "decode"), ("--batch", "2")]
     for options in (*asked, ("-t", "depth=3")):
         _ok("run", "flash", *QUICK, "--trace", "none", *options)
     _ok("run", "gemm", "--problem", "m=64,n=64,k=64", "--no-numerics", "--trace", "none")

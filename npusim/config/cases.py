@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from npusim.config.device import L2State
 from npusim.config.document import read_document, read_text
 from npusim.config.load import validated
 from npusim.config.model import (
@@ -241,16 +242,16 @@ class _Options(SpecModel):
         default=None, description="what the host takes there: no back_to_back time is less, a call adds it"
     )
     warm: StrictBool | None = Field(default=None, description="whether inputs lie in L2 when the kernel starts")
-    l2: Literal["dirty", "clean", "warm"] | None = Field(
+    l2: L2State | None = Field(
         default=None,
-        description="what L2 holds when the kernel starts: lines of something else still to be written back (as the "
-        "device file's launch has it), nothing of use, or (warm) the inputs",
+        description="what L2 holds when the kernel starts: lines of something else still to be written back, "
+        "nothing of use, or (warm) the inputs; absent: as the device file has it",
     )
 
     @property
-    def is_warm(self) -> bool:
-        """Whether inputs lie in L2 when the kernel starts."""
-        return bool(self.warm) or self.l2 == "warm"
+    def start(self) -> L2State | None:
+        """What L2 holds when the kernel starts."""
+        return "warm" if self.warm else self.l2
 
     @property
     def kind(self) -> Timing:

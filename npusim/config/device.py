@@ -68,6 +68,10 @@ class GlobalMemorySpec(SpecModel):
     request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of this at least")
 
 
+#: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, or the inputs.
+L2State = Literal["clean", "dirty", "warm"]
+
+
 class L2Spec(SpecModel):
     """The cache that all cores share."""
 
@@ -77,10 +81,25 @@ class L2Spec(SpecModel):
         default=None,
         description="back: what is written stays until something else needs its place; absent: outputs go through",
     )
+    starts: Choice[L2State] | None = Field(
+        default=None, description="what it holds when a kernel starts, where a run does not say; absent: clean"
+    )
+    dirty_factor: Positive | None = Field(
+        default=None, description="of its capacity: others' lines that are still to be written back where it is dirty"
+    )
     same_data_factor: Positive | None = Field(
         default=None, description="of its rate, where many cores read the same bytes together, over each its own"
     )
     same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
+
+    def dirty_bytes(self) -> float:
+        """Return how many bytes of others are still to be written back where it is dirty."""
+        if self.dirty_factor is None:
+            raise SpecError(
+                "l2: dirty: the device file does not say what is left to be written back (memory.l2.dirty_factor); "
+                "allowed here: clean, warm"
+            )
+        return self.dirty_factor.value * self.capacity_bytes.value
 
 
 class MemorySpec(SpecModel):

@@ -97,14 +97,14 @@ def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:
     return {schedule: validated(device, schedule) for name, schedule in _errors() if name == device.name}
 
 
-#: Columns of a device's table of registers that say which kernel a row is of.
+#: Columns of an architecture's table of registers that say which kernel a row is of.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")
 #: Formats of one size take the same registers, but for a few.
 _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 
 @cache
-def _registers(device: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
+def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
     """Return what `compiled_registers` does by the text of `_KERNEL_COLUMNS`."""
     return {
         tuple(row[column] for column in _KERNEL_COLUMNS): (
@@ -113,18 +113,18 @@ def _registers(device: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
             int(row["shared_bytes"]),
             int(row["loop_accesses"]),
         )
-        for row in read_table(f"{device}_registers.csv")
+        for row in read_table(f"{architecture}_registers.csv")
         if row["registers_per_thread"]
     }
 
 
 def compiled_registers(
-    device: str, kernel: str, dtype: str, head_dim: int, causal: bool, rows: int, keys: int, stages: int, warps: int
+    architecture: str, kernel: str, dtype: str, d: int, causal: bool, rows: int, keys: int, stages: int, warps: int
 ) -> tuple[int, int, int, int] | None:
     """Return registers of a thread, spilled ones, shared bytes, and an iteration's loads and stores of spilled ones.
 
     None where no compiler was asked.
     """
-    table, sizes = _registers(device), tuple(map(str, (head_dim, causal, rows, keys, stages, warps)))
+    table, sizes = _registers(architecture), tuple(map(str, (d, causal, rows, keys, stages, warps)))
     same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))
     return table.get((kernel, dtype, *sizes), same_size)

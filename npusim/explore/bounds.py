@@ -90,7 +90,7 @@ def roofline_bound(built: BuiltPlan) -> int:
     problem, device, program = built.plan.problem, built.plan.device, built.program
     flops, peak = problem.flops(), peak_flops_per_s(device, "")
     seconds = min(program.flops, flops) / peak if peak else 0.0
-    if isinstance(problem, Problem) and problem.seen.is_plain and program.flops >= flops and not program.is_warm:
+    if isinstance(problem, Problem) and problem.seen.is_plain and program.flops >= flops and program.l2 != "warm":
         seconds = max(seconds, problem.kv_bytes() / float(device.link("hbm").bytes_per_s.value))
     return int(seconds * float(device.clock_hz.value))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.config.device import DeviceSpec
+    from npusim.config.device import DeviceSpec, L2State
     from npusim.ir.buffers import AddressSpace, Ring
     from npusim.ir.residency import Residency
     from npusim.ir.tile import GlobalTensor, GlobalTile
@@ -226,8 +226,8 @@ class TileProgram:
     ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.
     ``flops`` counts the multiply-adds of the matrix products twice, without padding; ``constants``
     compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted; ``pricing``
-    says what its operations cost on a device like the one it was built for.  ``is_warm``: its inputs lie in
-    L2 when it starts.
+    says what its operations cost on a device like the one it was built for.  ``l2``: what L2
+    holds when it starts.
     """
 
     name: str
@@ -241,7 +241,7 @@ class TileProgram:
     constants: dict[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())
     pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
-    is_warm: bool = False
+    l2: L2State = "clean"
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""

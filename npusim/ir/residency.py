@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import expm1
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import Itself
@@ -32,6 +33,7 @@ class Residency:
     outputs that do not stay.  ``shared_reads`` is how much of the other core groups reads the same region in
     the same step, averaged over a tensor's bytes: 0 none of them, 1 all.  ``read_waits`` and ``new_writes``
     are the shares of a tensor's reads and writes that find lines absent: groups in step wait for one fetch.
+    ``pushed_out`` is how many bytes of what L2 held before go beyond it for each byte that is new to it.
     """
 
     read_misses: Mapping[str, float]
@@ -40,18 +42,22 @@ class Residency:
     shared_reads: Mapping[str, float] = field(default_factory=dict)
     read_waits: Mapping[str, float] = field(default_factory=dict)
     new_writes: Mapping[str, float] = field(default_factory=dict)
+    pushed_out: float = 0.0
 
 
-def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False) -> Residency:
+def residency(
+    program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False, dirty_bytes: float = 0.0
+) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
     The slots between the cores live in L2 too and are subtracted.  Where writes go back, a region is written
     beyond L2 if it is pushed out before the program ends; where they go through, an output always is, once,
-    and a tensor that is read later if it does not stay.
+    and a tensor that is read later if it does not stay.  Of ``dirty_bytes`` of others, which it holds when the
+    program starts, each new byte pushes out its share of those that are left.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
+    cache = _Cache(max(0, capacity_bytes - slots), inputs if program.l2 == "warm" else None)
     for phase in program.phases:
         for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
             cache.step(touched)
@@ -66,6 +72,8 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, wr
     read = {name: cache.traffic[name] for name in program.tensors}
     others = max(1, group_count - 1)
     outputs = sum(int(t.put_out * writes[name]) for name, t in cache.traffic.items() if t.put_out)
+    new_bytes = sum(t.missed + t.placed for t in cache.traffic.values())
+    pushed_out = dirty_bytes * -expm1(-new_bytes / capacity_bytes)
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         defaultdict(float, writes),
@@ -73,6 +81,7 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, wr
         {name: min(1.0, t.met / t.read / others) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in cache.traffic.items() if t.written},
+        pushed_out / new_bytes if new_bytes else 0.0,
     )
 
 

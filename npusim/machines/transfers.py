@@ -49,6 +49,7 @@ class Transfers:
             self.device.group_count.value,
             l2.capacity_bytes.value,
             writes_back=l2.writes is not None and l2.writes.value == "back",
+            dirty_bytes=l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0,
         )
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
@@ -141,11 +142,13 @@ class Transfers:
 
     def _beyond(self, step: Step) -> int:
         """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
-        source, target = step.srcs[0], step.dst
+        source, target, held = step.srcs[0], step.dst, self.residency
         if isinstance(source, GlobalTile):
-            return ceil(source.payload_bytes * self.residency.read_misses[source.tensor.name])
+            return ceil(source.payload_bytes * held.read_misses[source.tensor.name] * (1 + held.pushed_out))
         if isinstance(target, GlobalTile):
-            return ceil(target.payload_bytes * self.residency.write_misses[target.tensor.name])
+            name = target.tensor.name
+            pushed_out = held.pushed_out * held.new_writes.get(name, 0.0)
+            return ceil(target.payload_bytes * (held.write_misses[name] + pushed_out))
         return 0
 
 

@@ -169,7 +169,7 @@ class Plan:
         bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
         sizes, tiling = (x.model_dump_json() for x in (self.problem, self.tiling))
         run = (r.schedule, self.device.digest(), repr(self.precision), type(self.problem).__name__, sizes, tiling)
-        content.update(repr((*run, r.title(self.workload), r.method, r.warm, bits, self.ignored)).encode())
+        content.update(repr((*run, r.title(self.workload), r.method, r.l2, bits, self.ignored)).encode())
         if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
             content.update(source.read_bytes())
         for name, array in sorted({**(self.tensors or {}), "w_o": self.projection}.items()):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.config.device import DeviceSpec
+    from npusim.config.device import DeviceSpec, L2State
     from npusim.config.node import NodeSpec
     from npusim.config.problem import AnyProblem, CacheFormat, Dtype, Problem
     from npusim.config.tiling import Tiling
@@ -226,7 +226,13 @@ class Request:
         "How matrix units sum: hopper.wgmma.k16.f16.f32, ...; default: the device's.",
         needs="device",
     )
-    warm: bool = _where("--warm", "Inputs lie in L2 when the kernel starts.", False, needs="device time")
+    l2: L2State | None = _where(
+        "--l2",
+        "What L2 holds when the kernel starts: nothing of use, others' lines still to be written back, or the inputs.",
+        choices=("clean", "dirty", "warm"),
+        shown="the device's",
+        needs="device time",
+    )
     method: str = _how(
         "--method NAME",
         "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
@@ -455,7 +461,7 @@ class CallOptions(TypedDict, total=False):
     eager: bool
     precision: str | None
     arithmetic: str | None
-    warm: bool
+    l2: L2State | None
     method: str
 
 

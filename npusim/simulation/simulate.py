@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.config.device import DeviceSpec
+    from npusim.config.device import DeviceSpec, L2State
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Groups, Request
@@ -58,7 +58,7 @@ def run_plan(plan: Plan) -> RunData:
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
     tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
     plan = replace(plan, tiling=tiling)
-    program = warmed(program, device) if r.warm else program
+    program = starting_with(program, device, r.l2)
     built = BuiltPlan(plan, program)
     groups = traced_groups(r.trace_groups, device.group_count.value)
     built.check()
@@ -123,15 +123,24 @@ class BuiltPlan:
         return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
-def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
-    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
+def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
+    """Return the program with that in L2 at its start, or what the device file says.
+
+    Raises `SpecError` where its inputs do not fit, and where the device file says nothing of dirty lines.
+    """
+    starts = device.memory.l2.starts
+    l2 = l2 or (starts.value if starts else "clean")
+    if l2 == "dirty":
+        device.memory.l2.dirty_bytes()
+    if l2 != "warm":
+        return replace(program, l2=l2)
     size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     capacity = device.memory.l2.capacity_bytes.value
     if size > capacity:
         raise SpecError(
-            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"
+            f"l2: warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"
         )
-    return replace(program, is_warm=True)
+    return replace(program, l2=l2)
 
 
 def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:

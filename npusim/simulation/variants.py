@@ -21,7 +21,7 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import BuiltPlan, warmed
+from npusim.simulation.simulate import BuiltPlan, starting_with
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -132,7 +132,7 @@ class Variants:
         precision = plan.schedule.precision(request.changed_precision())
         tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
         tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
-        program = warmed(program, plan.device) if request.warm else program
+        program = starting_with(program, plan.device, request.l2)
         return BuiltPlan(replace(plan, tiling=tiling, precision=precision), program)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:

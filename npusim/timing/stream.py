@@ -86,7 +86,8 @@ class Streams:
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
         shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
-        l2, crowds = tuple(tuple(s.items()) for s in shares), tuple(self.costs.crowds.items())
+        l2 = (held.pushed_out, *(tuple(s.items()) for s in shares))
+        crowds = tuple(self.costs.crowds.items())
         #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
         self._priced_by = {
             (meets, hands_on): interned((*own, l2 if meets else (), crowds if hands_on else ()))

@@ -313,7 +313,7 @@ class Predictor:
 
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
-        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.is_warm}"
+        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
         if text not in self._done:
             machine = self.machine(case.device)
             self._done[text] = run_request(
@@ -325,7 +325,7 @@ class Predictor:
                     numerics=False,
                     method=self.method,
                     trace_groups=(),
-                    warm=case.is_warm,
+                    l2=case.start,
                     **_what(case, machine),
                 )
             )

@@ -83,7 +83,7 @@ def tiled() -> list[Tiled]:
             "gemm",
             hw=case.device,
             problem=GemmProblem(m=w.m or 0, n=w.n or 0, k=w.k or 0),
-            warm=True,
+            l2="warm",
             numerics=False,
             trace_groups=(),
             overrides={"group_count": str(cores)},

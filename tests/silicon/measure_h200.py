@@ -4,7 +4,8 @@
 
 parts: operators (what a framework launches for unfused attention, by length of row), frames (spilled registers beside
 arithmetic, by frame and shared memory), resident (FP8 and mma.sync tiles and pieces of them, so many blocks on every
-multiprocessor), heldout (further shapes of the kinds given, to hold predictions against).
+multiprocessor), heldout (further shapes of the kinds given, to hold predictions against), production (cuDNN's
+attention and torch's FlashAttention-2 on further shapes, for the same).
 
 ``FILE`` holds the kernels measured, as for the given measurements: ../shared/measurements/h200_kernels.py. Without it
 the parts that need it are left out, and that is said. Needs torch, triton, nvcc. Writes OUT_DIR/PART.json;
@@ -319,6 +320,27 @@ def library(kind: str, c: dict) -> dict:
         return {"kind": kind, **c, "us": us(lambda: run(q, k, v, is_causal=c["causal"]))}
 
 
+def production() -> list[dict]:
+    """Time attention as frameworks call it: cuDNN's kernel, and FlashAttention-2 where blocks are few or rows one."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+    found = []
+    for c in shapes.production_cases():
+        dtype = getattr(torch, c["dtype"])
+        q = normal(c["b"], c["h"], c["rows"], c["d"], dtype=dtype)
+        k, v = (normal(c["b"], c["hk"], c["s"], c["d"], dtype=dtype) for _ in range(2))
+        with sdpa_kernel(backends[c["kernel"]]):
+            run = torch.nn.functional.scaled_dot_product_attention
+            options = {"is_causal": c["causal"], "enable_gqa": c["h"] != c["hk"]}
+            try:
+                found.append({"kind": "production", **c, "us": us(lambda: run(q, k, v, **options))})  # noqa: B023
+            except RuntimeError as error:  # a shape that the kernel does not take
+                found.append({"kind": "production", **c, "error": repr(error)[:80]})
+        torch.cuda.empty_cache()
+    return found
+
+
 # ---------------------------------------------------------------- all of it
 
 
@@ -358,6 +380,7 @@ def main() -> None:
         "frames": lambda: frames(chosen.out),
         "resident": lambda: resident(given),
         "heldout": lambda: heldout(given),
+        "production": production,
     }
     for part in parts:
         rows = run[part]()

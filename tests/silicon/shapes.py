@@ -140,3 +140,30 @@ def library_cases() -> list[tuple[str, dict]]:
         *(("gemm", dict(m=m, n=n, k=k)) for m, n, k in gemm),
         *(("copy", dict(bytes=n << 20)) for n in (2, 8, 32, 48, 128, 512, 2048)),
     ]
+
+
+def production_cases() -> list[dict]:
+    """Return shapes of `measure_h200.production`, none of them given."""
+    cudnn = (
+        *((1, 8, 8, 2048, 128), (4, 32, 32, 1024, 128), (1, 40, 40, 4096, 128), (2, 32, 8, 8192, 128)),
+        *((16, 12, 12, 768, 64), (1, 16, 16, 32768, 64), (4, 64, 8, 3000, 128), (1, 24, 24, 6144, 64)),
+        *((3, 10, 10, 1500, 128), (1, 28, 4, 7777, 128), (64, 8, 8, 256, 64), (1, 5, 5, 8192, 128)),
+        *((1, 64, 64, 1024, 128), (2, 24, 24, 4096, 64), (1, 32, 8, 32768, 128)),
+        *((8, 16, 16, 2048, 96), (1, 16, 16, 8192, 96), (4, 8, 8, 2048, 256), (1, 8, 8, 8192, 256)),
+    )
+    few = ((1, 8, 1024, 128), (2, 4, 2048, 64), (1, 16, 512, 128), (1, 6, 3072, 128), (1, 2, 8192, 128))
+    decode = (
+        *((4, 32, 32, 8192, 128), (16, 32, 32, 2048, 128), (1, 8, 8, 65536, 128)),
+        *((4, 32, 8, 8192, 128), (2, 16, 16, 16384, 64), (64, 8, 8, 1024, 128)),
+    )
+
+    def case(kernel: str, shape: tuple[int, ...], rows: int, *, causal: bool) -> dict:
+        names = zip(("b", "h", "hk", "s", "d"), shape, strict=True)
+        dtype = "float16" if shape[1] == shape[2] else "bfloat16"
+        return dict(names, kernel=kernel, rows=rows, causal=causal, dtype=dtype)
+
+    return [
+        *(case("cudnn", shape, shape[3], causal=c) for shape in cudnn for c in (False, True)),
+        *(case("fa2", (b, h, h, s, d), s, causal=c) for b, h, s, d in few for c in (False, True)),
+        *(case("fa2", shape, 1, causal=False) for shape in decode),
+    ]

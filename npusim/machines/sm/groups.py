@@ -36,7 +36,7 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
-#: were (hwconfigs/h200_registers.csv).
+#: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
 
 
@@ -122,7 +122,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tile = BlockTile.of(kernel, phase, products, fields)
     work, groups = layout_of(tile, engine)
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
-    registers = registers_of(tile, fields, device.name, most, work)
+    registers = registers_of(tile, fields, device.architecture, most, work)
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:
         raise BufferOverflowError(
@@ -183,15 +183,15 @@ def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
     return total > most or (total == most and scores >= large and tile.stages > 1)
 
 
-def registers_of(tile: BlockTile, fields: GroupFields, device: str, most: int, work: GroupWork) -> Registers:
+def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: int, work: GroupWork) -> Registers:
     """Return registers, spills and shared memory: the fields', else a compiler's, else estimated.
 
-    ``device`` is the name under which a compiler's are listed, ``most`` the registers that a thread can address.
+    ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
     """
     shared = estimated_shared(tile, work)
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
-    row = next((r for kernel in kernels if (r := compiled_registers(device, kernel, *shape))), None)
+    row = next((r for kernel in kernels if (r := compiled_registers(architecture, kernel, *shape))), None)
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
         accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
