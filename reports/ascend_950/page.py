@@ -94,21 +94,25 @@ def _ladder() -> Section:
 def _cann() -> Section:
     """CANN's prefill on either board, rows transposed or not."""
     rows, data = [], dict[str, Any]()
-    listed = [c for c in load_measurements(CANN).cases if c.schedule == "flash" and c.measured.latency_us]
-    for case in sorted(listed, key=lambda c: -c.measured.latency_us.low):
-        measured, problem = case.measured.latency_us.low, Problem(**case.workload.model_dump(exclude_unset=True))
+    listed = {
+        (latency.low, c.name): Problem(**c.workload.model_dump(exclude_unset=True))
+        for c in load_measurements(CANN).cases
+        if c.schedule == "flash" and (latency := c.measured.latency_us)
+    }
+    for (measured, name), problem in sorted(listed.items(), reverse=True):
         errors = []
         for board in BOARDS:
-            launch = load_device(board).timed_launch().task_all_s.value * 1e6
+            launch = load_device(board).timed_launch().task_all_s
+            assert launch is not None
             for layout in ("dn", "nd"):
                 done = run(
                     "flash", hw=board, problem=problem, tiling={"layout": layout}, numerics=False, trace_groups=()
                 )
-                errors.append((done.cycles / 1650 + launch) / measured - 1)
+                errors.append((done.cycles / 1650 + launch.value * 1e6) / measured - 1)
         shape = f"{problem.batch} x {problem.heads}/{problem.kv_heads} x {problem.seq_q} x {problem.seq_kv}"
         mask = "causal" if problem.causal else ""
         rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(f"{e:+.1%}" for e in errors)])
-        data[case.name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
+        data[name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
     header = ["batch x heads/KV heads x queries x keys", "D", "", "measured us"]
     return {"cann": table([*header, *(f"{b}, {y}" for b in BOARDS.values() for y in ("dn", "nd"))], rows)}, {
         "cann": data

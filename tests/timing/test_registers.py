@@ -135,7 +135,7 @@ def test_a_tile_that_is_too_long_to_make_again_is_stored_and_loaded(layout):
 
 
 def test_a_mask_costs_most_along_columns_and_comparisons_cost_something():
-    """Microseconds of a causal call: without its mask's tiles, made of indices, loaded and read row by row, gathered."""
+    """Cycles of a causal call whose mask is made of indices, read row by row, or gathered."""
     took = {}
     for mask, layout in (("computed", "nd"), ("cut", "nd"), ("computed", "dn"), ("cut", "dn")):
         shape = {"batch": 8, "seq": 512, "causal": True, "tiling": {"mask": mask, "layout": layout}}
