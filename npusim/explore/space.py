@@ -134,7 +134,7 @@ class SearchSpec:
     @cached_property
     def variants(self) -> Variants:
         """What builds the points."""
-        return Variants(self.request, self.device_keys)
+        return Variants(self.request, self.device_keys, is_open=True)
 
     def pickled(self) -> bytes:
         """Return what builds the points, for workers."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 from npusim import formats
 from npusim.config.node import NodeDevice, list_nodes, load_node
 from npusim.config.problem import CopyProblem, Problem
-from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.tiling import tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.reduction import execute, normal_samples
@@ -203,15 +203,13 @@ class _Examination:
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self.source = recipe_source(problem)
         self.place = Place(_row(base))
-        # What the user chose; all else stays open, as where such a call is run by itself.
-        chosen = request.chosen_tiling(type(base.tiling))
-        names = chosen.model_fields_set if isinstance(chosen, Tiling) else chosen.keys()
+        # What the user chose, or the rule for them: one kernel, whatever it is called with.
         self.variants = Variants(
             Request(
                 request.schedule,
                 problem=problem,
                 hw=base.device,
-                tiling={name: getattr(base.tiling, name) for name in names},
+                tiling=base.tiling.model_dump(exclude_unset=True),
                 method=request.method,
                 precision=request.precision,
                 arithmetic=request.arithmetic,

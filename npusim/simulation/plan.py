@@ -12,7 +12,7 @@ import numpy as np
 from npusim.algorithms.tiling_mask import seen
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
-from npusim.config.tiling import build_tiling
+from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
-    from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice, References
@@ -97,6 +96,8 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
+    #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
+    is_open: bool = False
     #: References that all presets are compared with: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
 
@@ -244,7 +245,10 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(problem.seq_kv, request.ignore)
-    return Plan(request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored)
+    is_open = node is None and not isinstance(request.tiling, Tiling)
+    return Plan(
+        request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored, is_open
+    )
 
 
 def _problem_of(

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping  # noqa: TC003 - a field of a dataclass
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling, build_tiling
@@ -21,7 +21,8 @@ from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import BuiltPlan, warmed
+from npusim.simulation.simulate import BuiltPlan
+from npusim.simulation.tile import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -96,15 +97,17 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs share what depends on them.
+    ``is_open``: fields that none names are chosen, as for a run; else they have their declared values.
     """
 
-    def __init__(self, request: Request, device_keys: Collection[str] = ()) -> None:
+    def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
         self.request, self.device_keys = request, device_keys
+        self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, but the request's ``progress``."""
-        return Variants, (replace(self.request, progress=None), self.device_keys)
+        return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
         """Return the variant of changes by name alone: `OPTIONS`, ``device_keys``, else of the tiling or precision.
@@ -131,9 +134,8 @@ class Variants:
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
         precision = plan.schedule.precision(request.changed_precision())
         tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
-        tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
-        program = warmed(program, plan.device) if request.warm else program
-        return BuiltPlan(replace(plan, tiling=tiling, precision=precision), program)
+        plan = replace(plan, tiling=tiling, precision=precision, is_open=self.is_open)
+        return BuiltPlan(*program_of(plan, is_hinted=is_hinted))
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.blocks import dealt
+from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.errors import TilingError
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
@@ -15,7 +15,7 @@ from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
@@ -27,18 +27,30 @@ class PublishedKernel(NamedTuple):
 
     note: str
     barriers: Barriers
+    deal: BlockOrder = "round_robin"
     together: int = 1
     has_extra: bool = False
 
 
+#: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
 #: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
 #: 72 % of CANN's speed, bench_mark.md).
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
-        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every"),
+        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
         "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True),
         "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
     }
+)
+
+
+#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
+SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+    ({"deal": "balanced"},),
+    ({"block_q": 64}, {"block_q": 256}, {"block_q": 64, "block_kv": 512}, {"block": 64}, {"block": 256}),
+    ({"block_kv": 128}, {"block_kv": 256}),
+    ({"depth": 3},),
+    ({"block_q": 64}, {"block_q": 128}),
 )
 
 
@@ -58,12 +70,18 @@ class AscendMachine(Machine):
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
 
+    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        if "kernel" in tiling.model_fields_set and tiling.kernel:
+            return ([{"deal": KERNELS[tiling.kernel].deal}],)
+        return SETTINGS
+
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return replace(phase, cells=dealt(phase.cells, self.places, deal))
+        return replace(phase, cells=dealt(phase.cells, self.places, deal, self.heads_in_l2(phase)))
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""

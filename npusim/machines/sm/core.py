@@ -298,7 +298,8 @@ class SmFields(GroupFields, BlockFields):
         default=None,
         ge=1,
         le=4,
-        description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
+        json_schema_extra={"none": "library"},
+        description="tiles of K, and of V, in shared memory; library: 1, or from Ampere on a library's kernel",
     )
     exchange: Literal["shuffle", "none"] = Field(
         default="shuffle", description="whether P may cross lanes on its way to P V"

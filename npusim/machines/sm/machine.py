@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import dealt, masked_throughout
+from npusim.algorithms.blocks import dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
@@ -33,7 +33,7 @@ from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
@@ -45,6 +45,30 @@ KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 _ASCEND = "schedules of ascend devices"
 UNTIMED = "this device has no timing model yet: values only"
+
+
+_LONGEST = MappingProxyType({"launch": "longest_first"})
+#: What an attention may try where warp groups run concurrently: blocks with most keys first, tiles of a software
+#: pipeline (one stage where there are no asynchronous copies), and their keys.
+GROUP_SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+    (_LONGEST,),
+    (
+        {"block_q": 64, "warps": 4, "stages": 3, **_LONGEST},
+        {"block_q": 128, "warps": 8, "stages": 3, **_LONGEST},
+        {"block_q": 64, "warps": 4, "stages": 1, **_LONGEST},
+    ),
+    ({"block_kv": 128}, {"block_kv": 256}),
+    ({"block_q": 64, "warps": 4}, {"block_q": 128, "warps": 8}),
+    (_LONGEST,),
+)
+#: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
+LANE_SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+    (
+        {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
+        {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
+        _LONGEST,
+    ),
+)
 
 
 class SmMachine(Machine):
@@ -88,16 +112,23 @@ class SmMachine(Machine):
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
+    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        if self.has_lanes:
+            return LANE_SETTINGS
+        is_library = "stages" in tiling.model_fields_set and tiling.stages is None
+        return GROUP_SETTINGS if self.has_groups and not is_library else ()
+
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
+        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"), self.heads_in_l2(phase))
         if isinstance(tiling, SmFields):
             if tiling.stages and phase.masks and self.has_groups:
                 blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
-                blocks = tuple(sorted(blocks, key=lambda c: c.first - c.last))
+                blocks = tuple(longest_first(blocks, self.heads_in_l2(phase)))
         return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
