@@ -60,6 +60,10 @@ class UnknownOpcodeError(ProgramError):
     """An operation has no semantics or no cost for this engine (never a silent 0)."""
 
 
+class ContradictionError(ProgramError):
+    """A result breaks a rule that every prediction obeys: a fault of npusim, or of a schedule from outside."""
+
+
 class OutputError(NpusimError):
     """A result could not be written; nothing half written is left behind."""
 

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from npusim import __version__
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
-from npusim.errors import SpecError
+from npusim.errors import ContradictionError, SpecError
 from npusim.explore import search as search_module
 from npusim.explore.store import read_store
 from npusim.machines.ascend.pricing import EnginePricing
@@ -99,6 +100,27 @@ def _error(*arguments: str) -> str:
     assert result.stderr.startswith("npusim: error: ")
     assert "Traceback" not in result.stderr
     return result.stderr
+
+
+def test_a_contradiction_says_whose_fault_it_is_and_saves_what_a_report_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def contradict(_result: object) -> None:
+        raise ContradictionError("9 cycles are below the bound of hbm, 10")
+
+    monkeypatch.setattr("npusim.simulation.simulate.check_sanity", contradict)
+    archive = tmp_path / "fault.zip"
+    _ok("new", "schedule", "OWN")
+    words = ["run", "OWN.py:OWN", *QUICK, "--no-save"]
+    monkeypatch.setattr("sys.argv", ["npusim", *words])
+    message = _error(*words)
+    assert "a contradiction in npusim itself" in message
+    assert f"npusim --save-report fault.zip {' '.join(words)}" in message
+    _error("--save-report", str(archive), *words)
+    with ZipFile(archive) as saved:
+        names = saved.namelist()
+        assert names == ["command.txt", "error.txt", "versions.txt", "files/0-OWN.py"]
+        assert "below the bound of hbm" in saved.read("error.txt").decode()
 
 
 # ---------------------------------------------------------------- start

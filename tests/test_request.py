@@ -142,7 +142,9 @@ def test_a_tiling_field_passes_eight_functions_from_the_command_line_to_a_tile()
 
     sys.setprofile(called)
     try:
-        CliRunner().invoke(app, f"run flash -t block_kv={value},kernel=pto,deal=round_robin --seq 300 --no-numerics --no-save".split())
+        CliRunner().invoke(
+            app, f"run flash -t block_kv={value},kernel=pto,deal=round_robin --seq 300 --no-numerics --no-save".split()
+        )
     finally:
         sys.setprofile(None)
     assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "program_of", "run_plan", "run"]

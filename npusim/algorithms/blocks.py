@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +12,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.units import chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -40,11 +41,21 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
     """
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
     heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
+    keys, queries = p.lengths, tuple(packed * n for n in p.queries) if p.lengths else ()
     return AttentionTensors(
-        q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed),
-        k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed),
-        v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input", mixed),
-        o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed),
+        q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
+        k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys),
+        v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input", mixed, lengths=keys),
+        o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed, queries),
+    )
+
+
+def of_sequences(problem: Problem, blocks: Callable[[Problem], tuple[WorkTile, ...]]) -> tuple[WorkTile, ...]:
+    """Return the blocks of a call: of sequences that differ in length, those of each by itself, one after the other."""
+    if not problem.lengths:
+        return blocks(problem)
+    return tuple(
+        replace(block, batch=number) for number in range(problem.batch) for block in blocks(problem.sequence(number))
     )
 
 
@@ -79,6 +90,9 @@ def attention_cells(
     Keys right of a causal block's last row are left out; a tile that the diagonal crosses is
     masked, all others need no mask.  Not ``is_trimmed``: tiles are visited whole or not at all.
     """
+    if problem.lengths:
+        how = {"is_reverse": is_reverse, "is_trimmed": is_trimmed}
+        return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how))
     offset = problem.causal_offset if problem.causal else None
     runs = [
         kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed)
@@ -136,7 +150,9 @@ def masked_throughout(block: WorkTile) -> WorkTile:
     return replace(block, runs=tuple(runs))
 
 
-BlockOrder = Literal["round_robin", "balanced"]
+#: How blocks reach core groups: in turn, as listed; the longest first, every other round backwards; or each, the
+#: longest first, at the core group that is free first, as from a persistent kernel's work list.
+BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
 def dealt(
@@ -146,11 +162,14 @@ def dealt(
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
-    nearly the same work; ``heads`` as for :func:`longest_first`.
+    nearly the same work.  ``work_list``: the longest first.  ``heads`` as for :func:`longest_first`.
     """
     if order == "round_robin":
         return blocks
-    ordered, longest = list[WorkTile](), longest_first(blocks, heads)
+    longest = longest_first(blocks, heads)
+    if order == "work_list":
+        return tuple(longest)
+    ordered: list[WorkTile] = []
     for index, (start, count) in enumerate(chunks(len(blocks), group_count)):
         one_each = longest[start : start + count]
         ordered += one_each[::-1] if index % 2 else one_each
@@ -164,6 +183,27 @@ def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> lis
     """
     sections = groupby(blocks, key=lambda c: (c.batch, c.head // heads)) if heads else [((), blocks)]
     return [c for _, section in sections for c in sorted(section, key=lambda c: c.first - c.last)]
+
+
+def as_free(
+    blocks: Sequence[WorkTile], cores: int, residents: int = 1
+) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+    """Return the blocks with their slots, and the numbers of each core's blocks in order.
+
+    Blocks start in the order given, each at the slot that is free first (the first slot of every
+    core before any second one), as a GPU's dispatcher or a work list does it.  How long a block takes is
+    estimated: one unit a tile, and one for its start and end.
+    """
+    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
+    placed: list[WorkTile] = []
+    shares: list[list[int]] = [[] for _ in range(cores)]
+    for number, block in enumerate(blocks):
+        work, slot, core = free[0]
+        tiles = sum(run.count for run in block.runs)
+        heapq.heapreplace(free, (work + tiles + 1, slot, core))
+        shares[core].append(number)
+        placed.append(replace(block, place=slot))
+    return tuple(placed), tuple(tuple(share) for share in shares)
 
 
 def kv_runs(

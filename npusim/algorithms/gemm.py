@@ -14,7 +14,7 @@ from npusim.algorithms.blocks import grid, with_columns
 from npusim.algorithms.language import Value, exp, full, log, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
-from npusim.algorithms.split import split_blocks, tiles_of
+from npusim.algorithms.split import even, split_blocks, tiles_of
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def product_by_tiles_transposed(a: Value, b: Value, fmt: str) -> Value:
 
 @kernel(results="c", parts="m n")
 def add_parts(parts: Value, fmt: str) -> Value:
-    """The sum of what splits of k leave."""
+    """The sum of what splits of k leave, or a token's experts."""
     total = full("m n", 0.0, "float32")
     for part in tiles(parts, axis="split"):
-        total = total + part
+        total = total + part.to("float32")
     return total.to(fmt)
 
 
@@ -118,7 +118,7 @@ def gemm_tiles(
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
     first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
         label,
-        whole if splits == 1 else split_blocks(whole, splits),
+        whole if splits == 1 else split_blocks(whole, lambda block: even(tiles_of(block), splits)),
         {"m": m, "n": n, "k": k, "split": 1},
         [out],
         a=a,
@@ -141,6 +141,8 @@ def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "co
 # ---------------------------------------------------------------- between the products of a layer
 
 WIDE = "float32"
+#: Factor of a difference of probabilities beyond which its exponential counts for nothing.
+STEEP = 1e6
 EPSILON = 1e-5  # source: rms_norm_eps of Llama-2's config.json
 
 
@@ -180,14 +182,33 @@ def gelu(x: Value, fmt: str) -> Value:
     return times_sigmoid(x, 1.702, fmt)  # source: Hendrycks and Gimpel 2016, section 2
 
 
-KERNELS: Mapping[str, Kernel] = MappingProxyType({"norm": norm, "rotary": rotary, "gate": gate, "gelu": gelu})
+@kernel(results="y", x="row col")
+def route(x: Value, fmt: str, parts: int) -> Value:
+    """The ``parts`` largest of a row's softmax: one after the other is found, and lowered by 1."""
+    wide = x.to(WIDE)
+    e = exp(wide - wide.max())
+    share = e / e.sum()
+    left = share
+    for _ in range(parts):
+        left = left - exp((left - left.max()) * STEEP)  # 1 at the largest, next to nothing elsewhere
+    return (share * (share - left)).to(fmt)
+
+
+KERNELS: Mapping[str, Kernel] = MappingProxyType(
+    {"norm": norm, "rotary": rotary, "gate": gate, "gelu": gelu, "route": route}
+)
 #: Operands that all heads share.
 SHARED = ("cos", "sin")
+#: Kernels that need a row whole.
+WHOLE_ROWS = ("norm", "route")
 
 
-def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int]) -> Phase:
+def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int], parts: int = 1) -> Phase:
     """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block."""
-    (heads, rows, cols), one = shape, KERNELS[what]
+    heads, rows, cols = shape
+    if what == "sum":
+        return _sum_of(parts, GlobalTensor("y", 1, heads, rows, cols, fmt, "output"), tile)
+    one = KERNELS[what]
 
     def tensor(n: str) -> GlobalTensor:
         role: Literal["input", "output"] = "output" if n in one.results else "input"
@@ -202,4 +223,12 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
         **dict[str, Any]((n, tensor(n)) for n in one.axes),
         fmt=fmt,
         mean=1.0 / cols,
+        parts=parts,
     )
+
+
+def _sum_of(parts: int, out: GlobalTensor, tile: tuple[int, int]) -> Phase:
+    """Return the sum of ``parts`` matrices that lie one behind the other, in float32."""
+    stacked = Stacked("split", parts, replace(out, name="x", batch=parts, role="input"))
+    blocks = tuple(replace(b, runs=(TileRun(0, 1, parts, 1),)) for b in grid(out, ("m", tile[0]), ("n", tile[1])))
+    return add_parts.phase("sum", blocks, {"m": tile[0], "n": tile[1], "split": 1}, [out], parts=stacked, fmt=out.fmt)

@@ -141,6 +141,14 @@ class TileRun:
         """One past the highest coordinate of its tiles."""
         return max(self.col, self.col + (self.count - 1) * self.step) + self.cols
 
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """First and one past the last coordinate of what it visits without a gap; tiles apart are one each."""
+        if self.count == 1 or abs(self.step) == self.cols:
+            return [(self.first, self.last)]
+        places = (self.col + i * self.step for i in range(self.count))
+        return [(col, col + self.cols) for col in places]
+
     def reversed(self) -> TileRun:
         """Return the same tiles from last to first."""
         end = self.col + (self.count - 1) * self.step

@@ -8,7 +8,9 @@ a partial one again, so that every level is the same table.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +23,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
@@ -87,17 +89,23 @@ def tiles_of(block: WorkTile) -> int:
     return sum(run.count for run in block.runs)
 
 
-def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...], ...]:
-    """Return the tiles of runs in ``parts`` consecutive parts, the first ones longer by one where need be.
-
-    No part is empty: there are as many as tiles at most.
-    """
-    tiles = sum(run.count for run in runs)
+def even(tiles: int, parts: int) -> tuple[int, ...]:
+    """Return the tiles of each part: as even as can be, the longer parts first, none empty."""
     parts = min(parts, tiles)
+    return tuple(tiles // parts + (number < tiles % parts) for number in range(parts))
+
+
+def sized(tiles: int, each: int) -> tuple[int, ...]:
+    """Return the tiles of each part: ``each``, the last one shorter where need be."""
+    return tuple(count for _, count in chunks(tiles, each))
+
+
+def cut_runs(runs: tuple[TileRun, ...], parts: Iterable[int]) -> tuple[tuple[TileRun, ...], ...]:
+    """Return the tiles of runs in consecutive parts of so many tiles each."""
     cut: list[tuple[TileRun, ...]] = []
     left = list(runs)
-    for number in range(parts):
-        wanted, part = tiles // parts + (number < tiles % parts), list[TileRun]()
+    for count_of_part in parts:
+        wanted, part = count_of_part, list[TileRun]()
         while wanted:
             run = left.pop(0)
             count = min(run.count, wanted)
@@ -109,31 +117,37 @@ def cut_runs(runs: tuple[TileRun, ...], parts: int) -> tuple[tuple[TileRun, ...]
     return tuple(cut)
 
 
-def split_blocks(blocks: tuple[WorkTile, ...], splits: int) -> tuple[WorkTile, ...]:
-    """Return the blocks in ``splits`` parts each along their runs, or as many as they have tiles."""
+#: The tiles of each part that a block's tiles are cut into.
+Cut = Callable[[WorkTile], tuple[int, ...]]
+
+
+def split_blocks(blocks: tuple[WorkTile, ...], cut: Cut) -> tuple[WorkTile, ...]:
+    """Return the blocks in parts along their runs."""
     return tuple(
         replace(block, runs=runs, spans=(*block.spans, ("split", i, 1)))
         for block in blocks
-        for i, runs in enumerate(cut_runs(block.runs, splits))
+        for i, runs in enumerate(cut_runs(block.runs, cut(block)))
     )
 
 
-def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
-    """Return FlashAttention's phase with the tiles of each block in ``splits`` parts, and the merge's phases.
+def split_kv(whole: Phase, splits: int | Cut, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
+    """Return FlashAttention's phase with the tiles of each block in parts, and the merge's phases.
 
-    One split is the phase itself.  A block with fewer tiles (causal masks) has fewer parts.  A merge's rows are dealt
-    to ``places``.
+    ``splits``: how each block is cut; a number: in so many parts (as many as it has tiles, at most), as even as can be.
+    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``.
     """
-    if splits == 1:
+    cut = partial(_evenly, splits) if isinstance(splits, int) else splits
+    count = max(len(cut(block)) for block in whole.cells)
+    if count == 1:
         return (whole,)
     p = p if isinstance(p, SplitPrecision) else SplitPrecision(**asdict(p))
     target = whole.tensors["out"]
     assert isinstance(target, GlobalTensor)
-    stacks = _stacks(target, splits, p.partial, 0)
+    stacks = _stacks(target, count, p.partial, 0)
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
     first = split.phase(
         "attention",
-        split_blocks(whole.cells, splits),
+        split_blocks(whole.cells, cut),
         {**whole.sizes, "split": 1},
         list(stacks.values()),
         **tensors,
@@ -142,7 +156,11 @@ def split_kv(whole: Phase, splits: int, merge: Merge, p: FlashPrecision, places:
         scale=whole.constants["scale"],
         log_variant=_variants(p)[1],
     )
-    return (first, *_merge_phases(_shared(whole, places), splits, stacks, FAN[merge] or splits, p))
+    return (first, *_merge_phases(_shared(whole, places), cut, stacks, FAN[merge] or count, p))
+
+
+def _evenly(parts: int, block: WorkTile) -> tuple[int, ...]:
+    return even(tiles_of(block), parts)
 
 
 def _shared(whole: Phase, places: int) -> Phase:
@@ -157,19 +175,17 @@ def _shared(whole: Phase, places: int) -> Phase:
     return replace(whole, cells=blocks, sizes={**whole.sizes, "row": min(height, whole.sizes["row"])})
 
 
-def _merge_phases(
-    whole: Phase, splits: int, stacks: dict[str, Stacked], fan: int, p: FlashPrecision
-) -> tuple[Phase, ...]:
+def _merge_phases(whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, p: FlashPrecision) -> tuple[Phase, ...]:
     """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
-    counts, (exp_variant, log_variant) = [min(splits, tiles_of(block)) for block in whole.cells], _variants(p)
+    counts, (exp_variant, log_variant) = [len(cut(block)) for block in whole.cells], _variants(p)
     assert isinstance(target, GlobalTensor)
     while max(counts) > 1:
         left = [ceil_div(n, fan) for n in counts]
         is_last = max(left) == 1
-        partial = tensor_of(stacks["out"]).fmt
+        partial_fmt = tensor_of(stacks["out"]).fmt
         results: Mapping[str, GlobalTensor | Stacked] = (
-            {"out": target} if is_last else _stacks(target, max(left), partial, len(phases) + 1)
+            {"out": target} if is_last else _stacks(target, max(left), partial_fmt, len(phases) + 1)
         )
         blocks = tuple(
             replace(block, spans=(*block.spans, ("split", g, 1)), runs=(TileRun(g * fan, 1, min(fan, n - g * fan), 1),))
@@ -184,7 +200,7 @@ def _merge_phases(
             list(results.values()),
             parts=stacks["out"],
             lses=stacks["lse"],
-            fmt=target.fmt if is_last else partial,
+            fmt=target.fmt if is_last else partial_fmt,
             exp_variant=exp_variant,
             log_variant=log_variant,
         )
@@ -218,9 +234,9 @@ def _variants(p: FlashPrecision) -> tuple[str, str]:
 PACKED_ROWS, PACKED_TILES = 32, 2
 
 
-def packs(rows: int, blocks: int, tiles: int, places: int) -> bool:
+def packs(rows: int, tiles: int, places: int) -> bool:
     """Return whether ``rows`` queries of the heads that share keys pay as rows of one block.
 
-    ``blocks`` of KV heads visit ``tiles`` each, on ``places``: more rows than `PACKED_ROWS` else leave too few blocks.
+    Their blocks visit ``tiles`` in all, on ``places``: more rows than `PACKED_ROWS` else leave too few blocks.
     """
-    return rows <= PACKED_ROWS or blocks * tiles >= PACKED_TILES * places
+    return rows <= PACKED_ROWS or tiles >= PACKED_TILES * places

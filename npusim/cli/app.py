@@ -3,7 +3,9 @@
 0 fine; 1 a check failed; 2 bad input, reported on stderr as ``npusim: error: ...``; 130 Ctrl-C.
 """
 
+import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +15,7 @@ from npusim.cli import checks, compare, explore, guide, inputs, layout, run
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
-from npusim.errors import CheckFailedError, NpusimError
+from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 
 INTERRUPTED = 130
 
@@ -37,6 +39,14 @@ class _Root(Group):
         except CheckFailedError as error:
             say(f"npusim: {error}")
             code = 1
+        except ContradictionError as error:
+            say(f"npusim: error: a contradiction in npusim itself, or in a schedule or machine of your own: {error}")
+            if (archive := ctx.params.get("save_report")) is not None:
+                _save_report(archive, error)
+            else:
+                again = shlex.join(("npusim", "--save-report", "fault.zip", *sys.argv[1:]))
+                say(f"no result is shown; this saves what a report of it needs: {again}")
+            code = 2
         except NpusimError as error:
             say(f"npusim: error: {error}")
             code = 2
@@ -80,6 +90,29 @@ app = Verbs(
 )
 
 
+def _save_report(archive: Path, error: ContradictionError) -> None:
+    """Save the command, where it failed, the versions and every file that the command names, as a ZIP archive."""
+    import platform
+    from importlib.metadata import distributions
+    from io import BytesIO
+    from traceback import format_exception
+    from zipfile import ZipFile
+
+    from npusim.report.output import write_whole
+
+    installed = sorted({f"{d.name}=={d.version}" for d in distributions()})
+    named = {Path(part) for word in sys.argv[1:] for part in (word, word.partition("=")[2], word.rpartition(":")[0])}
+    buffer = BytesIO()
+    with ZipFile(buffer, "w") as made:
+        made.writestr("command.txt", shlex.join(("npusim", *sys.argv[1:])))
+        made.writestr("error.txt", "".join(format_exception(error)))
+        made.writestr("versions.txt", "\n".join((platform.platform(), f"python {sys.version}", *installed)))
+        for number, file in enumerate(sorted(f for f in named if f.is_file() and f != archive)):
+            made.write(file, f"files/{number}-{file.name}")
+    write_whole(archive, buffer.getvalue())
+    say(f"wrote {archive}: the command, where it failed, versions, and the files that it names")
+
+
 def _version(is_set: bool) -> None:
     if is_set:
         typer.echo(f"npusim {__version__}")
@@ -89,6 +122,9 @@ def _version(is_set: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[bool, o.option("--version", "Print the version.", callback=_version, is_eager=True)] = False,
+    save_report: Annotated[
+        Path | None, o.option("--save-report FILE", "File (ZIP) for what a report needs, if npusim contradicts itself.")
+    ] = None,
 ) -> None:
     """Read the options that stand before a verb."""
 

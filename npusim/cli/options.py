@@ -194,6 +194,8 @@ def _read(name: str, value: Any) -> Any:
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
             return problem_values(value)
+        case "lengths":
+            return None if value is None else tuple(map(count(option), names(value, option)))
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":
@@ -251,8 +253,10 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
 
     values = key_values(text.split(","), "--problem")
     dtype = values.pop("dtype", "float16")
-    if set(values) not in ({"m", "n", "k"}, {"bytes"}) or dtype not in ("float16", "bfloat16"):
-        raise SpecError(f"--problem {text}: write m=..,n=..,k=.. (and dtype=float16 or bfloat16), or bytes=..")
+    allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"}
+    if set(values) not in allowed or dtype not in ("float16", "bfloat16"):
+        how = "m=..,n=..,k=.. (and count=.., dtype=float16 or bfloat16), or bytes=.."
+        raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():
         try:

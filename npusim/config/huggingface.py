@@ -20,9 +20,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_text
+from npusim.config.layers import Experts, LatentAttention
 from npusim.config.messages import explain
-from npusim.config.model import HeadCount, PositiveInt, fault_at
-from npusim.config.workload import WORKLOAD_SCHEMA, LatentAttention, Unmodelled, Workload, shared_heads
+from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, fault_at
+from npusim.config.workload import WORKLOAD_SCHEMA, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
 # Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
@@ -52,6 +53,10 @@ WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
 ALIBI = frozenset(("bloom",))
 #: These have a learned score in every softmax that belongs to no key.
 SINKS = frozenset(("gpt_oss",))
+#: One matrix of the vocabulary for both ends, even where the file does not say so.
+TIED = frozenset(("bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "mpt", "opt"))
+#: Every token of these takes one expert that no key counts, as wide as the others.
+SHARED_EXPERT = frozenset(("llama4_text",))
 #: Entries of ``layer_types`` that are attention as npusim computes it, or that with a window.
 LAYER_KINDS = frozenset(("full_attention", "sliding_attention", "global", "local", "attention"))
 
@@ -62,24 +67,40 @@ def _family(*sizes: int, **more: Any) -> Mapping[str, Any]:
 
 
 _GELU = "gelu_pytorch_tanh"
-_QWEN: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28})
+_MISTRAL: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "num_key_value_heads": 8, "vocab_size": 32000})
+_QWEN: Mapping[str, Any] = MappingProxyType(
+    {"hidden_act": "silu", "num_key_value_heads": 32, "max_window_layers": 28, "vocab_size": 151936}
+)
 _GEMMA: Mapping[str, Any] = MappingProxyType(
-    {"hidden_act": _GELU, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+    {"hidden_act": _GELU, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "vocab_size": 256000}
 )
 _MLA: Mapping[str, Any] = MappingProxyType(
     {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 )
+_DEEPSEEK: Mapping[str, Any] = MappingProxyType(
+    {
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "vocab_size": 129280,
+        "hidden_act": "silu",
+        "num_key_value_heads": 128,
+    }
+)
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "llama": _family(4096, 11008, 32, 32, hidden_act="silu"),
-        "mistral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8, sliding_window=4096),
-        "mixtral": _family(4096, 14336, 32, 32, hidden_act="silu", num_key_value_heads=8),
+        "llama": _family(4096, 11008, 32, 32, hidden_act="silu", vocab_size=32000),
+        "mistral": _family(4096, 14336, 32, 32, **_MISTRAL, sliding_window=4096),
+        "mixtral": _family(4096, 14336, 32, 32, **_MISTRAL, num_local_experts=8, num_experts_per_tok=2),
         "qwen2": _family(4096, 22016, 32, 32, **_QWEN),
         "qwen3": _family(4096, 22016, 32, 32, head_dim=128, **_QWEN),
-        "gemma": _family(3072, 24576, 28, 16, hidden_act=_GELU, num_key_value_heads=16, head_dim=256),
+        "gemma": _family(3072, 24576, 28, 16, **{**_GEMMA, "num_key_value_heads": 16}),
         "gemma2": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096, attn_logit_softcapping=50.0),
-        "gemma3_text": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096),
-        "deepseek_v3": _family(7168, 18432, 61, 128, hidden_act="silu", num_key_value_heads=128, **_MLA),
+        "gemma3_text": _family(2304, 9216, 26, 8, **{**_GEMMA, "vocab_size": 262208}, sliding_window=4096),
+        "deepseek_v32": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
+        "deepseek_v3": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
     }
 )
 #: Multimodal configs whose text part may leave out its own type.
@@ -107,7 +128,9 @@ class HuggingFaceConfig(BaseModel):
     intermediate_size: PositiveInt | None = Field(
         None, validation_alias=AliasChoices("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     )
+    dense_size: PositiveInt | None = Field(None, validation_alias="intermediate_size_mlp")
     vocab_size: PositiveInt | None = None
+    tied: bool | None = Field(None, validation_alias="tie_word_embeddings")
     activation: str | None = Field(
         None, validation_alias=AliasChoices("hidden_act", "activation_function", "hidden_activation")
     )
@@ -141,6 +164,26 @@ class HuggingFaceConfig(BaseModel):
     qk_nope_head_dim: PositiveInt | None = None
     qk_rope_head_dim: PositiveInt | None = None
     v_head_dim: PositiveInt | None = None
+    experts: NonNegativeInt | None = Field(
+        None, validation_alias=AliasChoices("n_routed_experts", "num_local_experts", "num_experts")
+    )
+    experts_per_token: NonNegativeInt | None = Field(
+        None, validation_alias=AliasChoices("num_experts_per_tok", "experts_per_token", "moe_topk")
+    )
+    expert_size: PositiveInt | None = Field(None, validation_alias="moe_intermediate_size")
+    shared_experts: NonNegativeInt | None = Field(
+        None, validation_alias=AliasChoices("n_shared_experts", "num_shared_experts")
+    )
+    shared_expert_size: NonNegativeInt | None = Field(None, validation_alias="shared_expert_intermediate_size")
+    first_dense: NonNegativeInt = Field(0, validation_alias="first_k_dense_replace")
+    sparse_step: PositiveInt = Field(
+        1, validation_alias=AliasChoices("decoder_sparse_step", "interleave_moe_layer_step")
+    )
+    layer_freq: PositiveInt = Field(1, validation_alias="moe_layer_freq")
+    dense_layers: tuple[NonNegativeInt, ...] = Field((), validation_alias="mlp_only_layers")
+    quantization: dict[str, object] | None = Field(None, validation_alias="quantization_config")
+    #: Keys that say there are experts in a form that is not read.
+    other_experts: tuple[str, ...] = ()
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +198,18 @@ def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     defaults = dict(_DEFAULTS.get(str(config.get("model_type", "")), {}))
     if "hidden_activation" in config:
         defaults.pop("hidden_act", None)
-    return {**defaults, **config}
+    return {**defaults, **config, "other_experts": _unread_experts(config)}
+
+
+def _unread_experts(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys by which a config has experts that `HuggingFaceConfig` does not read."""
+    aliases = [f.validation_alias for f in HuggingFaceConfig.model_fields.values()]
+    names = {str(n) for a in aliases for n in (a.choices if isinstance(a, AliasChoices) else (a,))}
+    flat = {**config, **{f"{k}.{n}": v for k, x in config.items() if isinstance(x, dict) for n, v in x.items()}}
+    counts = {k for k, v in flat.items() if "expert" in k and isinstance(v, int) and v > 1 and k not in names}
+    has_counts = any(config.get(key) for key in names if "expert" in key)
+    # Beside a count that is read, only what says which layers have experts matters.
+    return tuple(sorted(k for k in counts if not has_counts or "layer" in k))
 
 
 def import_config(
@@ -217,16 +271,18 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
         schema=WORKLOAD_SCHEMA,
         name=options["name"] or _name(path, config),
         description=f"{model}, {heads} heads of {head_dim}, {kv_heads} KV heads",
-        source=f"{path.name} ({config.model_type or 'unknown model type'})",
+        source=f"{path.name} ({config.model_type or 'unknown model type'}){_dtype_note(config, options['dtype'])}",
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_head_dim=value_head_dim,
         hidden=config.hidden_size,
         layers=config.layers,
-        intermediate=config.intermediate_size or 4 * config.hidden_size,
+        intermediate=config.dense_size or config.intermediate_size or 4 * config.hidden_size,
         gated=_is_gated(config),
+        experts=_experts(config),
         vocab=config.vocab_size,
+        tied=config.model_type in TIED if config.tied is None else config.tied,
         sliding_window=window,
         sliding_layers=sliding_layers,
         softcap=config.softcap,
@@ -331,6 +387,42 @@ def _is_gated(config: HuggingFaceConfig) -> bool:
     if kind in GATED:
         return True
     return kind not in ENCODERS | TWO_MATRIX_DECODERS and config.activation in _GATED_ACTIVATIONS
+
+
+def _experts(config: HuggingFaceConfig) -> Experts | None:
+    """Return the mixture of experts, None for a dense model; refuse by name what is not read."""
+    if config.other_experts:
+        key = config.other_experts[0]
+        raise fault_at(key.partition(".")[0], f"{key}: experts in a form that is not read; write a workload file")
+    if (config.experts or 0) < 2:
+        return None
+    if not config.experts_per_token:
+        raise fault_at("num_experts_per_tok", f"missing, and there are {config.experts} experts")
+    if config.experts_per_token > (config.experts or 0):
+        raise fault_at("num_experts_per_tok", f"{config.experts_per_token} of only {config.experts} experts")
+    width = config.expert_size or config.intermediate_size
+    if width is None:
+        raise fault_at("moe_intermediate_size", f"missing, and there are {config.experts} experts")
+    shared = config.shared_experts or (1 if config.model_type in SHARED_EXPERT else 0)
+    # Qwen and Llama 4 count layers from 1, DeepSeek from 0.
+    dense = [
+        i < config.first_dense or i in config.dense_layers or (i + 1) % config.sparse_step or i % config.layer_freq
+        for i in range(config.layers)
+    ]
+    return Experts(
+        count=config.experts,
+        per_token=config.experts_per_token,
+        width=width,
+        shared_width=config.shared_expert_size or shared * width,
+        dense_layers=sum(map(bool, dense)),
+    )
+
+
+def _dtype_note(config: HuggingFaceConfig, chosen: str | None) -> str:
+    """Return what is to be said of a format that the file does not state, or that its weights do not have."""
+    method = (config.quantization or {}).get("quant_method")
+    note = "" if chosen or config.dtype else "; it states no dtype: float16"
+    return note + (f"; its weights are stored as {method}, and counted with 16 bits" if method else "")
 
 
 def _dtype(config: HuggingFaceConfig, key: str) -> Literal["float16", "bfloat16", "float32"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -158,11 +159,15 @@ class Problem(Sizes):
     With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.  Float8 inputs are stored
     divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
+    With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
+    its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.
+
     Raises
     ------
     SpecError
         A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
-        or a causal query would see no key; the message names the value and what is allowed.
+        lengths contradict another size, or a causal query would see no key; the message names the value and what is
+        allowed.
     """
 
     batch: PositiveInt = 1
@@ -185,9 +190,23 @@ class Problem(Sizes):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
+    lengths: tuple[PositiveInt, ...] = Field(
+        default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_lengths(cls, data: object) -> object:
+        """Fill in the sizes that lengths say."""
+        if not isinstance(data, dict) or not data.get("lengths"):
+            return data
+        longest = max(data["lengths"])
+        return {"batch": len(data["lengths"]), "seq_q": longest, "seq_kv": longest, **data}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.lengths:
+            self._check_lengths()
         check_kv_heads(self.heads, self.kv_heads)
         for name in ("head_dim", "value_head_dim"):
             _check_head_size(name, getattr(self, name))
@@ -204,6 +223,40 @@ class Problem(Sizes):
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
+
+    def _check_lengths(self) -> None:
+        sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
+        for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():
+            if getattr(self, name) != size:
+                raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
+
+    def sequence(self, number: int) -> Problem:
+        """Return the attention of one sequence of lengths by itself; without lengths all are one problem: this one."""
+        if not self.lengths:
+            return self
+        keys, queries = self.lengths[number], self.queries[number]
+        sizes = {"batch": 1, "lengths": (), "seq_q": queries, "seq_kv": keys, "causal_offset": keys - queries}
+        return self.model_copy(update=sizes)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        return self.lengths or (self.seq_kv,) * self.batch
+
+    @property
+    def queries(self) -> tuple[int, ...]:
+        """Queries of each sequence."""
+        return tuple(min(self.seq_q, keys) for keys in self.lengths) or (self.seq_q,) * self.batch
+
+    @property
+    def key_count(self) -> int:
+        """Keys of all sequences."""
+        return sum(self.lengths) or self.batch * self.seq_kv
+
+    @property
+    def query_count(self) -> int:
+        """Queries of all sequences."""
+        return sum(self.queries) if self.lengths else self.batch * self.seq_q
 
     @property
     def group_size(self) -> int:
@@ -226,8 +279,14 @@ class Problem(Sizes):
             return self.seq_kv
         return min(self.seq_kv, query + self.causal_offset + 1)
 
+    def pairs(self) -> int:
+        """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
+        counts = Counter(self.lengths)
+        pairs = sum(count * self.sequence(self.lengths.index(n)).attended_pairs() for n, count in counts.items())
+        return pairs if self.lengths else self.batch * self.attended_pairs()
+
     def attended_pairs(self) -> int:
-        """Return the (query, key) pairs of one head that the mask leaves."""
+        """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
         if not self.causal:
             return self.seq_q * self.seq_kv
         # Rows up to `full` see one key more than the row before, all later rows see every key.
@@ -237,25 +296,25 @@ class Problem(Sizes):
 
     def flops(self) -> int:
         """Return operations of both products over the pairs the mask leaves (2 a multiply-add)."""
-        return self.flops_of(self.attended_pairs())
+        return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
-        """Return operations of both products over so many pairs of a query and a key, a head."""
-        return self.batch * self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
+        """Return operations of both products over so many pairs of a query and a key of a head, in all sequences."""
+        return self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
 
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""
-        elements = self.batch * self.kv_heads * self.seq_kv * (self.head_dim + self.value_head_dim)
+        elements = self.kv_heads * self.key_count * (self.head_dim + self.value_head_dim)
         return elements * element_bytes(self.dtype)
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""
-        rows = self.batch * self.heads * self.seq_q * (self.head_dim + self.value_head_dim)
+        rows = self.heads * self.query_count * (self.head_dim + self.value_head_dim)
         return self.kv_bytes() + rows * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
         """Return operations of both products without a mask, as papers count causal ones too."""
-        return self.flops_of(self.seq_q * self.seq_kv)
+        return self.flops_of(self.model_copy(update={"causal": False}).pairs())
 
 
 def _check_head_size(name: str, value: int) -> None:
@@ -267,21 +326,22 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device."""
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts."""
 
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
     dtype: Dtype = "float16"
+    count: PositiveInt = 1
 
     def flops(self) -> int:
         """Return operations, 2 a multiply-add."""
-        return 2 * self.m * self.n * self.k
+        return 2 * self.count * self.m * self.n * self.k
 
     def bytes_moved(self) -> int:
         """Return the bytes of A, B and C, each once."""
         elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return elements * element_bytes(self.dtype)
+        return self.count * elements * element_bytes(self.dtype)
 
 
 class CopyProblem(Sizes):
@@ -302,11 +362,13 @@ class RowsProblem(Sizes):
     """What stands between the products of a layer, on ``heads`` matrices of (rows, cols).
 
     ``norm`` adds an update and normalises, ``rotary`` turns halves (cols columns each) of a head,
-    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone.
+    ``gate`` is SiLU of one matrix times another, ``gelu`` of one alone, ``route`` takes the ``parts`` largest of a
+    row's softmax, ``sum`` adds ``parts`` matrices.
     """
 
-    what: Literal["norm", "rotary", "gate", "gelu"]
+    what: Literal["norm", "rotary", "gate", "gelu", "route", "sum"]
     heads: PositiveInt = 1
+    parts: PositiveInt = 1
     rows: PositiveInt
     cols: PositiveInt
     dtype: Dtype = "float16"
@@ -317,16 +379,16 @@ class RowsProblem(Sizes):
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and results, each once."""
-        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2}[self.what]
+        matrices = {"norm": 4, "rotary": 4, "gate": 3, "gelu": 2, "route": 2, "sum": self.parts + 1}[self.what]
         shared = 2 * self.rows * self.cols if self.what == "rotary" else 0
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
 
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
-    """Return the product of sizes ``m``, ``n`` and ``k``, or the copy of ``bytes``; None where they are neither."""
+    """Return the product (``count`` of them) of sizes ``m``, ``n``, ``k``, the copy of ``bytes``, or None."""
     if sizes.keys() == {"bytes"}:
         return CopyProblem(**sizes)
-    if sizes.keys() == {"m", "n", "k"}:
+    if sizes.keys() - {"count"} == {"m", "n", "k"}:
         return GemmProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
     return None
 
@@ -341,6 +403,12 @@ class SharedProblem(Problem):
     """Attention whose heads ``ranks`` devices share; the sizes are those of one device."""
 
     ranks: PositiveInt
+
+    @model_validator(mode="after")
+    def _check_sequences(self) -> Self:
+        if self.lengths:
+            raise fault_at("lengths", "devices that share heads take sequences of one length (batch, seq)")
+        return self
 
     @classmethod
     def around(cls, attention: Problem, **more: object) -> Self:
@@ -380,33 +448,3 @@ class LayerProblem(SharedProblem):
     def flops(self) -> int:
         """Return the operations of one device: attention and projection."""
         return super().flops() + 2 * self.rows * self.width * self.hidden
-
-
-class ModelProblem(LayerProblem):
-    """``layers`` equal layers, each attention and an FFN of width ``intermediate``, between vocabularies.
-
-    With ``gated`` the FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it.  ``parameters`` are those
-    stated for the whole model, 0: those of its shapes.
-    """
-
-    layers: PositiveInt
-    intermediate: PositiveInt
-    gated: StrictBool = False
-    vocab: NonNegativeInt = 0
-    parameters: NonNegativeInt = 0
-
-    @property
-    def qkv_width(self) -> int:
-        """Return the columns of Q, K and V on one device."""
-        return self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_head_dim)
-
-    @property
-    def ffn_width(self) -> int:
-        """Return the columns inside the FFN on one device, rounded up."""
-        return ceil_div(self.intermediate, self.ranks)
-
-    def flops(self) -> int:
-        """Return the operations of one layer on one device."""
-        matrices = 3 if self.gated else 2
-        product = self.qkv_width + matrices * self.ffn_width
-        return super().flops() + 2 * self.rows * self.hidden * product

@@ -1,11 +1,12 @@
 """A model's attention layer as its workload file describes it, and the problem one device gets."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.model import (
     HeadCount,
     Name,
@@ -19,6 +20,7 @@ from npusim.config.model import (
 )
 from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
+from npusim.units import format_bytes
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
 #: What attention of models does that npusim does not compute, beside windows and soft-capping.
@@ -45,15 +47,6 @@ class TensorFile(SpecModel):
     prefix: str = ""
 
 
-class LatentAttention(SpecModel):
-    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128."""
-
-    q_lora_rank: PositiveInt | None = None
-    kv_lora_rank: PositiveInt
-    nope_head_dim: PositiveInt
-    rope_head_dim: PositiveInt
-
-
 class Workload(SpecModel):
     """Shapes of a model's attention and what surrounds it, for the whole layer.
 
@@ -74,7 +67,9 @@ class Workload(SpecModel):
     layers: PositiveInt | None = None
     intermediate: PositiveInt | None = Field(default=None, description="width inside the FFN")
     gated: StrictBool = Field(default=False, description="the FFN has a third, gating matrix")
+    experts: Experts | None = Field(default=None, description="a mixture of experts in place of the FFN")
     vocab: PositiveInt | None = Field(default=None, description="tokens of the vocabulary")
+    tied: StrictBool = Field(default=False, description="one matrix of the vocabulary serves both ends")
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
@@ -93,6 +88,7 @@ class Workload(SpecModel):
     batch: PositiveInt = 1
     seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
     seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
+    lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -108,6 +104,8 @@ class Workload(SpecModel):
             raise fault_at("sliding_window", "missing; some layers are said to slide")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
+        if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
+            raise fault_at("experts.dense_layers", f"{self.experts.dense_layers} of only {self.layers} layers")
         if self.layers is not None and self.sliding_layers > self.layers:
             raise fault_at("sliding_layers", f"{self.sliding_layers} of only {self.layers} layers")
         return self
@@ -119,6 +117,7 @@ class Workload(SpecModel):
         seq_q: int | None = None,
         seq_kv: int | None = None,
         batch: int | None = None,
+        lengths: Sequence[int] | None = None,
         tensor_parallel: int | None = None,
         causal: bool | None = None,
         heads: int | None = None,
@@ -130,15 +129,23 @@ class Workload(SpecModel):
         """Return what one device computes; every argument replaces what the workload says.
 
         ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
-        the workload's keys.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at
-        hand, that is one device's share already: a given ``heads`` is not divided.
+        the workload's keys.  ``lengths`` are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and
+        ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
+        tensors at hand, that is one device's share already: a given ``heads`` is not divided.
 
         Raises
         ------
         SpecError
-            Heads cannot be shared among ``tensor_parallel`` devices (lists the divisors), or the
-            sizes make no problem (see `Problem`).
+            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
+            divisors), or the sizes make no problem (see `Problem`).
         """
+        sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
+        sized = [name for name, value in sizes_of_all.items() if value is not None]
+        if lengths and sized:
+            raise SpecError(f"{', '.join(sized)}: lengths say how many sequences there are, and of what; leave it out")
+        lengths = tuple(lengths or (() if sized else self.lengths))
+        if lengths:
+            batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
@@ -154,10 +161,36 @@ class Workload(SpecModel):
             "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
+            "lengths": lengths,
         }
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         return Problem.model_validate({**sizes, "data": self.data})
+
+    def model(self, attention: Problem, ranks: int) -> ModelProblem:
+        """Return the whole model on ``ranks`` devices, ``attention`` that of one.
+
+        Raises `SpecError` where the workload does not state what a model's layers need.
+        """
+        missing = [name for name in ("hidden", "layers", "intermediate") if getattr(self, name) is None]
+        if missing:
+            raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; a model's layers need them")
+        names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied")
+        sizes = {name: getattr(self, name) for name in names}
+        return ModelProblem.around(
+            attention, ranks=ranks, vocab=self.vocab or 0, parameters=self.parameters or 0, **sizes
+        )
+
+    def expanded_cache(self, problem: Problem) -> str:
+        """Return what a note says of K and V that were made of a latent cache and are read back; empty for others."""
+        if self.latent is None or problem.seq_q >= problem.seq_kv:
+            return ""
+        elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
+        size = problem.kv_bytes()
+        return (
+            f"latent cache: K and V are read expanded, {format_bytes(size)}; "
+            f"the model's cache holds {format_bytes(size * self.latent.width // elements)} of latents"
+        )
 
     def left_out(self, keys: int | None = None) -> dict[str, str]:
         """Return what npusim does not compute of this attention over ``keys`` keys: name -> what it is.

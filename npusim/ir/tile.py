@@ -49,6 +49,7 @@ class GlobalTensor:
 
     ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
     ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
+    ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.
     """
 
     name: str
@@ -60,11 +61,17 @@ class GlobalTensor:
     role: Role
     is_interleaved: bool = False
     packed: int = 1
+    lengths: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return self.batch * self.heads * self.rows * self.cols * get_format(self.fmt).size_bytes
+        """Bytes of the whole tensor, without padding."""
+        rows = sum(self.lengths) if self.lengths else self.batch * self.rows
+        return self.heads * rows * self.cols * get_format(self.fmt).size_bytes
+
+    def rows_of(self, batch: int) -> int:
+        """Return the rows of one batch."""
+        return self.lengths[batch] if self.lengths else self.rows
 
     def heads_of(self, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield head and row of the call, count, and where they begin, for rows of a head of the tensor."""

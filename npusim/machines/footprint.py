@@ -13,7 +13,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from npusim.algorithms.phase import WorkTile
+    from npusim.algorithms.phase import TileRun, WorkTile
     from npusim.machines.frame import Frame
 
 
@@ -91,20 +91,21 @@ def _tiles(frame: Frame, n: str, block: WorkTile) -> Iterator[Visit]:
 def _visited(
     frame: Frame, times: Callable[[str, WorkTile], int], n: str, blocks: Sequence[WorkTile]
 ) -> Iterator[Touch]:
-    """Yield what the loops of blocks visit: a region a head, read once a block or more often, as planned.
-
-    Where blocks begin at various tiles or leave some out (windows), a region is a tile: blocks share what they meet.
-    """
+    """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`, read as often as planned."""
     share = frame.sharing(n)
-    largest: dict[tuple[int, int, int, object], tuple[int, int, int, WorkTile]] = {}
+    alike: dict[tuple[int, int, object, tuple[TileRun, ...]], tuple[int, int, WorkTile]] = {}
     for block in blocks:
         each, spans = times(n, block), tuple(block.span(a) for a in frame.axes(n))
-        tiles = [(tile.col, tile.cols) for tile in frame.tiles(block)] if frame.is_scattered else []
-        for col, cols in tiles or [(block.first, block.last - block.first)]:
-            key = block.batch, block.head // share, col, spans
+        visitors = block.batch, block.head // share, spans, block.runs
+        most, total, _ = alike.get(visitors, (0, 0, block))
+        alike[visitors] = max(most, each), total + each, block
+    largest: dict[tuple[tuple[object, ...], int], tuple[int, int, int, WorkTile]] = {}
+    for (*position, runs), (each, count, block) in alike.items():
+        for col, cols in frame.stretches(runs):
+            key = tuple(position), col
             most_cols, most, total, _ = largest.get(key, (0, 0, 0, block))
-            largest[key] = max(most_cols, cols), max(most, each), total + each * cols, block
-    for (_, _, col, _), (cols, most, total, block) in largest.items():
+            largest[key] = max(most_cols, cols), max(most, each), total + count * cols, block
+    for (_, col), (cols, most, total, block) in largest.items():
         region = frame.cut(n, block, Visit(0, col, cols))
         yield Touch(region, most, region.payload_bytes // cols * total)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage
@@ -42,6 +43,7 @@ class Frame:
         self.label = phase.label
         self.roles = {n: what.role for n, what in phase.names.items()}
         self._heads = max(t.heads for t in phase.all_tensors())
+        self._stretches: dict[tuple[TileRun, ...], list[Span]] = {}
 
     @property
     def prefix(self) -> str:
@@ -133,14 +135,31 @@ class Frame:
         return tuple(n for n in self.operands if n not in self.held)
 
     @cached_property
-    def is_scattered(self) -> bool:
-        """Whether blocks begin at various tiles of the loop or leave tiles out; parts of a split do neither."""
-        return any(
-            block.runs
-            and len(block.spans) == 1
-            and (block.first > 0 or sum(run.cols * run.count for run in block.runs) < block.last - block.first)
-            for block in self.phase.cells
-        )
+    def _cuts(self) -> list[int]:
+        """Where runs of tiles begin and end, if what blocks visit leaves tiles out or overlaps; else nothing."""
+        visited = {block.runs for block in self.phase.cells if block.runs}
+        spans = {runs: [span for run in runs for span in run.stretches] for runs in visited}
+        hulls = sorted({(min(spans[r])[0], max(end for _, end in spans[r])) for r in visited})
+        has_gaps = any(_has_gaps(sorted(of)) for of in spans.values())
+        overlaps = any(a[0] < b[0] < a[1] for a, b in pairwise(_longest(hulls)))
+        return sorted({edge for of in spans.values() for span in of for edge in span}) if has_gaps or overlaps else []
+
+    def stretches(self, runs: tuple[TileRun, ...]) -> list[Span]:
+        """Return first coordinate and size of what runs of tiles visit, so that blocks share whole stretches.
+
+        Blocks that visit all from one tile on are one stretch each; where they begin at various tiles or leave some
+        out (windows, block-sparse masks), every run is cut where another block's begins or ends.
+        """
+        if runs not in self._stretches:
+            spans, cuts = [span for run in runs for span in run.stretches], self._cuts
+            if cuts:
+                edges = (cuts[bisect_left(cuts, a) : bisect_left(cuts, b) + 1] for a, b in spans)
+                cut = [(a, b - a) for of in edges for a, b in pairwise(of)]
+            else:
+                first, last = min(a for a, _ in spans), max(b for _, b in spans)
+                cut = [(first, last - first)]
+            self._stretches[runs] = cut
+        return self._stretches[runs]
 
     def cut(self, n: str, block: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
         """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of block and tile."""
@@ -237,6 +256,16 @@ class Frame:
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
         parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
         return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters))
+
+
+def _has_gaps(spans: list[Span]) -> bool:
+    """Return whether sorted stretches leave something out between them."""
+    return any(a[1] < b[0] for a, b in pairwise(spans))
+
+
+def _longest(hulls: list[Span]) -> Iterator[Span]:
+    """Yield, of sorted hulls with one beginning, the longest."""
+    yield from (a for a, b in zip_longest(hulls, hulls[1:]) if b is None or a[0] != b[0])
 
 
 def _alike(t: GlobalTensor) -> Hashable:

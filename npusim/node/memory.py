@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from npusim.errors import SpecError
-from npusim.units import format_bytes
+from npusim.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
+    from npusim.config.layers import ModelProblem
     from npusim.config.node import NodeDevice
-    from npusim.config.problem import ModelProblem
 
 #: Bytes of an element where equations 34 to 36 count FP16.
 HALF = 2
@@ -68,12 +68,6 @@ class MemoryPlan:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked if size)
 
 
-def shape_parameters(p: ModelProblem) -> int:
-    """Return the parameters of all layers that the shapes say, vocabulary left out."""
-    attention = p.ranks * (p.qkv_width + p.width) * p.hidden
-    return p.layers * (attention + (3 if p.gated else 2) * p.hidden * p.intermediate)
-
-
 def memory_plan(
     p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF, prompt: int | None = None
 ) -> MemoryPlan:
@@ -82,9 +76,12 @@ def memory_plan(
     ``prompt`` are the queries that run at once (default: those of ``p``), ``weight_bytes`` those of a weight.
     """
     node, rows = machine.node, p.batch * (p.seq_q if prompt is None else prompt)
-    parameters = p.parameters or shape_parameters(p)
-    attention = p.qkv_width + p.width
-    ffn = (2 if p.gated else 1) * p.ffn_width
+    parameters, gates = p.parameters or p.weights().layers, 2 if p.gated else 1
+    attention, ffn = p.qkv_width + p.width, gates * p.ffn_width
+    if p.experts is not None:
+        routed = p.experts.per_token * (p.hidden + gates * ceil_div(p.experts.width, p.ranks))
+        ffn = max(ffn if p.dense_layers else 0, routed)
+    columns = 0 if p.tied else ceil_div(p.vocab, p.ranks)
     host = None
     if node.cpu is not None and node.pcie is not None:
         host = node.cpu.dram_capacity_bytes.value - node.cpu.reserve_bytes.value
@@ -94,7 +91,7 @@ def memory_plan(
         {
             "weights": math.ceil(parameters * weight_bytes / p.ranks),
             "intermediates": HALF * rows * (2 * p.hidden + max(attention, ffn)),
-            "vocabulary": HALF * p.vocab * p.hidden,
+            "vocabulary": HALF * (p.vocab + columns) * p.hidden,  # a rank gives its share of the logits
             "reserve": 0 if node.reserve_bytes is None else node.reserve_bytes.value,
         },
         element * p.batch * (p.seq_kv + output),

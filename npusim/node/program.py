@@ -24,7 +24,7 @@ from npusim.node.collective import CollectiveCall
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from npusim.config.problem import GemmProblem, Problem, RowsProblem
+    from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
     from npusim.ir.buffers import Ring
     from npusim.ir.program import Item, Touch
     from npusim.ir.tile import RingTile
@@ -44,7 +44,7 @@ class Child:
     """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
 
     schedule: str
-    problem: Problem | GemmProblem | RowsProblem
+    problem: Problem | GemmProblem | RowsProblem | CopyProblem
     precision: str = ""
 
 

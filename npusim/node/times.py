@@ -128,7 +128,7 @@ def _linear_from_table(kernel: NodeKernel, table: LinearTimes, core_count: int, 
     """Return the work of a product as equal tiles on the device's cores."""
     product = cast("GemmProblem", kernel.children[0].problem)
     m, n = table.block_m_count.value, table.block_n_count.value
-    count = ceil_div(product.m, m) * ceil_div(product.n, n)
+    count = product.count * ceil_div(product.m, m) * ceil_div(product.n, n)
     seconds = 2 * m * n * product.k / table.flops_per_s.value
     return _in_waves(kernel, Waves(count, femtoseconds(seconds), 1, core_count), host.linear_issue_s.value)
 

@@ -111,14 +111,14 @@ class Probe:
             case _:
                 self.underflow(moment)
 
-    def look_at_inputs(self, q: Array, k: Array, row: int) -> None:
-        """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d)."""
-        queries = np.asarray(q, np.float64) * self.problem.q_scale
-        keys = np.asarray(k, np.float64) * self.problem.k_scale
+    def look_at_inputs(self, q: Array, k: Array, row: int, problem: Problem) -> None:
+        """Look at the queries from ``row`` of one head, (rows, d), and its keys, (keys, d); ``problem``: its own."""
+        queries = np.asarray(q, np.float64) * problem.q_scale
+        keys = np.asarray(k, np.float64) * problem.k_scale
         raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
         seen = np.full(len(q), len(k))
-        if self.problem.causal:
-            last = np.arange(row, row + len(q)) + self.problem.causal_offset
+        if problem.causal:
+            last = np.arange(row, row + len(q)) + problem.causal_offset
             seen = np.clip(last + 1, 0, len(k))
             raw[np.arange(len(k))[None, :] >= seen[:, None]] = -np.inf
         self.raw_scores.look(raw)
@@ -126,7 +126,7 @@ class Probe:
         resonance = measure(queries, keys, seen)
         if self.resonance is None or abs(resonance.mean_score) > abs(self.resonance.mean_score):
             self.resonance = resonance
-        weights = softmax_weights(raw * self.problem.scale)
+        weights = softmax_weights(raw * problem.scale)
         self._sink_mass += float(summed(summed(weights[:, : self.sinks]) / summed(weights)))
         self._rows += len(q)
 

@@ -83,10 +83,10 @@ def evaluate(
         at = (batch, head, row, len(block))
         if at not in exact_rows:
             wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem, row)
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row)
         references.append(exact_rows[at])
         if probe:
-            probe.look_at_inputs(q, k, row)
+            probe.look_at_inputs(q, k, row, problem.sequence(batch))
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
     return numeric_result(
         error,
@@ -204,7 +204,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
     if which == "all":
         return set(range(problem.heads))
     if which == "sample":
-        each = problem.batch * problem.seq_kv * problem.head_dim
+        each = problem.key_count * problem.head_dim
         return set(range(max(1, min(problem.heads, SAMPLE_ELEMENTS // each))))
     return set(which)
 
@@ -218,8 +218,8 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
-        last = max(b.row for b in phase.blocks)
-        return [b for b in phase.blocks if b.row == last]
+        last = {b.batch: b.row for b in sorted(phase.blocks, key=lambda b: b.row)}
+        return [b for b in phase.blocks if b.row == last[b.batch]]
     wanted = np.asarray(sorted(rows))
     return [
         b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))
@@ -242,7 +242,7 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], group_size: int)
 
 
 def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
-    total = problem.batch * problem.heads * problem.seq_q
+    total = problem.heads * problem.query_count
     count = sum(len(rows) for rows in written.values())
     if count == total:
         return f"all {total} rows"

@@ -325,8 +325,8 @@ class TensorStore:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
-        if values.shape != (tensor.rows, tensor.cols):
-            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {(tensor.rows, tensor.cols)} needed")
+        if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
+            raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
 
     def read(self, tiles: list[GlobalTile]) -> Array:

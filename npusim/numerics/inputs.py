@@ -40,7 +40,7 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
         key = (name, batch, head)
         if key not in matrices:
             rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-            drawn = _draw(problem, name, rng) / getattr(problem, f"{name}_scale")
+            drawn = _draw(problem.sequence(batch), name, rng) / getattr(problem, f"{name}_scale")
             matrices[key] = formats.cast(drawn, problem.dtype)
         return matrices[key]
 
@@ -127,6 +127,14 @@ def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None)
         return amplify_mean(values, gain) if name == "k" else values
 
     return source
+
+
+def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with the rows of each sequence alone, where lengths differ."""
+    if not problem.lengths:
+        return source
+    rows = {"q": problem.queries, "k": problem.keys, "v": problem.keys}
+    return lambda name, batch, head: source(name, batch, head)[: rows[name][batch]]
 
 
 def amplify_mean(keys: Array, gain: float) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from npusim.config.device_tables import validated_schedules
 from npusim.config.messages import suggest
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from npusim.report.record import RunRecord
     from npusim.schedules.registry import Schedule
 
+#: Lengths of sequences that a line names.
+LENGTHS = 6
+
 
 def problem_text(problem: dict[str, object]) -> str:
     """Return sizes as the field writes them: ``B1 N5 S4096 d128 causal float16``.
@@ -32,6 +35,8 @@ def problem_text(problem: dict[str, object]) -> str:
         return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
     heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(p["head_dim"], p["value_head_dim"])
     seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
+    if lengths := cast("list[int]", p.get("lengths")):
+        seq += f" ({', '.join(map(str, lengths[:LENGTHS]))}{', ...' if len(lengths) > LENGTHS else ''})"
     return f"B{p['batch']} N{heads} S{seq} d{dim} {mask} {p['dtype']}"
 
 

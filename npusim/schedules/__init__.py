@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.config.device import MACHINES
+from npusim.config.layers import ModelProblem
 from npusim.config.packaged import installed
-from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import allreduce, flash, fp8, gemm, layer, pasa, plugins, split_kv, standard
 from npusim.schedules.define import unread_keys

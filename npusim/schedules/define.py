@@ -229,13 +229,13 @@ def attention(
         if len(phase.loops) > 1:
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
-        return replace(phase, flops=problem.flops_of(pairs)) if sees else phase
+        return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         return [one(problem, (tiling.block_q, tiling.block_kv), p, memo_tiling)]
 
-    hooks: dict[str, Any] = {"origin": _origin(kernel.function)}
+    hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
     checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)

@@ -153,6 +153,7 @@ SCHEDULES = schedule(
     tiling={"ascend": Fp8Tiling, "nvidia": GpuFp8Tiling},
     families=["ascend", "nvidia"],
     reads_scales=True,
+    takes_lengths=True,
     study=study,
     inputs=inputs,
     default_precision="hpc_ops",

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision
+from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
 from npusim.algorithms.gemm import copy as copy_phase
-from npusim.algorithms.gemm import pointwise
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
@@ -62,10 +62,10 @@ def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[Wo
 
 
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
-    """Return C = A B."""
+    """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
-    a, b = GlobalTensor("a", 1, 1, m, k, fmt, "input"), GlobalTensor("b", 1, 1, k, n, fmt, "input")
-    c = GlobalTensor("c", 1, 1, m, n, p.output, "output")
+    a, b = (GlobalTensor(*of, fmt, "input") for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n)))
+    c = GlobalTensor("c", 1, problem.count, m, n, p.output, "output")
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
         return list(phases)
@@ -97,18 +97,18 @@ def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine:
 class RowsFields(Tiling):
     """Elements that a vector core works on at a time."""
 
-    elements: int = Field(default=4096, ge=256, description="of a slice; a norm's is one row at least")
+    elements: int = Field(default=4096, ge=256, description="of a slice; one row at least where rows are summed up")
     slices: int = Field(default=16, ge=1, description="of a vector core in a block")
 
 
 def rows_of_layer(problem: RowsProblem, tiling: RowsFields, _precision: FlashPrecision, machine: Any) -> Phases:
     """Return a norm, rotary embedding or activation between the products of a layer."""
     p = problem
-    width = p.cols if p.what == "norm" else min(p.cols, tiling.elements)
+    width = p.cols if p.what in WHOLE_ROWS else min(p.cols, tiling.elements)
     rows = max(1, tiling.elements // width)
     most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # few rows on all cores
     height = min(p.rows, max(1, min(rows * tiling.slices * machine.row_cores, most)))
-    phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width))
+    phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width), p.parts)
     return [replace(phase, slice_elements=rows * width)]
 
 

@@ -4,6 +4,11 @@ A layer is norm, Q K V, rotary, attention, projection, AllReduce, FFN, AllReduce
 after the other, some with K and V on the host, and the vocabulary's product.  Every model has root mean square
 norms and rotary embeddings here, whatever its own are: a small part of a layer.
 
+A mixture of experts is a router's product, the choice of each token's experts, a copy of the tokens in the order of
+experts, one grouped product for all experts that are taken, and the sum of what they give a token.  Every device has
+its columns of every expert.  Which experts are taken is not known: as many as independent tokens are expected to
+take, with equal shares of the tokens.
+
 Decoding with K and V on the host: ``offload_classic`` uploads them and computes on the devices;
 ``offload_cooperative`` sends one token's Q, K and V down, computes on the host's cores and brings the result
 up (FastAttention section 4.4, figure 6).  In prefill both compute on the devices while K and V go down beside them.
@@ -11,12 +16,14 @@ up (FastAttention section 4.4, figure 6).  In prefill both compute on the device
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from npusim.config.problem import GemmProblem, ModelProblem, RowsProblem, SharedProblem
+from npusim.config.layers import ModelProblem
+from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem, SharedProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -48,10 +55,9 @@ from npusim.schedules.allreduce import (
     prefill_attention,
     row_pieces,
 )
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.config.node import NodeDevice
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
@@ -102,12 +108,10 @@ def periods(
     check_ranks(device.node, problem.ranks)
     on_host = layers_on_host(problem, tiling, device)
     refuse_too_large(problem, device, on_host, tiling.output)
-    counts: Mapping[Strategy, int] = {tiling.offload: on_host, "none": problem.layers - on_host}
-    programs = [
-        Period(_layer(problem, tiling, device, precision, strategy), count)
-        for strategy, count in counts.items()
-        if count
-    ]
+    places: list[Strategy] = [tiling.offload if layer < on_host else "none" for layer in range(problem.layers)]
+    dense = [layer < problem.dense_layers for layer in range(problem.layers)]
+    kinds = Counter(zip(places, reversed(dense), strict=True))
+    programs = [Period(_layer(problem, tiling, device, precision, *kind), count) for kind, count in kinds.items()]
     if problem.vocab:
         programs.append(Period(_head(problem), 1))
     return tuple(programs)
@@ -140,17 +144,24 @@ def _model(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, preci
 
 
 def _layer(
-    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums, strategy: Strategy
+    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums, strategy: Strategy, is_dense: bool
 ) -> TileProgram:
     comm = None
     if p.ranks > 1:
         comm = communication(device.node, p.ranks, tiling, p.hidden, element_bytes(precision))
-    tasks = layer_tasks(p, tiling, device, comm, strategy)
-    return task_program("layer", p.ranks, tasks, p.flops(), (COMPUTE, *((comm.queue,) if comm else ())))
+    tasks = layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)
+    flops = p.layer_flops(is_dense=is_dense)
+    return task_program("layer", p.ranks, tasks, flops, (COMPUTE, *((comm.queue,) if comm else ())))
 
 
 def layer_tasks(
-    p: ModelProblem, tiling: LayerTiling, device: NodeDevice, comm: Communication | None, strategy: Strategy
+    p: ModelProblem,
+    tiling: LayerTiling,
+    device: NodeDevice,
+    comm: Communication | None,
+    strategy: Strategy,
+    *,
+    is_dense: bool = True,
 ) -> list[Task]:
     """Return one layer's tasks; the next layer begins when the last one is over."""
     cuts = cut_rows(p.rows, tiling.blocks, tiling.first_share)
@@ -170,7 +181,7 @@ def layer_tasks(
             tasks += block_tasks(index, block)
             ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
     for index, (row, rows) in enumerate(cuts):
-        block = RowBlock(row, rows, _ffn(p, rows))
+        block = RowBlock(row, rows, (_norm(p, rows), *(_ffn(p, rows, p.ffn_width) if is_dense else _experts(p, rows))))
         tasks += block_tasks(index, block, tuple(ends) if len(ends) < len(cuts) else (ends[index],))
         _reduced(tasks, comm, index, block, is_overlapped=len(cuts) > 1)
     return tasks
@@ -185,32 +196,54 @@ def _reduced(tasks: list[Task], comm: Communication | None, index: int, block: R
 
 
 def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
-    """Return what comes before attention: norm, the product with W_q, W_k and W_v, rotary embedding."""
-    turned = RowsProblem(what="rotary", heads=p.heads + p.kv_heads, rows=p.rows, cols=p.head_dim // 2, dtype=p.dtype)
+    """Return what comes before attention: norm, the products that give Q, K and V, rotary embedding."""
+    # A latent's rotated key is one for all heads.
+    heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
+    turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
+    products = (_product(name, p.rows, columns, length, p) for name, columns, length in p.projections())
+    return (_norm(p, p.rows), *products, _rows(turned, "rotary"))
+
+
+def _norm(p: ModelProblem, rows: int) -> NodeKernel:
+    return _rows(RowsProblem(what="norm", rows=rows, cols=p.hidden, dtype=p.dtype), "norm")
+
+
+def _ffn(p: ModelProblem, rows: int, width: int, count: int = 1, of: str = "") -> tuple[NodeKernel, ...]:
+    """Return the FFN of some rows, or ``count`` of them: up, with its gate where it has one, activation, down.
+
+    ``of`` is put before their names.
+    """
+    act = RowsProblem(what="gate" if p.gated else "gelu", heads=count, rows=rows, cols=width, dtype=p.dtype)
     return (
-        _rows(RowsProblem(what="norm", rows=p.rows, cols=p.hidden, dtype=p.dtype), "norm"),
-        _product("qkv", p.rows, p.qkv_width, p.hidden, p),
-        _rows(turned, "rotary"),
+        _product(f"{of}up", rows, (2 if p.gated else 1) * width, p.hidden, p, count=count),
+        _rows(act, f"{of}activation"),
+        _product(f"{of}down", rows, p.hidden, width, p, count=count),
     )
 
 
-def _ffn(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
-    """Return norm and FFN of some rows: up, with its gate where it has one, activation, down."""
-    width = (2 if p.gated else 1) * p.ffn_width
-    act = RowsProblem(what="gate" if p.gated else "gelu", rows=rows, cols=p.ffn_width, dtype=p.dtype)
+def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
+    """Return the mixture of experts of some rows, and the experts that all of them take."""
+    experts = p.experts
+    assert experts is not None
+    touched, chosen = experts.touched(rows), rows * experts.per_token
+    choice = RowsProblem(what="route", parts=experts.per_token, rows=rows, cols=experts.count, dtype=p.dtype)
+    combined = RowsProblem(what="sum", parts=experts.per_token, rows=rows, cols=p.hidden, dtype=p.dtype)
+    tokens = CopyProblem(bytes=chosen * p.hidden * get_format(p.dtype).size_bytes)
+    shared = ceil_div(experts.shared_width, p.ranks)
     return (
-        _rows(RowsProblem(what="norm", rows=rows, cols=p.hidden, dtype=p.dtype), "norm"),
-        _product("up", rows, width, p.hidden, p),
-        _rows(act, "activation"),
-        _product("down", rows, p.hidden, p.ffn_width, p),
+        _product("router", rows, experts.count, p.hidden, p),
+        _rows(choice, "top-k"),
+        NodeKernel("rows", (Child("copy", tokens),), name="dispatch"),
+        *_ffn(p, ceil_div(chosen, touched), ceil_div(experts.width, p.ranks), touched, "experts' "),
+        _rows(combined, "combine"),
+        *(_ffn(p, rows, shared, of="shared ") if shared else ()),
     )
 
 
 def _head(p: ModelProblem) -> TileProgram:
     """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
     columns = -(-p.vocab // p.ranks)
-    norm = RowsProblem(what="norm", rows=p.batch, cols=p.hidden, dtype=p.dtype)
-    block = RowBlock(0, p.batch, (_rows(norm, "norm"), _product("vocabulary", p.batch, columns, p.hidden, p)))
+    block = RowBlock(0, p.batch, (_norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)))
     return task_program("vocabulary", p.ranks, block_tasks(0, block), 2 * p.batch * columns * p.hidden, (COMPUTE,))
 
 
@@ -218,8 +251,11 @@ def _rows(problem: RowsProblem, name: str) -> NodeKernel:
     return NodeKernel("rows", (Child("rows", problem),), name=name)
 
 
-def _product(name: str, m: int, n: int, k: int, p: ModelProblem, *, is_fused: bool = False) -> NodeKernel:
-    return NodeKernel("linear", (Child("gemm", GemmProblem(m=m, n=n, k=k, dtype=p.dtype)),), is_fused, name)
+def _product(
+    name: str, m: int, n: int, k: int, p: ModelProblem, *, count: int = 1, is_fused: bool = False
+) -> NodeKernel:
+    problem = GemmProblem(m=m, n=n, k=k, dtype=p.dtype, count=count)
+    return NodeKernel("linear", (Child("gemm", problem),), is_fused, name)
 
 
 class OffloadTiling(Tiling):

@@ -65,6 +65,7 @@ class Schedule:
     ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
     that ``sees(problem, tiling)(q, k)`` says; ``is_hooked``: it does more to scores than that.  ``elsewhere``:
     its fields on a core family that an installed package brings; None: it is for its own family alone.
+    ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
     """
 
     name: str
@@ -87,6 +88,8 @@ class Schedule:
     sees: Callable[[Any, Any], Any] | None = None
     is_hooked: bool = False
     elsewhere: type[Tiling] | None = None
+    takes_lengths: bool = False
+    is_of_decoding: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -163,10 +166,13 @@ class Schedule:
             raise SpecError(f"schedule {self.name} needs {wanted}")
         if isinstance(problem, Problem) and problem.is_scaled and not self.reads_scales:
             raise SpecError(f"schedule {self.name} does not undo scales of float8 inputs; all must be 1")
+        if isinstance(problem, Problem) and problem.lengths and not self.takes_lengths:
+            raise SpecError(f"lengths: schedule {self.name} takes sequences of one length (--batch, --seq)")
 
     def _few_blocks(self, problem: AnyProblem, device: DeviceSpec, precision: Precision) -> Build:
         """Return a builder of a program with few of the tiles of ``problem``: what fits does not depend on it."""
         if isinstance(problem, Problem):
+            problem = problem.sequence(problem.lengths.index(problem.seq_kv)) if problem.lengths else problem
             few: dict[str, object] = {"batch": 1, "heads": problem.group_size, "kv_heads": 1}
             if problem.seq_q == problem.seq_kv > LONG_ENOUGH:
                 few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}

@@ -1,19 +1,21 @@
 """Split-KV attention (flash-decoding): the keys of a query among several blocks, then a merge.
 
 `flash` with its phase cut along the keys; one split is flash itself.  How many splits there are follows from a
-device's file (`best_splits`).
+device's file (`best_splits`), or from the rule of a published kernel (`split_rules`).
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs
+from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs, of_sequences
 from npusim.algorithms.flash import attention_phase, exponent_factor, flash
-from npusim.algorithms.split import FAN, FEWEST_ROWS, Merge, SplitPrecision, packs, split_kv, tiles_of
+from npusim.algorithms.split import FAN, FEWEST_ROWS, Merge, SplitPrecision, even, packs, sized, split_kv, tiles_of
+from npusim.algorithms.split_rules import RULES, SplitCall
 from npusim.algorithms.tiling_mask import PackedMask
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
@@ -26,16 +28,25 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
+    from npusim.algorithms.split import Cut
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
 
 
+#: ``auto``, and the rules of published kernels.
+Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
+
+
 class _Splits(Tiling):
     """How keys are split, and how what splits leave is merged."""
 
-    splits: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="blocks that share a query's keys; auto: so that a call takes least time"
+    splits: Annotated[int, Field(ge=1)] | Rule = Field(
+        default="auto",
+        description="blocks that share a query's keys; auto: so that a call takes least time; or a kernel's own rule",
+    )
+    split_keys: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="keys of a split, from the first on, whatever the length"
     )
     merge: Merge = Field(default="sequential", description="order of the merge: one after the other, or in pairs")
     pack: Literal["auto", "on", "off"] = Field(
@@ -70,6 +81,10 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
     in memory, or where a mask leaves room for one head alone.
     """
     p, (height, keys) = problem, sizes
+    if p.lengths:
+        if len(set(p.queries)) > 1:
+            raise TilingError(f"pack: sequences of {min(p.queries)} to {p.seq_q} queries; packed are equally many")
+        return of_sequences(p, lambda one: packed_blocks(one, sizes))
     if p.seq_q > 1 and p.layout != "bnsd":
         raise TilingError(
             f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
@@ -92,8 +107,8 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
 
 def may_pack(problem: Problem, height: int) -> bool:
     """Return whether rows of several query heads of a KV head fit in a block of ``height`` rows."""
-    single = problem.seq_q == 1
-    return problem.group_size > 1 and (single or (problem.layout == "bnsd" and 2 * problem.seq_q <= height))
+    single, alike = problem.seq_q == 1, len(set(problem.queries)) == 1
+    return problem.group_size > 1 and alike and (single or (problem.layout == "bnsd" and 2 * problem.seq_q <= height))
 
 
 # ---------------------------------------------------------------- how many splits: reckoned, not simulated
@@ -149,7 +164,8 @@ class _CallTime:
         pace = ASCEND if device.family == "ascend" else beside
         self.places = self.groups * pace.residents
         counts = [tiles_of(block) for block in phase.cells]
-        self.blocks, self.tiles, self.mean = len(counts), max(counts), sum(counts) / len(counts)
+        self.counts = counts
+        self.tiles, self.total = max(counts), sum(counts)
         self.merged = sum(ceil_div(block.rows, FEWEST_ROWS) for block in phase.cells)
 
         inputs = [t for n in "kv" if isinstance(t := phase.tensors[n], GlobalTensor)]
@@ -164,18 +180,27 @@ class _CallTime:
         seconds = tile_bytes * max(new / rates[0], 1 / rates[1])
         self.memory = seconds * float(device.clock_hz.value)
 
-    def _together(self, blocks: int, splits: int) -> float:
-        """Return the cycles of so many blocks that run at a time."""
-        alone = ceil_div(self.tiles, splits) * self.tile * (PAIR if blocks > self.groups else 1)
-        shared = blocks * self.mean / splits * self.memory
+    def _together(self, blocks: int, longest: int, mean: float) -> float:
+        """Return the cycles of so many blocks that run at a time, of ``mean`` tiles, ``longest`` at most."""
+        alone = longest * self.tile * (PAIR if blocks > self.groups else 1)
+        shared = blocks * mean * self.memory
         return self.block + float((alone**POWER + shared**POWER) ** (1 / POWER))
 
     def times_s(self, splits: int) -> tuple[float, float]:
+        """Return the times of a call and of its cores, all blocks in ``splits`` parts."""
+        return self._times_s(len(self.counts) * splits, ceil_div(self.tiles, splits), splits)
+
+    def times_of_parts_s(self, longest: int) -> tuple[float, float]:
+        """Return the same for parts of ``longest`` tiles at most."""
+        parts = sum(ceil_div(n, longest) for n in self.counts)
+        return self._times_s(parts, longest, ceil_div(self.tiles, longest))
+
+    def _times_s(self, parts: int, longest: int, splits: int) -> tuple[float, float]:
         """Return the times of a call and of its cores; of an untimed device both are its cores'."""
-        blocks = [self.blocks * splits]
-        rounds, rest = divmod(blocks[0], self.places)
-        cycles = rounds * self._together(self.places, splits) if rounds else 0.0
-        cycles += self._together(rest, splits) if rest else 0.0
+        blocks, mean = [parts], self.total / parts
+        rounds, rest = divmod(parts, self.places)
+        cycles = rounds * self._together(self.places, longest, mean) if rounds else 0.0
+        cycles += self._together(rest, longest, mean) if rest else 0.0
         while splits > 1:
             each = min(self.fan or splits, splits)
             splits = ceil_div(splits, each)
@@ -196,6 +221,13 @@ def best_splits(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
     return min(range(1, min(MOST, estimate.tiles) + 1), key=estimate.times_s)
 
 
+def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
+    """Return how many tiles parts of blocks of various lengths have at most, as `best_splits`."""
+    estimate = _CallTime(device, phase, fan)
+    sizes = {ceil_div(estimate.tiles, splits): None for splits in range(1, min(MOST, estimate.tiles) + 1)}
+    return min(sizes, key=estimate.times_of_parts_s)
+
+
 # ---------------------------------------------------------------- the schedule
 
 
@@ -204,22 +236,60 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
-        blocks, seen = problem.batch * problem.kv_heads, ceil_div(problem.seq_kv, sizes[1])
-        is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, blocks, seen, machine.places)
+        seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
+        is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, seen, machine.places)
     whole = _whole(problem, sizes, p, is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
-    if splits == "auto":
-        splits = best_splits(machine.device, whole, FAN[tiling.merge])
-        notes = (*notes, f"splits=auto: {splits}, on {machine.places} places; blocks of queries: {len(whole.cells)}")
-    if splits > tiles:
+    cut, note = _cut(problem, tiling, whole, machine)
+    if isinstance(splits, int) and splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
             "at most, or a smaller block_kv"
         )
-    first, *rest = split_kv(whole, splits, tiling.merge, p, machine.places)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places)
+    notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
+
+
+def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int | Cut, str]:
+    """Return how blocks are cut, or in how many parts, and a note where a rule says it."""
+    block_kv, splits = tiling.block_kv, tiling.splits
+    if tiling.split_keys:
+        if splits != "auto" or tiling.split_keys % block_kv:
+            why = f"no multiple of block_kv={block_kv}" if splits == "auto" else f"beside splits={splits}; give one"
+            raise TilingError(f"split_keys: {tiling.split_keys} is {why}")
+        return (lambda block: sized(tiles_of(block), tiling.split_keys // block_kv)), ""
+    if isinstance(splits, int):
+        return splits, ""
+    if splits != "auto":
+        call = SplitCall(
+            keys=problem.keys,
+            queries=problem.seq_q,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            block_q=tiling.block_q,
+            block_kv=block_kv,
+            cores=machine.device.group_count.value,
+            kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
+            is_causal=problem.causal,
+        )
+        parts = RULES[splits](call)
+        counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
+        return (lambda block: _clipped(parts[block.batch], tiles_of(block))), f"splits={splits}: {counts}"
+    if not problem.lengths:
+        count = best_splits(machine.device, whole, FAN[tiling.merge])
+        return count, f"splits=auto: {count}, on {machine.places} places; blocks of queries: {len(whole.cells)}"
+    each = best_parts(machine.device, whole, FAN[tiling.merge])
+    note = f"splits=auto: parts of {each * block_kv} keys at most, on {machine.places} places"
+    return (lambda block: even(tiles_of(block), ceil_div(tiles_of(block), each))), note
+
+
+def _clipped(parts: tuple[int, ...], tiles: int) -> tuple[int, ...]:
+    """Return the parts that hold so many tiles: a causal block sees no more of its sequence."""
+    ends = list(accumulate(parts, initial=0))
+    return tuple(min(end, tiles) - start for start, end in pairwise(ends) if start < tiles)
 
 
 SCHEDULES = schedule(
@@ -228,5 +298,7 @@ SCHEDULES = schedule(
     tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
     precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
     families=["ascend", "nvidia"],
+    takes_lengths=True,
+    is_of_decoding=True,
     summary="flash-decoding: keys split among blocks, partial outputs merged",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
@@ -40,8 +40,8 @@ STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float]]:
-    """Return the tensors given, or those that the workload's recipe changes, and their scales.
+def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], tuple[int, ...]]:
+    """Return the tensors given, or those that the workload's recipe changes, their scales, and lengths that differ.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to float8_e4m3fn with a scale each (`quantise`).
@@ -51,16 +51,18 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     """
     r, dtype = request, request.dtype
     if r.tensors is not None:
-        tensors = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim)
+        lengths = r.lengths or ()
+        tensors = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim, lengths=lengths)
         if r.workload is not None:
             _check_workload(tensors, load)
     elif load.tensors is None or not load.data.changes_tensors:
-        return None, {}
+        return None, {}, ()
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
+    found = tuple(int(n) for n in tensors.pop("lengths", ()))
     if dtype == "float8_e4m3fn":
-        return quantise(tensors)
-    return (tensors if dtype is None else _rounded(tensors, dtype)), {}
+        return *quantise(tensors), found
+    return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
 
 
 def _check_workload(tensors: Tensors, load: Workload) -> None:
@@ -94,8 +96,12 @@ def load_tensors(
     prefix: str = "",
     layout: Layout = "bnsd",
     head_dim: int | None = None,
+    lengths: Sequence[int] = (),
 ) -> Tensors:
     """Return ``{"q", "k", "v"}`` as (batch, heads, tokens, head size), each of one of `DTYPES`.
+
+    Sequences of unequal length are filled up with zeros, and their ``"lengths"`` in keys returned beside them; each
+    has as many queries as the longest, or as keys where these are fewer.
 
     ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
     ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
@@ -103,12 +109,13 @@ def load_tensors(
     ``layout`` is the order of axes in ``source``, by CANN's names: ``bnsd``; ``bsnd``; ``bsh``, where
     ``head_dim`` cuts the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key
     ``cu_seqlens`` (or ``cu_seqlens_q`` and ``cu_seqlens_k``), beside the tensors' keys, holds the
-    ends of the sequences, as long as they are equally long; without one there is one sequence.
+    ends of the sequences; without one they are as long as ``lengths`` says, or one sequence.  In other layouts
+    ``lengths`` are the keys of each sequence that are no padding.
 
     Raises
     ------
     TensorError
-        The file is missing, truncated or has other keys; shapes do not fit together or the layout;
+        The file is missing, truncated or has other keys; shapes do not fit together, the layout or lengths;
         a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
@@ -116,16 +123,54 @@ def load_tensors(
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     tensors, chosen = _pick(raw, prefix, where)
+    rows: dict[str, tuple[int, ...]] = {}
     for name, values in tensors.items():
         if not isinstance(values, np.ndarray):
             kind = type(values).__name__
             raise TensorError(f"{where}: {name} is a {kind}; a numpy array needed")
         ends = _sequence_ends(raw, chosen, name) if layout == "tnd" else None
+        if layout == "tnd" and lengths:
+            ends = _ends_of_lengths(name, values, lengths, ends, where)
         tensors[name] = _as_bnsd(name, values, layout, where, head_dim=head_dim, ends=ends)
+        rows[name] = () if ends is None else tuple(int(n) for n in np.diff(ends, prepend=0))
     for name, values in tensors.items():
         _check(name, values, where)
     _check_together(tensors, where)
-    return tensors
+    if lengths and layout != "tnd":
+        rows = {"q": (), "k": tuple(lengths), "v": tuple(lengths)}
+    return _of_lengths(tensors, rows, where)
+
+
+def _ends_of_lengths(
+    name: str, values: NDArray[Any], lengths: Sequence[int], ends: NDArray[Any] | None, where: str
+) -> NDArray[Any]:
+    """Return the ends of packed sequences of so many keys; their queries are as many, or equally many each."""
+    wanted, tokens = np.cumsum(lengths), len(values)
+    if name == "q" and tokens != wanted[-1] and tokens % len(lengths) == 0:
+        wanted = np.arange(1, len(lengths) + 1) * (tokens // len(lengths))
+    if tokens != wanted[-1] or (ends is not None and not np.array_equal(ends, wanted)):
+        stated = "" if ends is None else f", and cu_seqlens {' '.join(map(str, ends[:8]))}"
+        listed = ",".join(map(str, lengths[:8]))
+        raise TensorError(f"{where}: lengths {listed} are {wanted[-1]} tokens, but {name} has {tokens}{stated}")
+    return wanted
+
+
+def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: str) -> Tensors:
+    """Return the tensors with the keys of each sequence as ``"lengths"`` where they differ."""
+    keys, queries = rows["k"], rows["q"]
+    batch, longest = tensors["k"].shape[0], tensors["k"].shape[2]
+    if len(set(keys)) < 2 and len(set(queries)) < 2 and (not keys or keys[0] == longest):
+        return tensors
+    if rows["v"] != keys or len(keys) != batch or max(keys) > longest:
+        raise TensorError(
+            f"{where}: lengths of {len(keys)} sequences of {max(keys)} keys at most; k has {batch} of {longest}"
+        )
+    wanted = tuple(min(tensors["q"].shape[2], n) for n in keys)
+    if queries and queries != wanted:
+        why = f"each has {max(wanted)}, or all of its tokens"
+        raise TensorError(f"{where}: sequences of {' '.join(map(str, queries[:8]))} queries: {why}")
+    cut = {n: x if n == "q" else x[:, :, : max(keys)] for n, x in tensors.items()}
+    return {**cut, "lengths": np.array(keys)}
 
 
 def load_projection(
@@ -228,13 +273,15 @@ def _as_bnsd(
     if layout == "tnd":
         count = 1 if ends is None else len(ends)
         lengths = [len(values)] if ends is None else [int(n) for n in np.diff(ends, prepend=0)]
-        if len(set(lengths)) != 1 or lengths[0] < 1 or count * lengths[0] != len(values):
+        if min(lengths) < 1 or sum(lengths) != len(values):
             listed = " ".join(str(n) for n in lengths[:8])
             raise TensorError(
-                f"{where}: {name} has {len(values)} tokens in sequences of {listed}; sequences of one call "
-                "must be equally long and cover all tokens: give others one by one"
+                f"{where}: {name} has {len(values)} tokens in sequences of {listed}; each has one at least, and "
+                "together they are all tokens"
             )
-        values = values.reshape(count, lengths[0], *values.shape[1:])
+        packed, values = values, np.zeros((count, max(lengths), *values.shape[1:]), values.dtype)
+        for number, (start, length) in enumerate(zip(np.cumsum([0, *lengths]), lengths, strict=False)):
+            values[number, :length] = packed[start : start + length]
     return values.transpose(0, 2, 1, 3)
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
-from npusim.config.problem import LayerProblem, ModelProblem, SharedProblem
+from npusim.config.problem import LayerProblem, SharedProblem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
-from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
+from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
 from npusim.node.reduction import execute, normal_samples
 from npusim.node.result import folded
@@ -310,17 +311,39 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
         overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
     printed = paper_layers(what, memory.capacity_bytes, output=tiling.output)
     where = layers_on_host(what, tiling, machine)
-    stated = (what.parameters or shape_parameters(what)) / 1e9
-    shaped = f", its shapes {shape_parameters(what) / 1e9:.1f}" if what.parameters else ""
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
         if not is_offloaded or memory.host_bytes is not None
     )
     return (
-        f"{what.layers} layers: {rate}, {overhead}; {stated:.1f} billion parameters in layers{shaped}",
+        f"{what.layers} layers: {rate}, {overhead}; {_weights(what)}",
+        *_experts_note(what),
         f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}; "
         f"K and V of {where} layers on the host; L_GPU = {memory.gpu_layers} of {what.layers}, "
         f"by equation 37 as printed {printed:,.1f}",
         f"longest prompt in tokens: {offloaded}",
+    )
+
+
+def _weights(what: ModelProblem) -> str:
+    """Return the parameters of a model: stated, of its shapes, and those that a token takes."""
+    weights = what.weights()
+    parts = [f"{(what.parameters or weights.total) / 1e9:.1f} billion parameters"]
+    parts += [f"its shapes {weights.total / 1e9:.1f}"] if what.parameters else []
+    parts += [f"{weights.active / 1e9:.1f} a token"] if what.experts else []
+    parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
+    return ", ".join(parts)
+
+
+def _experts_note(what: ModelProblem) -> tuple[str, ...]:
+    """Return how many experts a call is taken to read, where there are some."""
+    experts = what.experts
+    if experts is None:
+        return ()
+    touched, rows = experts.touched(what.rows), what.rows
+    tokens = f"{rows:,} token{'' if rows == 1 else 's'}"
+    return (
+        f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
+        f"{tokens} of a call take {touched}, as expected of independent tokens (assumed), each on all devices",
     )

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from npusim.algorithms.tiling_mask import seen
+from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, ModelProblem, Problem, SharedProblem
+from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, evaluate
-from npusim.numerics.inputs import array_source, recipe_source
+from npusim.numerics.inputs import array_source, recipe_source, without_padding
 from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
@@ -103,7 +104,9 @@ class Plan:
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
-        return recipe_source(problem) if self.tensors is None else array_source(self.tensors, problem.data)
+        if self.tensors is None:
+            return recipe_source(problem)
+        return without_padding(array_source(self.tensors, problem.data), problem)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -150,6 +153,12 @@ class Plan:
         seed = getattr(data, "seed", None)
         return data.kind if seed is None else f"{data.kind}, seed {seed}"
 
+    def _cache_note(self) -> tuple[str, ...]:
+        """Return what is to be said of a cache of latents whose K and V are read expanded."""
+        problem = self.problem
+        note = self.workload.expanded_cache(problem) if isinstance(problem, Problem) and self.tensors is None else ""
+        return (note,) if note else ()
+
     def result(
         self,
         program: TileProgram,
@@ -183,7 +192,7 @@ class Plan:
             spread=bits.spread,
             orders=bits.orders,
             finite=bits.finite,
-            notes=(*notes, *bits.notes),
+            notes=(*notes, *self._cache_note(), *bits.notes),
             ignored=self.ignored,
             presets=presets,
             asked=request.asked(),
@@ -227,13 +236,13 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
-    tensors, scales = chosen_tensors(request, workload)
+    tensors, scales, lengths = chosen_tensors(request, workload)
     projection, node = None, device.node if isinstance(device, NodeDevice) else None
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
         projection = load_projection(request.tensors, request.prefix, tensors)
-    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection)
+    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, lengths)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
@@ -258,6 +267,7 @@ def _problem_of(
     node: NodeSpec | None,
     tensors: Tensors | None,
     projection: NDArray[Any] | None,
+    lengths: tuple[int, ...],
 ) -> Problem:
     """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
     sizes, ranks = request.sizes(), None
@@ -267,7 +277,7 @@ def _problem_of(
         attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
     else:
         # They are rounded already.
-        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1)
+        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, lengths)
     if not ranks:
         return attention
     kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
@@ -292,36 +302,26 @@ def layer_problem(
         raise SpecError(f"workload {workload.name}: hidden: missing; the output projection needs it")
     if kind is not ModelProblem:
         return kind.around(attention, ranks=ranks, hidden=hidden)
-    missing = [name for name in ("layers", "intermediate") if getattr(workload, name) is None]
-    if missing:
-        raise SpecError(f"workload {workload.name}: {', '.join(missing)}: missing; a model's layers need them")
-    return ModelProblem.around(
-        attention,
-        ranks=ranks,
-        hidden=hidden,
-        layers=workload.layers,
-        intermediate=workload.intermediate,
-        gated=workload.gated,
-        vocab=workload.vocab or 0,
-        parameters=workload.parameters or 0,
-    )
+    return workload.model(attention, ranks).model_copy(update={"hidden": hidden})
 
 
-def problem_of_tensors(workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1) -> Problem:
-    """Return the problem of one of ``devices`` that share the heads of the tensors given.
+def problem_of_tensors(
+    workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1, lengths: tuple[int, ...] = ()
+) -> Problem:
+    """Return the problem of one of ``devices`` that share the heads of the tensors given, of sequences of ``lengths``.
 
     ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    others = {n: value for n, value in sizes.items() if n != "causal"}
+    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
+    call: dict[str, Any] = {"lengths": lengths} if lengths else {"batch": q.shape[0], "seq_kv": k.shape[2]}
     return workload.problem(
-        batch=q.shape[0],
+        **call,
         heads=heads,
         kv_heads=kv_heads,
         seq_q=q.shape[2],
-        seq_kv=k.shape[2],
         head_dim=q.shape[3],
         value_head_dim=v.shape[3],
         causal=sizes.get("causal"),
@@ -388,9 +388,9 @@ def estimate(
     sizes = {name: getattr(tiling, name, None) for name in ("block_q", "block_kv", "block")}
     rows = int(sizes["block_q"] or sizes["block"] or _TILE)
     keys = int(sizes["block_kv"] or sizes["block"] or _TILE)
-    heads = problem.batch * problem.heads
-    blocks = heads * ceil_div(problem.seq_q, rows)
-    tiles = heads * problem.attended_pairs() / (rows * keys)
+    each = problem.batch * ceil_div(problem.seq_q, rows)
+    blocks = problem.heads * (sum(ceil_div(n, rows) for n in problem.queries) if problem.lengths else each)
+    tiles = problem.heads * problem.pairs() / (rows * keys)
     seconds = {"program": blocks * BLOCK_S}
     seconds["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
     if bits is not None:
@@ -424,9 +424,9 @@ def _sizes(problem: Problem) -> float:
 
 def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
     """Return how many pairs of query and key the chosen rows (their whole blocks) and heads have."""
-    count = len(chosen_heads(problem, heads)) * problem.batch
+    count = len(chosen_heads(problem, heads))
     which = chosen("rows", rows, problem.seq_q)
     if which == "all":
-        return count * problem.attended_pairs()
+        return count * problem.pairs()
     blocks = {problem.seq_q - 1} if which == "sample" else {row // block for row in which}
-    return count * len(blocks) * min(block, problem.seq_q) * problem.seq_kv
+    return count * len(blocks) * min(block, problem.seq_q) * problem.key_count

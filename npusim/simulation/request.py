@@ -129,6 +129,11 @@ class Request:
         needs="workload",
     )
     batch: int | None = _what("--batch N", "Sequences.", needs="workload")
+    lengths: Sequence[int] | None = _what(
+        "--lengths TOKENS,...",
+        "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
+        needs="workload attention device",
+    )
     tensor_parallel: int | None = _what(
         "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
     )
@@ -256,12 +261,17 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = ("seq", "seq_q", "seq_kv", "batch", "dtype", "tensor_parallel", "causal")
+        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal")
         sizes = {name: getattr(self, name) for name in names}
-        if self.phase == "decode":
+        if self.phase == "decode" or (self.lengths and self._decodes_lengths()):
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
         return sizes
+
+    def _decodes_lengths(self) -> bool:
+        """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
+        is_open = self.phase is None and self.seq_q is None and self.tensors is None
+        return is_open and self.find_schedule().is_of_decoding
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
@@ -358,6 +368,7 @@ class CallOptions(TypedDict, total=False):
     seq_kv: int | None
     phase: Literal["prefill", "decode"] | None
     batch: int | None
+    lengths: Sequence[int] | None
     tensor_parallel: int | None
     causal: bool | None
     dtype: Dtype | None
@@ -445,11 +456,11 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, GemmProblem | CopyProblem):
-        value = [f"{key}={item}" for key, item in value.model_dump().items()]
+        value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
-        return [(name, ",".join(value))]
+        return [(name, ",".join(map(str, value)))]
     return [(name, str(value))] if isinstance(value, str | int | Path) else None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from npusim.config.layers import ModelProblem
 from npusim.config.load import reader_of
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.problem import ModelProblem
 from npusim.errors import SpecError
 from npusim.schedules import unread_keys
 from npusim.simulation.simulate import simulate_program

@@ -158,11 +158,11 @@ class _Trial:
 def judged_problem(problem: Problem) -> Problem:
     """Return the problem by which the tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap."""
     p = problem
-    while p.batch * p.heads * p.attended_pairs() > PAIRS:
+    while p.heads * p.pairs() > PAIRS:
         less: dict[str, object]
-        if p.seq_q == p.seq_kv >= 2 * SHORTEST:
+        if not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST:
             less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
-        elif p.batch > 1:
+        elif not p.lengths and p.batch > 1:
             less = {"batch": p.batch // 2}
         elif p.kv_heads > 1:
             less = {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2}

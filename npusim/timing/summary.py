@@ -11,7 +11,7 @@ from collections import Counter
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.errors import ProgramError
+from npusim.errors import ContradictionError
 from npusim.ir.walk import producers_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import Account, PhaseTime, QueueUse, Span, TimingResult, Work
@@ -150,20 +150,20 @@ def _prefix(streams: Streams, phase: ProgramPhase) -> str:
 def check_sanity(result: TimingResult) -> None:
     """Hold a result to rules that any prediction of time must obey; breaking one is a bug and fails the run.
 
-    Raises :class:`ProgramError` for a unit busier than time allows, a time below its bound, or
+    Raises :class:`ContradictionError` for a unit busier than time allows, a time below its bound, or
     fewer bytes beyond L2 than inputs, and outputs that do not stay, have.
     """
     for uses in result.queues:
         for use in uses:
             if use.busy_cycles > result.cycles:
-                raise ProgramError(
+                raise ContradictionError(
                     f"group {use.group} {use.queue}: busy {use.busy_cycles} of {result.cycles} cycles, over 100 %"
                 )
     for unit, bound in result.bound_cycles.items():
         if result.cycles < bound:
-            raise ProgramError(f"{result.cycles} cycles are below the bound of {unit}, {bound}")
+            raise ContradictionError(f"{result.cycles} cycles are below the bound of {unit}, {bound}")
     moved = result.link_bytes.get("hbm", result.compulsory_bytes)
     if moved < result.compulsory_bytes:
-        raise ProgramError(
+        raise ContradictionError(
             f"{moved} bytes beyond L2, but inputs, and outputs that do not stay, alone have {result.compulsory_bytes}"
         )

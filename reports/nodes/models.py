@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import npusim
 from npusim.config.cases import load_measurements
+from npusim.config.layers import ModelProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
-from npusim.config.problem import ModelProblem
 from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.simulation.plan import layer_problem
 from npusim.validate.times import Predictor, validate_times

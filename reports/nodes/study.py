@@ -277,7 +277,6 @@ def cluster(size_bytes: int, servers: int) -> RunData:
     return npusim.run(
         "allreduce",
         hw=_machine("ascend_910b2_x8"),
-        workload=load_workload(WORKLOAD),
         problem=CopyProblem(bytes=size_bytes),
         tiling={"servers": servers},
         method=METHOD,

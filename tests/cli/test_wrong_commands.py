@@ -112,7 +112,7 @@ WRONG = (
     ("run flash -t block_kv=1e9", "block_kv: expected a whole number, got '1e9'"),
     ("run flash -t block_q=512 -t block_kv=512 -t vector_rows=16", "largest that fits, the other fields unchanged: "),
     ("run flash -t depth=99", "depth: '99' must be at most 14"),
-    ("run flash -t deal=poker", "deal: 'poker' is not one of: 'round_robin' or"),
+    ("run flash -t deal=poker", "deal: 'poker' is not one of: 'round_robin', 'balanced' or"),
     ("run flash -t vector_rows=0", "vector_rows: '0' must be at least 1"),
     ("run flash -t block_q=nan", "block_q: expected a whole number, got 'nan'"),
     ("run pasa -t beta=1", "beta: 1.0 leaves no key; it must be below 1 (at 1"),

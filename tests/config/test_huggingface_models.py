@@ -260,6 +260,147 @@ def test_scores_have_the_models_factor(
     assert imported(config).problem().scale == pytest.approx(scale, rel=1e-12)
 
 
+MIXTRAL = {
+    **MISTRAL_7B,
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "sliding_window": None,
+    "vocab_size": 32000,
+}
+QWEN_3_30B_A3B = {
+    **QWEN_3_8B,
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+QWEN_2_7B = {
+    **QWEN_3_8B,
+    "head_dim": "absent",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+GPT_OSS_20B = {
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {"quant_method": "mxfp4"},
+    "vocab_size": 201088,
+}
+DEEPSEEK_V2_LITE = {
+    **DEEPSEEK_V3,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "q_lora_rank": None,
+    "vocab_size": 102400,
+}
+LLAMA_4_SCOUT = {
+    "model_type": "llama4",
+    "text_config": {
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "model_type": "llama4_text",
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "head_dim": 128,
+        "vocab_size": 202048,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active"),
+    # Billions as the model cards have them.
+    [
+        (QWEN_3_30B_A3B, 30.5, 3.3),
+        (MIXTRAL, 46.7, 12.9),
+        (DEEPSEEK_V3, 671, 37),
+        (GPT_OSS_20B, 20.9, 4.2),  # the card says 3.6, without the matrix at the input
+        (DEEPSEEK_V2_LITE, 15.7, 2.7),  # the card says 2.4 active, without the vocabulary's matrices
+        (LLAMA_4_SCOUT, 108, 17),
+        ({"model_type": "llama"}, 6.74, 6.74),
+        (QWEN_2_7B, 7.62, 7.62),
+        (LLAMA_3_8B, 8.03, 8.03),
+        ({**GEMMA_2_9B_IT, "vocab_size": "absent"}, 9.24, 9.24),  # one matrix of the vocabulary
+    ],
+)
+def test_parameters_are_those_published(
+    imported: Callable[..., Workload], config: dict[str, object], total: float, active: float
+) -> None:
+    load = imported(config)
+    weights = load.model(load.problem(), 1).weights()
+    assert weights.total / 1e9 == pytest.approx(total, rel=0.005)
+    assert weights.active / 1e9 == pytest.approx(active, rel=0.05)
+    # Shared among devices they are the same, but for what only some divide.
+    shared = load.model(load.problem(tensor_parallel=4), 4).weights()
+    assert shared == weights
+
+
+def test_layers_with_experts_are_those_of_the_model(imported: Callable[..., Workload]) -> None:
+    def dense(config: dict[str, object], **changes: object) -> int:
+        experts = imported(config, **changes).experts
+        assert experts is not None
+        return experts.dense_layers
+
+    assert dense(QWEN_3_30B_A3B, mlp_only_layers=[0, 5], decoder_sparse_step=2) == 25  # 0, 2, ... 46, and 5
+    assert dense(DEEPSEEK_V3) == 3
+    assert dense(DEEPSEEK_V3, moe_layer_freq=2) == 2 + 30  # 0, 1 (2 is dense as well), 3, 5, ... 59
+    assert imported(MIXTRAL, num_local_experts=1).experts is None
+
+
+def test_experts_in_a_form_that_is_not_read_are_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+    def refused(config: dict[str, object], **changes: object) -> str:
+        return fault(import_config, write(json.dumps({**config, **changes}), "config.json")).partition("  ")[2]
+
+    assert refused(LLAMA_3_8B, ffn_config={"moe_num_experts": 16}) == (
+        "ffn_config: ffn_config.moe_num_experts: experts in a form that is not read; write a workload file"
+    )
+    assert refused(MIXTRAL, expert_layer_period=2).startswith("expert_layer_period: ")
+    assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, and there are 8 experts"
+    assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 of only 8 experts"
+
+
+def test_what_a_file_does_not_say_of_formats_is_said(imported: Callable[..., Workload]) -> None:
+    assert imported({"model_type": "llama"}).source == "config.json (llama); it states no dtype: float16"
+    assert imported(LLAMA_3_8B).source == "config.json (llama)"
+    assert imported(GPT_OSS_20B).source.endswith("its weights are stored as mxfp4, and counted with 16 bits")
+
+
 def test_what_cannot_be_right_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     def refused(**changes: object) -> str:
         path = write(json.dumps({**LLAMA_3_8B, **changes}), "config.json")

@@ -2,8 +2,8 @@
 
 ``python tests/golden/defaults.py [WORD...]`` proves the best of each case anew, by a search of its whole space (some
 30 minutes on one core), and writes ``defaults.csv``; WORDs choose cases by part of their line, the others stay.
-The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says whose
-kernel it is (``kernel``, ``barriers``, ``together``, ``running``), and its precision, stays as declared.
+The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says
+whose kernel it is (``kernel``, ``barriers``, ``together``, ``running``), and its precision, stays as declared.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main(words: list[str]) -> None:
         if words and not any(word in " ".join(case) for word in words):
             continue
         known[case] = proved(case)
-        print(*known[case].values(), flush=True)
+        print(*known[case].values(), flush=True)  # noqa: T201
         with TABLE.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(known[case]), lineterminator="\n")
             writer.writeheader()

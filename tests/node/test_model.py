@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import npusim
+from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_node_device
-from npusim.config.problem import ModelProblem, Problem, RowsProblem
+from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import SpecError, TilingError
-from npusim.node.memory import longest, memory_plan, paper_layers, shape_parameters
+from npusim.node.memory import longest, memory_plan, paper_layers
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
@@ -94,6 +95,52 @@ def test_a_frameworks_overhead_is_a_line_of_its_own() -> None:
     assert slow.parts_s == pytest.approx({**plain.parts_s, OVERHEAD: 3 * 50e-6})
 
 
+EXPERTS = Experts(count=16, per_token=2, width=256, dense_layers=1)
+MIXED = SMALL.model_copy(update={"experts": EXPERTS, "ranks": 1})
+
+
+def test_experts_take_the_place_of_the_ffn_where_they_are() -> None:
+    time, plain = timed(MIXED, "ascend_910b2"), timed(MIXED.model_copy(update={"experts": None}), "ascend_910b2")
+    new = {"router", "top-k", "dispatch", "experts' up", "experts' activation", "experts' down", "combine"}
+    assert set(time.parts_s) == set(plain.parts_s) | new
+    for part in ("up", "down", "activation"):  # of one dense layer of three
+        assert time.parts_s[part] == pytest.approx(plain.parts_s[part] / 3)
+    shared = MIXED.model_copy(update={"experts": EXPERTS.model_copy(update={"shared_width": 256})})
+    assert set(timed(shared, "ascend_910b2").parts_s) - set(time.parts_s) == {
+        "shared up",
+        "shared activation",
+        "shared down",
+    }
+
+
+def test_as_many_experts_are_read_as_independent_tokens_take() -> None:
+    assert [EXPERTS.touched(tokens) for tokens in (1, 2, 8, 1000)] == [2, 4, 11, 16]
+    drawn = np.random.default_rng(3)
+    taken = [len({e for _ in range(8) for e in drawn.choice(16, 2, replace=False)}) for _ in range(2000)]
+    assert np.mean(taken) == pytest.approx(16 * (1 - (1 - 2 / 16) ** 8), rel=0.01)
+    # A decoding step reads what its tokens take: more tokens more weights, until all are read.
+    wide = MIXED.model_copy(update={"experts": Experts(count=16, per_token=2, width=4096), "layers": 1, "vocab": 0})
+    token = wide.model_copy(update={"seq_q": 1, "seq_kv": 128, "causal_offset": 127})
+    times = [
+        timed(token.model_copy(update={"batch": batch}), "ascend_910b2").parts_s["experts' up"]
+        for batch in (1, 4, 64, 128)
+    ]
+    read = 2 * EXPERTS.count * 1024 * 2 * 4096 / load_device("ascend_910b2").link("hbm").bytes_per_s.value
+    assert times[0] < times[1] / 2 < times[2] / 3
+    assert times[3] < 1.1 * times[2]
+    assert times[2] == pytest.approx(read, rel=0.4)
+
+
+def test_a_latent_layer_has_its_products_of_low_rank() -> None:
+    latent = LatentAttention(q_lora_rank=96, kv_lora_rank=64, nope_head_dim=48, rope_head_dim=16)
+    model = MIXED.model_copy(update={"latent": latent, "experts": None})
+    assert model.projections() == (("latent", 96 + 64 + 16, 1024), ("q", 128, 96), ("kv", 2 * (48 + 64), 64))
+    products = (96 + 80) * 1024 + 128 * 96 + 224 * 64 + 128 * 1024
+    assert model.weights().layers == 3 * (products + 3 * 1024 * 2048)
+    assert {"latent", "q", "kv"} < set(timed(model, "ascend_910b2").parts_s)
+    assert model.flops() == Problem.flops(model) + 2 * 128 * (products + 3 * 1024 * 2048)
+
+
 def test_row_blocks_hide_the_collectives_of_a_layer() -> None:
     long = SMALL.model_copy(update={"seq_q": 8192, "seq_kv": 8192, "hidden": 4096})
     assert timed(long, blocks=2).latency_s < timed(long).latency_s
@@ -105,7 +152,7 @@ def test_one_device_is_a_node_without_collectives() -> None:
     assert alone.problem.seq_q == 1  # type: ignore[union-attr]
     said = " ".join(alone.notes)
     assert "tokens a second, no framework overhead" in said
-    assert "6.5 billion parameters in layers" in said
+    assert "6.7 billion parameters" in said
 
 
 @pytest.mark.parametrize("offload", ["classic", "cooperative"])
@@ -132,7 +179,7 @@ def test_the_printed_formula_and_the_corrected_one() -> None:
     assert isinstance(opt, ModelProblem)
     machine, capacity = load_node_device(GPUS), 34359738368
     weights, kv = 48 * (8 * 7168**2 + 4 * 7168 * 28672), 4 * 7168 * 2048
-    assert shape_parameters(opt) * 2 == weights
+    assert opt.weights().layers * 2 == weights
     printed = (8 * capacity - weights - 6 * 2048 * 7168 - 8 * 50272 * 7168) / kv
     assert paper_layers(opt, capacity) == pytest.approx(printed)
     assert printed > 48  # more layers than there are: it is not held between bounds
@@ -174,22 +221,28 @@ def test_bad_input_names_what_is_wrong_and_what_would_do() -> None:
         "ascend_910b2",
         "llama2_70b",
     )
-    refused(r"offload of \d+ of 80 layers .*44,612 tokens of one sequence", GPUS, "llama_65b", 65536)
+    refused(r"offload of \d+ of 80 layers .*44,436 tokens of one sequence", GPUS, "llama_65b", 65536)
     with pytest.raises(SpecError, match="one query a sequence; leave it out"):
         npusim.run("layer", phase="decode", seq_q=2)
     with pytest.raises(SpecError, match="layers are folded"):
         npusim.run("layer", problem=SMALL, numerics=False).sensitivity()
 
 
-@pytest.mark.parametrize("what", ["norm", "rotary", "gate", "gelu"])
+def largest(p: Any, count: int) -> Any:
+    return np.where(p >= np.sort(p, -1)[..., -count, None], p, 0.0)
+
+
+@pytest.mark.parametrize("what", ["norm", "rotary", "gate", "gelu", "route", "sum"])
 def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
     heads, rows, cols = (1 if what == "norm" else 2), 20, 48
     schedule = find_schedule("rows", "ascend")
-    problem = RowsProblem(what=what, heads=heads, rows=rows, cols=cols)
+    parts = {"route": 3, "sum": 2}.get(what, 1)
+    problem = RowsProblem(what=what, heads=heads, rows=rows, cols=cols, parts=parts)
     program = schedule.program(problem, schedule.tiling(), load_device("ascend_910b2"), schedule.precision())
     draw = np.random.default_rng(5)
     given = {n: draw.standard_normal((heads, rows, cols)).astype(np.float16) for n in ("x", "update", "cos", "sin")}
-    done = execute(program, lambda name, _batch, head: given[name][head])
+    added = given if what != "sum" else {"x": np.stack([given["x"], given["update"]])}
+    done = execute(program, lambda name, batch, head: added[name][batch, head] if what == "sum" else given[name][head])
     written = {
         n: np.stack([h for _, h in sorted(done.tensors.written(program.tensors[n]).items())])
         for n in program.tensors
@@ -201,6 +254,8 @@ def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
         "rotary": lambda: {"sum": x * cos[:1] - update * sin[:1], "y": update * cos[:1] + x * sin[:1]},
         "gate": lambda: {"y": x / (1 + np.exp(-x)) * update},
         "gelu": lambda: {"y": x / (1 + np.exp(-1.702 * x))},
+        "route": lambda: {"y": largest(np.exp(x) / np.exp(x).sum(-1, keepdims=True), 3)},
+        "sum": lambda: {"y": x + update},
     }
     for name, values in expected[what]().items():
         np.testing.assert_allclose(written[name].reshape(values.shape).astype(float), values, rtol=4e-3, atol=4e-3)

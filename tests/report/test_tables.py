@@ -98,7 +98,9 @@ def test_tiling_text_leaves_out_what_the_schedule_chooses() -> None:
 
 
 def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
-    asked = run("pasa", workload="pasa_uniform", seq=512, tiling={"block_kv": 256}, heads=[0], diagnose=True, trace_groups=())
+    asked = run(
+        "pasa", workload="pasa_uniform", seq=512, tiling={"block_kv": 256}, heads=[0], diagnose=True, trace_groups=()
+    )
     record = record_of(asked)
     assert record.numerics is not None
     figures = record.numerics.diagnosis

@@ -104,6 +104,20 @@ def test_blocks_read_and_write_the_regions_they_say(case: str, device: DeviceSpe
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_what_is_read_of_one_head_lies_in_one_region(case: str, device: DeviceSpec) -> None:
+    """Blocks of various splits and windows share regions: else one fetch would count as two."""
+    for phase in build(case, device).phases:
+        regions = {t.region for blocks in phase.blocks for t in phase.footprint([blocks]) if not t.is_write}
+        grown: dict[Any, GlobalTile] = {}
+        for r in regions:
+            at = r.tensor.name, r.batch, r.head, r.row, r.col
+            grown[at] = max(r, grown.get(at, r), key=lambda region: region.rows)
+        size = Counter(r.tensor.name for r in grown.values() for _ in cells(r))
+        one_by_one = {(r.tensor.name, cell) for r in grown.values() for cell in cells(r)}
+        assert size == Counter(name for name, _ in one_by_one)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_blocks_read_their_regions_as_often_as_they_say(case: str, device: DeviceSpec) -> None:
     for phase in build(case, device).phases:
         for blocks in (phase.blocks[:1], phase.blocks[-1:], phase.blocks):

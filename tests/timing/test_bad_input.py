@@ -9,7 +9,7 @@ import pytest
 from ir.toy import Toy, fill, front
 
 from npusim.config.problem import Problem
-from npusim.errors import DeadlockError, ProgramError, SpecError
+from npusim.errors import ContradictionError, DeadlockError, ProgramError, SpecError
 from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.timing import METHODS
@@ -115,7 +115,7 @@ def result() -> TimingResult:
 def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: pytest.MonkeyPatch) -> None:
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
     monkeypatch.setattr("npusim.simulation.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
-    with pytest.raises(ProgramError, match="below the bound of hbm"):
+    with pytest.raises(ContradictionError, match="below the bound of hbm"):
         run("flash", seq=256, numerics=False, method="wrong")
 
 
@@ -127,19 +127,19 @@ def test_a_unit_busier_than_time_allows_fails(result: TimingResult) -> None:
     use = next(u for u in result.queues[0] if u.busy_cycles)
     busier = replace(use, busy_cycles=result.cycles + 1)
     queues = ((busier, *result.queues[0][1:]), *result.queues[1:])
-    with pytest.raises(ProgramError, match=rf"group 0 {use.queue}: busy .* over 100 %"):
+    with pytest.raises(ContradictionError, match=rf"group 0 {use.queue}: busy .* over 100 %"):
         check_sanity(replace(result, queues=queues))
 
 
 def test_a_time_below_its_bound_fails(result: TimingResult) -> None:
     bounds = {**result.bound_cycles, "hbm": result.cycles + 1}
-    with pytest.raises(ProgramError, match=r"cycles are below the bound of hbm"):
+    with pytest.raises(ContradictionError, match=r"cycles are below the bound of hbm"):
         check_sanity(replace(result, bound_cycles=bounds))
 
 
 def test_fewer_bytes_than_inputs_and_outputs_have_fails(result: TimingResult) -> None:
     links = {**result.link_bytes, "hbm": result.compulsory_bytes - 1}
-    with pytest.raises(ProgramError, match="bytes beyond L2, but inputs, and outputs that do not stay, alone have"):
+    with pytest.raises(ContradictionError, match="beyond L2, but inputs, and outputs that do not stay, alone have"):
         check_sanity(replace(result, link_bytes=links))
-    with pytest.raises(ProgramError, match="0 bytes beyond L2"):
+    with pytest.raises(ContradictionError, match="0 bytes beyond L2"):
         check_sanity(replace(result, link_bytes={**result.link_bytes, "hbm": 0}))

@@ -102,6 +102,7 @@ class AscendMachine(Machine):
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
             ahead=getattr(t, "depth", 1),
             spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+            is_work_list=getattr(t, "deal", "") == "work_list",
         )
         if not getattr(t, "kernel", ""):
             return fields, ""

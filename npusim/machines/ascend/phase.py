@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
+from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
@@ -160,8 +161,18 @@ class AscendPhase:
         """Return the phase of the program."""
         body_counts = self._body_counts if self.parts else None
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
+        blocks, shares = self.phase.cells, tuple[tuple[int, ...], ...]()
+        if self.tiling.is_work_list:
+            blocks, shares = as_free(blocks, self.group.device.group_count.value)
         return program_phase(
-            self.frame, self.items, reread, memo_key=self.memo_key, body_counts=body_counts, bits=self._bits
+            self.frame,
+            self.items,
+            reread,
+            blocks=blocks,
+            dealt=shares,
+            memo_key=self.memo_key,
+            body_counts=body_counts,
+            bits=self._bits,
         )
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:

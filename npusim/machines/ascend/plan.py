@@ -77,6 +77,8 @@ class AscendTiling:
         Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
         States that stay in global memory between tiles, where UB has no space.
+    is_work_list
+        Whether each block goes to the core group that is free first.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class AscendTiling:
     barriers: Barriers = "every"
     together: int = 1
     extra: bool = False
+    is_work_list: bool = False
 
 
 def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
@@ -160,7 +163,7 @@ class VectorFields(Tiling):
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
     )
     deal: BlockOrder = Field(
-        default="round_robin", description="blocks to cores: as vendor kernels do, or longest first"
+        default="round_robin", description="blocks to cores: in turn, longest first, or a persistent kernel's list"
     )
 
 

@@ -6,12 +6,11 @@ A device without a model of time computes values only, by one warp group.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import dealt, longest_first, masked_throughout
+from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
@@ -208,30 +207,9 @@ class SmMachine(Machine):
     def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
         blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            blocks, shares = dealt_out(blocks, self.device.group_count.value, tiling.residents)
+            blocks, shares = as_free(blocks, self.device.group_count.value, tiling.residents)
 
         def items(block: WorkTile) -> Iterator[Item]:
             return residents[block.place].items(block)
 
         return program_phase(frame, items, blocks=blocks, dealt=shares)
-
-
-def dealt_out(
-    blocks: Sequence[WorkTile], cores: int, residents: int
-) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return the blocks with their slots, and the numbers of each core's blocks in order.
-
-    Blocks start in the order given, each at the slot that is free first (the first slot of every
-    core before any second one), as the hardware's dispatcher does it.  How long a block takes is
-    estimated: one unit a tile, and one for its start and end.
-    """
-    free = [(0, slot, core) for slot in range(residents) for core in range(cores)]
-    placed: list[WorkTile] = []
-    shares: list[list[int]] = [[] for _ in range(cores)]
-    for number, block in enumerate(blocks):
-        work, slot, core = free[0]
-        tiles = sum(run.count for run in block.runs)
-        heapq.heapreplace(free, (work + tiles + 1, slot, core))
-        shares[core].append(number)
-        placed.append(replace(block, place=slot))
-    return tuple(placed), tuple(tuple(share) for share in shares)

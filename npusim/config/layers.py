@@ -1,0 +1,147 @@
+"""A model's layers: what stands around attention, latent projections and experts included, and what they weigh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from npusim.config.model import NonNegativeInt, PositiveInt, SpecModel, StrictBool, fault_at
+from npusim.config.problem import LayerProblem
+from npusim.units import ceil_div
+
+
+class LatentAttention(SpecModel):
+    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128."""
+
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt
+    nope_head_dim: PositiveInt
+    rope_head_dim: PositiveInt
+
+    @property
+    def width(self) -> int:
+        """Return the elements that a token's cache holds for all heads together."""
+        return self.kv_lora_rank + self.rope_head_dim
+
+
+class Experts(SpecModel):
+    """A mixture of experts in place of the FFN; the layers before it may keep a dense one."""
+
+    count: PositiveInt = Field(description="routed experts of a layer")
+    per_token: PositiveInt = Field(description="routed experts that a token takes")
+    width: PositiveInt = Field(description="width inside one expert")
+    shared_width: NonNegativeInt = Field(default=0, description="width inside the experts that every token takes")
+    dense_layers: NonNegativeInt = Field(default=0, description="layers that keep a dense FFN, of width intermediate")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.per_token > self.count:
+            raise fault_at("per_token", f"{self.per_token} of only {self.count} experts")
+        return self
+
+    def touched(self, tokens: int) -> int:
+        """Return how many different experts ``tokens`` tokens are expected to take, rounded.
+
+        Each token takes ``per_token`` different ones, all as likely and none hanging on another token:
+        ``count (1 - (1 - per_token / count)^tokens)``.
+        """
+        return round(self.count * (1.0 - (1.0 - self.per_token / self.count) ** tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Weights of a model's matrices, all of them and those that one token takes; norms and biases are left out."""
+
+    layers: int
+    layers_active: int
+    vocabulary: int
+
+    @property
+    def total(self) -> int:
+        """Return all of them."""
+        return self.layers + self.vocabulary
+
+    @property
+    def active(self) -> int:
+        """Return those of one token, the vocabulary's included, as models are named."""
+        return self.layers_active + self.vocabulary
+
+
+class ModelProblem(LayerProblem):
+    """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, between vocabularies.
+
+    With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for
+    both ends.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
+    come from products of low rank.
+    """
+
+    layers: PositiveInt
+    intermediate: PositiveInt
+    gated: StrictBool = False
+    vocab: NonNegativeInt = 0
+    tied: StrictBool = False
+    parameters: NonNegativeInt = 0
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+
+    @property
+    def qkv_width(self) -> int:
+        """Return the columns of Q, K and V on one device."""
+        return self.heads * self.head_dim + self.kv_heads * (self.head_dim + self.value_head_dim)
+
+    @property
+    def ffn_width(self) -> int:
+        """Return the columns inside the dense FFN on one device, rounded up."""
+        return ceil_div(self.intermediate, self.ranks)
+
+    @property
+    def dense_layers(self) -> int:
+        """Return how many layers have a dense FFN."""
+        return self.layers if self.experts is None else self.experts.dense_layers
+
+    def projections(self) -> tuple[tuple[str, int, int], ...]:
+        """Return the products that give Q, K and V on one device: a name, columns and the length of the sum.
+
+        Those that go down to a latent are whole on every device.
+        """
+        latent = self.latent
+        if latent is None:
+            return (("qkv", self.qkv_width, self.hidden),)
+        rank, queries = latent.q_lora_rank, self.heads * self.head_dim
+        values = self.heads * (latent.nope_head_dim + self.value_head_dim)
+        down = ("latent", (rank or 0) + latent.width, self.hidden)
+        return (down, ("q", queries, rank or self.hidden), ("kv", values, latent.kv_lora_rank))
+
+    def ffn_flops(self, *, is_dense: bool) -> int:
+        """Return the operations a row of a layer's FFN on one device: dense, or of experts, their router included."""
+        matrices, experts = 3 if self.gated else 2, self.experts
+        if is_dense or experts is None:
+            return 2 * self.hidden * matrices * self.ffn_width
+        width = experts.per_token * ceil_div(experts.width, self.ranks) + ceil_div(experts.shared_width, self.ranks)
+        return 2 * self.hidden * (matrices * width + experts.count)
+
+    def layer_flops(self, *, is_dense: bool) -> int:
+        """Return the operations of one layer on one device."""
+        product = 2 * sum(columns * length for _, columns, length in self.projections())
+        return super().flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
+
+    def flops(self) -> int:
+        """Return the operations of one layer on one device, of one with experts where there are such."""
+        return self.layer_flops(is_dense=not self.dense_layers < self.layers)
+
+    def weights(self) -> Parameters:
+        """Return the parameters that the shapes say, of all devices."""
+        shared = sum(n * k * (1 if name == "latent" else self.ranks) for name, n, k in self.projections())
+        attention = shared + self.ranks * self.width * self.hidden
+        matrix, experts = (3 if self.gated else 2) * self.hidden, self.experts
+        dense, sparse = self.dense_layers, self.layers - self.dense_layers
+        layers = self.layers * attention + dense * matrix * self.intermediate
+        routed = active = 0
+        if experts is not None:
+            always = self.hidden * experts.count + matrix * experts.shared_width
+            routed = sparse * (always + matrix * experts.width * experts.count)
+            active = sparse * (always + matrix * experts.width * experts.per_token)
+        vocabulary = self.vocab * self.hidden * (1 if self.tied else 2)
+        return Parameters(layers + routed, layers + active, vocabulary)
