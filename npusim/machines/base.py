@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.gemm import gemm
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
-from npusim.ir.tile import GlobalTensor
 from npusim.machines.footprint import Footprint
 
 if TYPE_CHECKING:
@@ -19,14 +18,11 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Allocator
     from npusim.ir.program import Item, Pricing, Queue
+    from npusim.ir.tile import GlobalTensor
     from npusim.machines.frame import Frame
 
 #: Blocks of one shape run the same operations.
 _SHAPE = attrgetter("shape")
-
-
-#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
-L2_SHARE = 0.64
 
 
 class Machine:
@@ -47,16 +43,6 @@ class Machine:
     def fitted(self, tiling: Any, _problem: Any, _precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
-
-    def heads_in_l2(self, phase: Phase) -> int | None:
-        """Return how many query heads at a time have keys and values that L2 holds; None where it holds all."""
-        inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
-        size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
-        q = phase.tensors.get("q")
-        if size <= capacity or not isinstance(q, GlobalTensor):
-            return None
-        heads = inputs[0].batch * inputs[0].heads
-        return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def settings(self, _tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""

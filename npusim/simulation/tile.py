@@ -149,10 +149,10 @@ class _Trial:
     def _simulated(self, tiling: Tiling) -> float | None:
         try:
             _, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)
+            streams = Streams(program, self.device)
+            return METHODS["auto"](program, self.device, trace_groups=(), streams=streams).latency_s
         except NpusimError:
             return None
-        streams = Streams(program, self.device)
-        return METHODS["auto"](program, self.device, trace_groups=(), streams=streams).latency_s
 
 
 def judged_problem(problem: Problem) -> Problem:

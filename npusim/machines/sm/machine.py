@@ -26,6 +26,7 @@ from npusim.machines.sm.core import (
     SmFields,
     SmTiling,
     has_concurrent_warp_groups,
+    warp_issue,
 )
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
@@ -47,21 +48,31 @@ UNTIMED = "this device has no timing model yet: values only"
 
 
 _LONGEST = MappingProxyType({"launch": "longest_first"})
-#: What an attention may try where warp groups run concurrently: blocks with most keys first, tiles of a software
-#: pipeline (one stage where there are no asynchronous copies), and their keys.
-GROUP_SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
-    (_LONGEST,),
-    (
-        {"block_q": 64, "warps": 4, "stages": 3, **_LONGEST},
-        {"block_q": 128, "warps": 8, "stages": 3, **_LONGEST},
-        {"block_q": 64, "warps": 4, "stages": 1, **_LONGEST},
-    ),
-    ({"block_kv": 128}, {"block_kv": 256}),
+
+
+def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mapping[str, object]:
+    return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
+
+
+#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take.
+_NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
+    ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
     ({"block_q": 64, "warps": 4}, {"block_q": 128, "warps": 8}),
+)
+#: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
+#: pipeline, as long as copies are asynchronous, else of one stage, and those of a library's kernel (none).
+PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
+    (_tile(64, 128, 4, 3), _tile(128, 128, 8, 3), _tile(64, 64, 4, 3), _tile(64, 128, 4, 1), _tile(64, 128, 4, None)),
     (_LONGEST,),
+    *_NEARBY,
+)
+STAGED: Sequence[Sequence[Mapping[str, object]]] = (
+    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(64, 64, 4, None)),
+    (_LONGEST,),
+    *_NEARBY,
 )
 #: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
-LANE_SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+LANES: Sequence[Sequence[Mapping[str, object]]] = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
         {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
@@ -114,20 +125,21 @@ class SmMachine(Machine):
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
         if self.has_lanes:
-            return LANE_SETTINGS
-        is_library = "stages" in tiling.model_fields_set and tiling.stages is None
-        return GROUP_SETTINGS if self.has_groups and not is_library else ()
+            return LANES
+        if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
+            return ()
+        return STAGED if warp_issue(self.device).copies.value == "staged" else PIPELINED
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"), self.heads_in_l2(phase))
+        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
             if tiling.stages and phase.masks and self.has_groups:
                 blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
-                blocks = tuple(longest_first(blocks, self.heads_in_l2(phase)))
+                blocks = tuple(longest_first(blocks))
         return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
