@@ -67,9 +67,9 @@ class CyclesRegression(_Stored):
     """
 
     def check(self, result: RunData, rtol: float = 0, *, basename: str | None = None) -> None:
-        """Fail if the kernel's cycles, or a pipe's, differ from the stored ones; say which part moved.
+        """Fail if the cores' cycles, or a pipe's, differ from the stored ones; say which part moved.
 
-        ``rtol`` allows the kernel's cycles, and those a pipe is busy, that relative difference (0: exact, to
+        ``rtol`` allows the cores' cycles, and those a pipe is busy, that relative difference (0: exact, to
         the last operation and wait).  ``basename`` names the file; by default it has the test's name, so a
         test that checks twice needs it.
         """

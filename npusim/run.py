@@ -57,8 +57,12 @@ class RunResult(run_result.RunData):
         """Return the table that ``npusim run`` prints."""
         return plain(self._table())
 
-    def _table(self) -> tuple[Block, ...]:
-        return run_table(record_of(self), Trial(self))
+    def details(self) -> str:
+        """Return the table that ``npusim run --full`` prints."""
+        return plain(self._table(is_full=True))
+
+    def _table(self, *, is_full: bool = False) -> tuple[Block, ...]:
+        return run_table(record_of(self), Trial(self), is_full=is_full)
 
 
 @takes_options(RunOptions)
@@ -111,7 +115,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     method
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
-        Core groups whose operations are kept for the timeline.
+        Core groups whose operations are kept for the timeline: numbers, or ``"last"``, the one that ends last.
     window
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.

@@ -75,7 +75,8 @@ def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: 
         assert preset.relative_rmse == alone.numerics.error.rmse  # type: ignore[union-attr]
         assert preset.latency_us == alone.latency_us
     text = str(result)
-    assert f"presets     fp32_mean: relative RMSE {found['fp32_mean'].relative_rmse:.2e}, " in text
+    preset = found["fp32_mean"]
+    assert f"presets     fp32_mean {preset.latency_us:.2f} us, relative RMSE {preset.relative_rmse:.2e}; " in text
     assert not npusim.run("flash", seq=64, presets=True, trace_groups=()).presets
 
 

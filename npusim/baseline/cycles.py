@@ -50,7 +50,7 @@ class CheckOutcome:
 
     ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not
     run any more, see ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles
-    the kernel's, of a decision the winner and each candidate's best point that changed.  ``moved`` are the parts
+    the cores', of a decision the winner and each candidate's best point that changed.  ``moved`` are the parts
     of units that changed (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are
     those of the new cycles.
     """

@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import OPTIONS, Option, Request, RunOptions, names_and_metavar
+from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar
 
 if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem
@@ -199,7 +199,7 @@ def _read(name: str, value: Any) -> Any:
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":
-            return (0,) if value is None else value
+            return LAST if value is None else value
         case "window":
             return window(value)
         case "numerics":

@@ -47,6 +47,10 @@ Sensitive = Annotated[
     bool,
     o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
+Full = Annotated[
+    bool,
+    o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
+]
 Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
@@ -71,6 +75,7 @@ def run(
     no_save: NoSave = False,
     save_output: SaveOutput = False,
     report: Report = False,
+    full: Full = False,
     sensitivity: Sensitive = False,
     force: Force = False,
     fields: Fields = False,
@@ -91,7 +96,10 @@ def run(
     }
     if fields:
         changed = {name: value for name, value in request.changed().items() if name != "hw"}
-        refuse({**changed, **written}, "--fields only lists what can be chosen on the cores of --hw; leave these out")
+        refuse(
+            {**changed, **written, "--full": full or None},
+            "--fields only lists what can be chosen on the cores of --hw; leave these out",
+        )
         _show_fields(request, as_json=json)
         return
     from npusim.report.output import check_writable, default_folder, save_run
@@ -121,7 +129,7 @@ def run(
             folder = save_run(
                 result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
             )
-    _print(result, folder, as_json=json, sensitive=sensitivity)
+    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity)
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
@@ -158,7 +166,7 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     )
 
 
-def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: bool) -> None:
+def _print(result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool) -> None:
     from npusim.report.advice import Trial
     from npusim.report.findings import SENSITIVITY, sensitivity_document
     from npusim.report.record import record_of
@@ -170,7 +178,7 @@ def _print(result: "RunData", folder: Path | None, *, as_json: bool, sensitive: 
     show_either(
         as_json,
         lambda: {**record.to_document(), **({"sensitivity": sensitivity_document(moved)} if sensitive else {})},
-        lambda: (*run_table(record, Trial(result)), *([SENSITIVITY.grid(moved)] if sensitive else [])),
+        lambda: (*run_table(record, Trial(result), is_full=is_full), *([SENSITIVITY.grid(moved)] if sensitive else [])),
     )
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))

@@ -340,7 +340,7 @@ class ExpectedCycles(SpecModel):
     """What a case gave when it was accepted; whole numbers, compared exactly."""
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
-    cycles: NonNegativeInt = Field(description="of the kernel, without its launch")
+    cycles: NonNegativeInt = Field(description="of the cores, without launches")
     busy_cycles: dict[str, NonNegativeInt] = Field(description="by pipe, over all core groups")
     units: dict[str, UnitCycles] = Field(default_factory=dict, description="of the core group that ends last")
     accepted: Acceptance | None = None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 
-#: Below this share of the kernel no pipe is the limit: the pipes wait for each other.
+#: Below this share of the cores' time no pipe is the limit: the pipes wait for each other.
 BOUND_SHARE = 0.6
 #: Core groups whose mean end lies below this share of the last end are unevenly loaded.
 EVEN_SHARE = 0.85
@@ -114,7 +114,7 @@ def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
     if mean >= EVEN_SHARE:
         return None
     text = (
-        f"core groups end after {percent(mean)} of the kernel on average, group "
+        f"core groups end after {percent(mean)} of the cores' time on average, group "
         f"{timing.last_group} last: blocks are dealt out unevenly"
     )
     return Advice(text, "block_q", _smaller)
@@ -178,7 +178,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
     share = percent(cycles / timing.cycles)
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
     works = percent(timing.busy_share(busiest))
-    text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the kernel and {waits}"
+    text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the cores' time and {waits}"
     return Advice(text, "depth", _deeper)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.report import charts
@@ -10,7 +11,7 @@ from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whol
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from npusim.numerics.result import NumericRecord
     from npusim.report.record import RunRecord
@@ -41,8 +42,8 @@ def is_finite(bits: NumericRecord) -> bool:
 # ---------------------------------------------------------------- the terminal's table
 
 
-def bits_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield errors and events, a diagnosis, and the evidence for the arithmetic."""
+def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
+    """Yield errors and events, a diagnosis, and the evidence for the arithmetic; with ``is_full`` every other one."""
     bits = record.numerics
     if bits is None:
         yield "numerics", cells("not computed")
@@ -67,7 +68,10 @@ def bits_facts(record: RunRecord) -> Iterator[Fact]:
     if used:
         units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
         stated = Cell(units, "warn" if "assumed" in used.values() else "")
-        yield "arithmetic", (stated, *cells(*map(_spread, record.spread)))
+        others = list(map(_spread, record.spread))
+        if not is_full:
+            stated, others = replace(stated, text=f"{units}{_reach(record.spread)}"), []
+        yield "arithmetic", (stated, *cells(*others))
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
@@ -75,10 +79,10 @@ def presets_facts(record: RunRecord) -> Iterator[Fact]:
     rows = []
     for p in record.presets:
         error = "not finite" if p.relative_rmse is None else f"relative RMSE {scientific(p.relative_rmse)}"
-        time = "" if p.latency_us is None else f", {format_duration(p.latency_us * 1e-6)}"
-        rows.append(f"{p.precision}: {error}{time}")
+        time = "" if p.latency_us is None else f" {format_duration(p.latency_us * 1e-6)},"
+        rows.append(f"{p.precision}{time} {error}")
     if rows:
-        yield "presets", cells(*rows)
+        yield "presets", cells("; ".join(rows))
 
 
 def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
@@ -133,6 +137,14 @@ def _spread(spread: Spread) -> str:
         return f"with {spread.arithmetic} the same bits"
     share, rmse = percent(spread.differing), scientific(spread.rmse)
     return f"with {spread.arithmetic} {share} of outputs differ, relative RMSE {rmse}"
+
+
+def _reach(spreads: Sequence[Spread]) -> str:
+    """Return how far the other arithmetics move the outputs, in a few words."""
+    if any(s.differing is None for s in spreads):
+        return "; with another, outputs are not finite"
+    most = max((s.rmse or 0.0 for s in spreads if s.differing), default=0.0)
+    return f"; another moves the outputs by up to {scientific(most)}" if most else ""
 
 
 # ---------------------------------------------------------------- the page's figures

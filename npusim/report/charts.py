@@ -191,7 +191,7 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
                 legend={"columns": 2, "labelLimit": 200, "orient": "top"},
             ),
             order="order:Q",
-            tooltip=tooltip(track="track", cause="what", value="us|number", share="of the kernel|share"),
+            tooltip=tooltip(track="track", cause="what", value="us|number", share="of the cores' time|share"),
         )
     )
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)
@@ -290,7 +290,7 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
         {"name": level["name"], "x": x, "y": y / 1e12, "what": what, "label": label, "up": up}
         for level, ridge in zip(levels, ridges, strict=True)
         for x, y, what, label, up in (
-            (ridge, peak, f"ridge of {level['name']}", f"{ridge:,.0f}", True),
+            (ridge, peak, f"left of it {level['name']} is the limit", f"{ridge:,.0f}", True),
             (level["intensity"], level["attained"], f"this run, by bytes of {level['name']}", level["name"], False),
         )
     ]

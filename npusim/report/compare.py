@@ -258,7 +258,7 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
     record, cycles = sheet.record, sheet.cycles or 1
     if sheet.cycles is not None:
         values["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
-        values["kernel cycles", "cycles"] = sheet.cycles
+        values["cycles", "cycles"] = sheet.cycles
     if record is None:
         return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
     timing, bits = record.timing, record.numerics
@@ -554,6 +554,6 @@ def _busy_figure(c: Comparison) -> Iterator[Figure]:
             Column("pipe", 0),
             *(Column(label, _of(i, lambda row, run: row[1][run]), percent) for i, label in enumerate(c.labels)),
         )
-        spec = charts.changes(rows, x_title="share of the kernel", form=".0%")
+        spec = charts.changes(rows, x_title="share of the cores' time", form=".0%")
         text = "In the core group that ends last."
         yield Figure("busy", "How busy each pipe is", text, spec, table.grid(shown))

@@ -48,7 +48,7 @@ def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
 
 def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None, prefix: str = "") -> PagePart:
     """Return the part of a page on one run; pipes and links are separate figures."""
-    table = run_table(record, trial)
+    table = run_table(record, trial, is_full=True)
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [b for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))

@@ -4,7 +4,7 @@ A `Sheet` is made of a result, of a run's folder, or of the ``PipeUtilization.cs
 profiler on the hardware, which has no more than how long each pipe was busy.
 
 A difference of latency is split in parts that add up to it, by construction.  The core group that ends last takes the
-kernel's time, and each unit of it spends all of that time on something: its operations, what others on shared links
+cores' time, and each unit of it spends all of that time on something: its operations, what others on shared links
 or pipes add to them, waits by cause, phases in which it has nothing to do, and the end.  One unit's account in both
 runs is therefore a split of the difference.  The unit is the queue that is busiest in all runs: where it cannot be
 busier, what it waits for costs time.
@@ -72,7 +72,7 @@ class Unit:
 class Sheet:
     """One run as it is compared; ``record`` is None for a profiler's file.
 
-    ``cycles`` are the kernel's, without its launch of ``launch_us``; None where there is no time.
+    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.
     """
 
     label: str
@@ -88,7 +88,7 @@ class Sheet:
         return cycles / self.clock_hz * 1e6
 
     def rows(self, unit: str, *, works: bool = True, waits: bool = True) -> dict[Item, int]:
-        """Return what a unit spends the kernel's cycles on; nothing where the run has no such unit."""
+        """Return what a unit spends the cores' cycles on; nothing where the run has no such unit."""
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
@@ -208,7 +208,7 @@ LONGEST = 12
 class Part:
     """Something that a unit spends cycles on, in each run; ``givers`` are the queues that a wait is for.
 
-    The launch is a part of the latency, not of the kernel: it has no cycles (`Breakdown.us`).
+    The launch is a part of the latency, not of the cores' time: it has no cycles (`Breakdown.us`).
     """
 
     kind: str

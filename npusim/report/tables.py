@@ -21,18 +21,26 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingRecord
 
 
-def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...]:
-    """Return the table that ``npusim run`` prints; ``trial`` checks what its advice suggests."""
+#: What the short table leaves out.
+_MORE = "--full (details() in Python): the time as others measure it, links, other arithmetics, evidence"
+
+
+def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = False) -> tuple[Block, ...]:
+    """Return the table that ``npusim run`` prints, with ``is_full`` that of ``--full``.
+
+    ``trial`` checks what its advice suggests.
+    """
     timing = record.timing
-    heading = Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")
-    after = [*bits.bits_facts(record)]
+    first = [("verdict", (verdict(record),)), *_inputs(record, is_full=is_full)]
+    blocks: list[Block] = [Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")]
+    after = [*bits.bits_facts(record, is_full=is_full)]
     if timing is None:
-        time = ("latency", cells("not modelled on this device"))
-        blocks: list[Block] = [heading, Facts((*_inputs(record), time))]
+        blocks.append(Facts((*first, ("latency", cells("not modelled on this device")))))
     else:
-        facts = Facts((*_inputs(record), *times.time_facts(record, timing)))
-        blocks = [heading, facts, times.pipes_grid(timing), times.links_grid(record, timing)]
-        after += times.constants_facts(timing)
+        blocks += [Facts((*first, *times.time_facts(record, timing, is_full=is_full))), times.pipes_grid(timing)]
+        if is_full:
+            blocks += [times.links_grid(record, timing)] if timing.link_bytes else []
+            after += times.constants_facts(timing)
     after += bits.presets_facts(record)
     decode = decoding(record)
     if decode is not None:
@@ -42,17 +50,38 @@ def run_table(record: RunRecord, trial: Trial | None = None) -> tuple[Block, ...
     if advice is not None:
         tries = (Cell(f"try: {advice.command}", "good", whole=True),) if advice.command else ()
         after.append(("advice", (Cell(advice.text, "good"), *tries)))
+    if not is_full:
+        after.append(("more", cells(_MORE, style="dim")))
     return (*blocks, Facts(tuple(after)))
 
 
-def _inputs(record: RunRecord) -> Iterator[Fact]:
+def verdict(record: RunRecord) -> Cell:
+    """Return a run in a line: what limits it, how near its roof it is, its error, and its time and how sure that is."""
+    timing, numerics = record.timing, record.numerics
+    is_finite = numerics is None or bits.is_finite(numerics)
+    parts = []
+    if timing is not None:
+        parts += [times.limit_words(record, timing), *times.lost_words(record, timing)]
+        if timing.roofline is not None:
+            parts.append(f"{timing.roofline.reached * 100:.0f} % of the roofline")
+    if not is_finite:
+        parts.append("output not finite")
+    elif numerics is not None and numerics.rmse is not None:
+        parts.append(f"error {numerics.rmse:.1e}")
+    if timing is not None:
+        parts.append(times.sure_words(timing))
+    return Cell(", ".join(parts) or "no time and no bits", "title" if is_finite else "bad")
+
+
+def _inputs(record: RunRecord, *, is_full: bool) -> Iterator[Fact]:
     device = record.device
     yield "problem", cells(asked_text(record))
     if record.ignored:
         yield "ignored", cells(", ".join(record.ignored), style="warn")
-    parts = "devices" if record.timing is not None and record.timing.overlap is not None else "core groups"
-    clock = f"{device.clock_hz / 1e9:.2f} GHz"
-    yield "device", cells(f"{device.group_count} {parts} at {clock}, file digest {device.digest}")
+    if is_full:
+        parts = "devices" if record.timing is not None and record.timing.overlap is not None else "core groups"
+        clock = f"{device.clock_hz / 1e9:.2f} GHz"
+        yield "device", cells(f"{device.group_count} {parts} at {clock}, file digest {device.digest}")
     yield "tiling", cells(tiling_text(record.tiling))
 
 
@@ -75,7 +104,7 @@ def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
 
 def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]:
     band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
-    yield FigureTile("Latency", f"{timing.latency_us:,.2f} us", f"kernel {timing.core_us:,.2f} us; {band}")
+    yield FigureTile("Latency", f"{timing.latency_us:,.2f} us", f"cores {timing.core_us:,.2f} us; {band}")
     if (validated := timing.validated) is not None:
         value = "never" if validated.most_error is None else f"within {percent(validated.most_error)}"
         yield FigureTile("Validated", value, validated.text(record.schedule, record.device.name))
@@ -85,7 +114,7 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
         yield FigureTile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached)
     busiest = timing.busiest
     if busiest is not None:
-        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(timing.busy_share(busiest))} of the kernel")
+        yield FigureTile("Busiest pipe", busiest.pipe, f"busy {percent(timing.busy_share(busiest))} of the cores' time")
 
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:

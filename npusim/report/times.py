@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import track_of
 from npusim.report import charts
-from npusim.report.advice import BOUND_SHARE
+from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
 from npusim.report.charts import Figure
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
-from npusim.timing.result import KINDS, method_text
+from npusim.timing.result import method_text
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
@@ -32,6 +32,15 @@ SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "idle",
     "nothing left to do",
 )
+#: What a published time can be (`npusim.timing.result.KINDS`), in words.
+_MEASURED = MappingProxyType(
+    {
+        "core": "the cores, from the start of the first to the end of the last",
+        "kernel": "its kernels as a profiler reports them (task duration), starts on the device included",
+        "back_to_back": "a call among many that are issued one behind the other without waiting",
+        "call": "a call that is waited for: the host issues it and sees its end",
+    }
+)
 #: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
 LISTED, NAMED = 12, 2
 _WEAK_BASES = ("assumed", "fitted", "unknown")
@@ -48,7 +57,7 @@ PARTS = Columns(
     Column("pipe", "track"),
     Column("what", "cause"),
     Column("us", "value", ",.2f"),
-    Column("of the kernel", "share", percent),
+    Column("of the cores' time", "share", percent),
 )
 SLICES = Columns(
     Column("pipe", "track"),
@@ -77,37 +86,90 @@ CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column(
 # ---------------------------------------------------------------- the terminal's table
 
 
-def time_facts(record: RunRecord, timing: TimingRecord) -> Iterator[Fact]:
-    """Yield latency, cycles, what bounds them, and where the run lies under its roofline."""
-    tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
-    latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
-    yield "latency", cells(f"{latency} = cores {core} + launch {launch}{tflops}")
+def limit_words(record: RunRecord, timing: TimingRecord) -> str:
+    """Return what limits a run, in a word: ``VECTOR-bound``, ``hbm-bound``; of a node its longest part."""
+    busiest, shares = timing.busiest, _shares(record, timing)
+    if busiest is None:
+        return "nothing ran"
+    link = max(shares, key=lambda name: shares[name], default="")
+    if link and shares[link] >= LINK_SHARE:
+        return f"{link}-bound"
+    if timing.overlap is not None and timing.overlap.parts_us:
+        part, us = max(timing.overlap.parts_us.items(), key=lambda item: item[1])
+        return f"{part} takes {us / timing.latency_us * 100:.0f} %"
+    return f"{busiest.pipe}-bound" if timing.busy_share(busiest) >= BOUND_SHARE else "latency-bound"
+
+
+def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
+    """Yield launch where it is most of a call, and how many core groups work, or how evenly; of a node nothing."""
+    working, groups = len(timing.group_ends), record.device.group_count
+    if timing.overlap is not None or not working:
+        return
+    if timing.launch_us > timing.core_us:
+        yield f"{timing.launch_us / timing.latency_us * 100:.0f} % launch"
+    mean = sum(timing.group_ends.values()) / working / max(timing.group_ends.values())
+    if working < groups:
+        yield f"{working} of {groups} core groups work"
+    elif mean < EVEN_SHARE:
+        yield f"load balance {mean * 100:.0f} %"
+
+
+def sure_words(timing: TimingRecord) -> str:
+    """Return the latency, rounded, and how far such times were from measured ones."""
+    number, unit = _duration(timing.latency_us).split()
+    time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
+    if known is None:
+        return time
+    if known.most_error is not None:
+        return f"{time} ± {known.most_error * 100:.0f} %"
+    others = f"; others here ± {max(known.others.values()) * 100:.0f} %" if known.others else ""
+    return f"{time} (never measured{others})"
+
+
+def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False) -> Iterator[Fact]:
+    """Yield latency, its evidence, what limits it, and where the run lies under its roofline.
+
+    With ``is_full`` also the time as others measure it, the method, the least time, and what the roof rests on.
+    """
+    yield "latency", cells(_latency(timing))
+    if is_full and timing.overlap is None and len(timing.times_us) > 1:
+        yield "times", cells(*(f"{kind} {_duration(us)}: {_MEASURED[kind]}" for kind, us in timing.times_us.items()))
     if timing.validated is not None:
         text = timing.validated.text(record.schedule, record.device.name)
         yield "measured", cells(text, style="" if timing.validated.cases else "warn")
-    if timing.overlap is None and timing.times_us and len(timing.times_us) == len(KINDS):
-        kernel, apart = (_duration(timing.times_us[kind]) for kind in ("kernel", "back_to_back"))
-        text = f"kernel {kernel} (task duration), back_to_back {apart} a call; the latency is one call, waited for"
-        yield "timing", cells(text)
-    method = method_text(timing.method, timing.band)
-    yield "cycles", cells(f"{whole(timing.cycles)}   ({whole(timing.operations)} operations, method {method})")
-    if timing.bound_cycles:
-        unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1])
-        share = percent(least / timing.cycles) if timing.cycles else "-"
-        text = f"{whole(least)} cycles at least ({unit}), {share} of the kernel"
-        yield "bound", cells(text, style="bad" if least > timing.cycles else "")
-    yield "bound by", cells(_bound_by(timing))
+    if is_full or timing.band:
+        yield "method", cells(f"{method_text(timing.method, timing.band)} ({whole(timing.operations)} operations)")
+    yield "limit", cells(_limit(timing))
+    unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1], default=("", 0))
+    if unit and timing.cycles and (is_full or least > timing.cycles):
+        time, share = _duration(timing.core_us * least / timing.cycles), percent(least / timing.cycles)
+        text = f"{time} on the cores ({share} of that): the work of {unit} alone, spread evenly and never waiting"
+        yield "at least", cells(text, style="bad" if least > timing.cycles else "")
     if timing.overlap is not None and timing.overlap.parts_us:
         # What a device did, the longest first; parts may overlap.
         ranked = sorted(timing.overlap.parts_us.items(), key=lambda item: -item[1])
         parts = [f"{name} {_duration(us)}, {percent(us / timing.latency_us)}" for name, us in ranked]
         yield "parts", cells(*parts)
     if timing.roofline is not None:
-        yield "roofline", cells(*_roofline_lines(timing.roofline))
+        reached, why = _roofline_lines(timing.roofline)
+        yield "roofline", cells(reached, *([why] if is_full else []))
+    if not is_full and timing.link_bytes:
+        shares = [f"{percent(share)} of {name}'s" for name, share in _shares(record, timing).items()]
+        yield "bandwidth", cells(", ".join(shares))
 
 
 def _duration(us: float) -> str:
     return format_duration(us * 1e-6)
+
+
+def _latency(timing: TimingRecord) -> str:
+    """Return a call's time and what it is made of."""
+    cycles = f"{whole(timing.cycles)} cycles"
+    tflops = f"   ({timing.flops / timing.latency_us / 1e6:.1f} TFLOP/s)" if timing.flops else ""
+    latency, core, launch = (_duration(us) for us in (timing.latency_us, timing.core_us, timing.launch_us))
+    if timing.overlap is not None:
+        return f"{latency} ({cycles}), with what launches take of it{tflops}"
+    return f"{latency} a call = {core} on the cores ({cycles}) + {launch} to launch it and wait for it{tflops}"
 
 
 def _roofline_lines(at: Roofline) -> tuple[str, str]:
@@ -116,19 +178,25 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     attained, allowed = at.attained_flops_per_s / 1e12, at.attainable_flops_per_s / 1e12
     return (
         f"{attained:.1f} of {allowed:.1f} TFLOP/s that the {roof}, {percent(at.reached)} (cores alone)",
-        f"{at.intensity:,.0f} operations a compulsory byte, {at.moved_intensity:,.0f} a byte moved; "
-        f"ridge {at.ridge:,.0f}",
+        f"{at.intensity:,.0f} operations a byte of inputs and outputs, each moved once; {at.moved_intensity:,.0f} "
+        f"a byte that moved; the device memory is the roof below {at.ridge:,.0f}",
     )
 
 
-def _bound_by(timing: TimingRecord) -> str:
+def _limit(timing: TimingRecord) -> str:
     busiest = timing.busiest
     if busiest is None:
         return "nothing ran"
     track, share = track_of(busiest.group, busiest.queue), timing.busy_share(busiest)
-    slack = timing.cycles - busiest.busy_cycles
-    busy = f"{track.pipe} of {track.core}, busy {percent(share)}, slack {whole(slack)} cycles"
-    return busy if share >= BOUND_SHARE else f"waiting; busiest is {busy}"
+    whose = "the time" if timing.overlap is not None else "the cores' time"
+    busy = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}"
+    return busy if share >= BOUND_SHARE else f"pipes wait for one another; the busiest is {busy}"
+
+
+def _shares(record: RunRecord, timing: TimingRecord) -> dict[str, float]:
+    """Return the share of its bandwidth that each link has over the cores' time."""
+    seconds, rates = timing.core_us * 1e-6, record.device.link_bytes_per_s
+    return {name: size / seconds / rates[name] for name, size in timing.link_bytes.items()} if seconds else {}
 
 
 def pipes_grid(timing: TimingRecord) -> Grid:
@@ -161,17 +229,17 @@ def _pipes_title(timing: TimingRecord) -> str:
 
 
 def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
-    """Return the queues of cores that worked, the first behind its core's name; cores that did the same are one."""
+    """Return the queues that were busy, the first behind its core's name; cores that did the same are one."""
     cores: dict[str, list[QueueUse]] = {}
     for queue in queues:
-        cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
+        if queue.busy_cycles:
+            cores.setdefault(track_of(queue.group, queue.queue).core, []).append(queue)
 
     def use(core: str) -> object:
         return [(q.pipe, q.busy_cycles, q.operations, q.end_cycles, q.stalls) for q in cores[core]]
 
-    worked = [core for core, uses in cores.items() if any(queue.operations for queue in uses)]
     rows = []
-    for _, alike in groupby(worked, key=use):
+    for _, alike in groupby(cores, key=use):
         first, *others = alike
         name = ", ".join([first, *(core.rpartition(".")[2] for core in others)])
         rows += [(name if not number else "", queue) for number, queue in enumerate(cores[first])]
@@ -179,8 +247,8 @@ def _cores(queues: tuple[QueueUse, ...]) -> list[tuple[str, QueueUse]]:
 
 
 def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
-    """Return what crossed each link, and how fast."""
-    seconds, rates = timing.core_us * 1e-6, record.device.link_bytes_per_s
+    """Return what crossed each link, and how fast; the least is inputs and outputs that leave L2, each moved once."""
+    seconds, shares = timing.core_us * 1e-6, _shares(record, timing)
 
     def rate(row: tuple[str, int]) -> float:
         return row[1] / seconds if seconds else 0.0
@@ -191,9 +259,9 @@ def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
     table = Columns(
         Column("link", 0),
         Column("bytes", 1, format_bytes, ">"),
-        Column("of compulsory", least, align=">"),
+        Column("of the least", least, align=">"),
         Column("achieved", rate, _gb_per_s, ">"),
-        Column("of its bandwidth", lambda row: rate(row) / rates[row[0]], percent, ">"),
+        Column("of its bandwidth", lambda row: shares.get(row[0], 0.0), percent, ">"),
     )
     return table.grid(timing.link_bytes.items())
 
@@ -285,7 +353,7 @@ def _time_text(timing: TimingRecord) -> str:
     if busiest is None:
         return "Nothing ran."
     track = track_of(busiest.group, busiest.queue)
-    text = f"{track.pipe} of {track.core} is busiest: {percent(timing.busy_share(busiest))} of the kernel. "
+    text = f"{track.pipe} of {track.core} is busiest: {percent(timing.busy_share(busiest))} of the cores' time. "
     queues = [q for q in timing.uses_of(busiest.group) if q.stalls and not q.is_pipe]
     if queues:
         queue = max(queues, key=lambda q: max(q.stalls.values()))
@@ -330,13 +398,13 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
         Column("memory", "name"),
         Column("bytes moved", lambda lv: timing.link_bytes[lv["name"]], format_bytes),
         Column("bandwidth", "bytes_per_s", _gb_per_s),
-        Column("ridge, op/byte", lambda lv: peak / lv["bytes_per_s"], ",.0f"),
+        Column("the limit below, op/byte", lambda lv: peak / lv["bytes_per_s"], ",.0f"),
         Column("this run, op/byte", "intensity", ",.0f"),
         Column("of its roof", lambda lv: attained / min(peak, lv["intensity"] * lv["bytes_per_s"]), percent),
     )
     text = (
-        f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, kernel alone. "
-        "Triangles are the ridges: left of one, that memory is the limit. Diamonds are this run "
+        f"{attained / 1e12:,.1f} of {peak / 1e12:,.1f} TFLOP/s, cores alone. "
+        "Triangles are where roofs meet: left of one, that memory is the limit. Diamonds are this run "
         "by the bytes that crossed each memory."
     )
     return Figure("roofline", "Roofline", text, charts.roofline(levels, peak), table.grid(levels))

@@ -22,19 +22,17 @@ from npusim.node.reduction import execute, normal_samples
 from npusim.node.result import folded
 from npusim.node.simulate import simulate
 from npusim.node.times import simulated_work, stated_work
-from npusim.numerics.evaluate import evaluate, indices
+from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
-from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond
+from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond, traced_groups
 from npusim.simulation.result import Spread
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeDevice, NodeSpec
     from npusim.config.problem import Problem
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.layer import LayerTiling
     from npusim.simulation.plan import Plan
+    from npusim.simulation.request import Groups
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult
 
@@ -59,7 +58,7 @@ NO_BITS = ComputedBits(inputs="none")
 def run_on_node(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan of a node; raise a subclass of `NpusimError` that says what is wrong."""
     r, problem, machine = plan.request, plan.problem, cast("NodeDevice", plan.device)
-    groups = indices("trace_groups", r.trace_groups, machine.node.device_count.value) if r.trace_groups else ()
+    groups = traced_groups(r.trace_groups, machine.node.device_count.value)
     if r.numerics and isinstance(problem, SharedProblem) and r.rows != "sample":
         refuse_beyond(r.limit_s, {"bits": _seconds(problem, r.rows)})
     if isinstance(problem, ModelProblem):
@@ -117,10 +116,10 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def time_on_node(
-    program: TileProgram, machine: NodeDevice, method: str, trace_groups: Sequence[int] = ()
-) -> NodeTiming:
+def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_groups: Groups = ()) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
+
+    ``trace_groups`` may be ``"last"``: the device that ends last.
 
     Raises
     ------
@@ -132,18 +131,19 @@ def time_on_node(
     node, device = machine.node, machine.each
     timer = kernel_timer(node, device, method)
     ranks = len(program.phases[0].blocks)
-    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=trace_groups)
+    traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
+    timing = simulate(program, node, device, timer, ranks=ranks, trace_groups=traced)
     check_sanity(timing)
-    return timing
+    if not isinstance(trace_groups, str) or timing.account is None:
+        return timing
+    return replace(timing, spans=tuple(s for s in timing.spans if s.group == timing.account.group))
 
 
-def _model(
-    plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Sequence[int]
-) -> tuple[TileProgram, NodeTiming]:
+def _model(plan: Plan, problem: ModelProblem, machine: NodeDevice, groups: Groups) -> tuple[TileProgram, NodeTiming]:
     """Return the layer of which a model has most, and the time of all its layers: each kind is simulated once."""
     tiling = cast("LayerTiling", plan.tiling)
     listed = periods(problem, tiling, machine, cast("PartialSums", plan.precision))
-    times = []
+    times, groups = [], (0,) if isinstance(groups, str) else groups  # devices are alike
     for period in listed:
         check(period.program)
         times.append((time_on_node(period.program, machine, plan.request.method, groups), period.count))

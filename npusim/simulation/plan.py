@@ -17,13 +17,13 @@ from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import chosen, chosen_heads, evaluate
+from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
 from npusim.numerics.inputs import array_source, recipe_source, without_padding
 from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
-from npusim.simulation.request import refuse
+from npusim.simulation.request import LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.registry import Precision
     from npusim.simulation.inputs import Tensors
-    from npusim.simulation.request import Layout, Request
+    from npusim.simulation.request import Groups, Layout, Request
     from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
     from npusim.timing.result import TimingResult
 
@@ -396,6 +396,11 @@ def estimate(
     if bits is not None:
         seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (_sizes(problem) + 1) / 2
     return seconds
+
+
+def traced_groups(choice: Choice, count: int) -> Groups:
+    """Return the core groups on the timeline, of so many; which is ``last`` is known once their times are."""
+    return LAST if choice == LAST else indices("trace_groups", choice, count, f"{LAST}, or ") if choice else ()
 
 
 def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:

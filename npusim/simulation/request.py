@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from numpy.typing import NDArray
 
@@ -95,6 +95,9 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "leave these options out",
     }
 )
+#: Of ``trace_groups``: the core group that ends last.
+LAST: Final = "last"
+Groups = Sequence[int] | Literal["last"]
 #: Types of fields that nothing else would refuse in words.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
     {
@@ -233,7 +236,11 @@ class Request:
         needs="attention device bits",
     )
     trace_groups: str | Sequence[int] = _output(
-        "--trace-groups WHICH", "Core groups on the timeline: 0, or 0,7.", (0,), shown="0", needs="time"
+        "--trace-groups WHICH",
+        "Core groups on the timeline: 0,7, or the one that ends last.",
+        LAST,
+        shown="last",
+        needs="time",
     )
     window: tuple[float, float] | None = _output(
         "--window FROM:TO",

@@ -10,10 +10,9 @@ from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.ir.check import check
-from npusim.numerics.evaluate import indices
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.node import run_on_node, time_on_node
-from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond
+from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
 from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices
 from npusim.simulation.tile import program_of
@@ -25,12 +24,12 @@ from npusim.timing.trace_head import first_spans
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
-    from npusim.simulation.request import Request
+    from npusim.simulation.request import Groups, Request
     from npusim.timing.result import TimingResult
 
 
@@ -48,7 +47,7 @@ def run_plan(plan: Plan) -> RunData:
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
     plan, program = program_of(plan)
     built = BuiltPlan(plan, program)
-    groups = indices("trace_groups", r.trace_groups, device.group_count.value) if r.trace_groups else ()
+    groups = traced_groups(r.trace_groups, device.group_count.value)
     built.check()
     timed = partial(built.timing, groups, r.progress, r.window)
     if not (r.numerics and device.is_timed and r.method != "des"):
@@ -78,7 +77,7 @@ class BuiltPlan:
 
     def timing(
         self,
-        trace_groups: Sequence[int] = (),
+        trace_groups: Groups = (),
         progress: Callable[[float], None] | None = None,
         window: tuple[float, float] | None = None,
     ) -> TimingResult | None:
@@ -119,13 +118,14 @@ def simulate_program(
     program: TileProgram,
     device: DeviceSpec,
     method: str,
-    trace_groups: Sequence[int] = (),
+    trace_groups: Groups = (),
     progress: Callable[[float], None] | None = None,
     window: tuple[float, float] | None = None,
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
-    A run too long for operations one by one has those of its beginning, up to the end of ``window`` (us).
+    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has
+    those of its beginning, up to the end of ``window`` (us).
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -135,13 +135,26 @@ def simulate_program(
         return time_on_node(program, device, method, trace_groups)
     streams = Streams(program, device)
     more = {"progress": progress} if method == "des" else {}
-    result = METHODS[method](program, device, trace_groups=trace_groups, streams=streams, **more)
+    known, groups = None, trace_groups
+    if isinstance(groups, str) and method == "des":  # slow: once, with all
+        known = METHODS[method](program, device, trace_groups=range(device.group_count.value), streams=streams, **more)
+        groups = _last_group(known)
+        known = replace(known, spans=tuple(s for s in known.spans if s.group in groups))
+    elif isinstance(groups, str):
+        quick = METHODS["auto"](program, device, streams=streams)
+        groups = _last_group(quick)
+        known = quick if quick.band and method == "auto" else None  # approximate: it has no spans either way
+    result = known or METHODS[method](program, device, trace_groups=groups, streams=streams, **more)
     check_sanity(result)
-    if not trace_groups or result.spans or not result.operations:
+    if not groups or result.spans or not result.operations:
         return result
     until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
-    spans, traced = first_spans(streams, trace_groups, until)
+    spans, traced = first_spans(streams, groups, until)
     return replace(result, spans=spans, traced_cycles=traced)
+
+
+def _last_group(timing: TimingResult) -> tuple[int, ...]:
+    return (0 if timing.account is None else timing.account.group,)
 
 
 def _notes(

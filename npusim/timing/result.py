@@ -170,7 +170,7 @@ def method_text(method: str, band: float) -> str:
 class TimingRecord:
     """Predicted time of one program on one device, as ``result.json`` keeps it.
 
-    ``cycles`` is what the cores take, without the kernel's launch; ``latency_s`` is that of a call that is
+    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that is
     waited for, launch included.  ``times_s`` says the same time as each of `KINDS` would measure it, those
     of which the device's file knows nothing left out.  ``bound_cycles`` is the least time each unit and each link
     needs for its work, ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact
@@ -245,7 +245,7 @@ class TimingRecord:
         return max(units, key=lambda use: use.busy_cycles, default=None)
 
     def busy_share(self, use: QueueUse) -> float:
-        """Return the share of the kernel's cycles in which a unit is busy."""
+        """Return the share of the cores' cycles in which a unit is busy."""
         return use.busy_cycles / (self.cycles or 1)
 
     @property

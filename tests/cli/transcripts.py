@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "run_volta": ("run volta_flash --seq 256 --no-numerics --no-save",),
         "run_gemm": ("run gemm --problem m=256,n=256,k=256 --no-save", "run copy --problem bytes=1MiB --no-save"),
         "run_node": ("run tiling_allreduce -w smollm2 --seq 320 --tp 3 --no-save",),
-        "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --no-save",),
+        "run_sensitivity": ("run flash --seq 128 --no-numerics --sensitivity --full --no-save",),
         "run_fields": ("run flash --fields",),
         "run_errors": (
             "run flash -t block_q=512 -t block_kv=512 -t vector_rows=16",

@@ -3,10 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.config.device_tables import Validated
 from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
 from npusim.report.record import load_result, record_of
-from npusim.report.tables import run_table
+from npusim.report.tables import run_table, verdict
 from npusim.report.text import plain
 from npusim.run import run
 from npusim.simulation.result import FiniteChoice, Spread
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_table_shows_time_pipes_links_and_provenance(record: RunRecord) -> None:
-    text = plain(run_table(record))
+    text = plain(run_table(record, is_full=True))
     timing = record.timing
     assert timing is not None
     assert "pangu_38b: B1 N5 S512 d128 causal float16" in text
@@ -43,16 +44,51 @@ def test_numerics_lines_name_errors_events_sample_and_assumed_arithmetic(overflo
     assert "ascend.cube.k16.f16.f32 (assumed)" in text
 
 
+def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunRecord, overflowed: RunData) -> None:
+    timing = record.timing
+    assert timing is not None
+    assert timing.busiest is not None
+    assert timing.busy_share(timing.busiest) < 0.6
+    known = Validated(9, 0.05, 0.136, 4, 0.06)
+    sure = replace(record, timing=replace(timing, latency_s=238.4e-6, launch_s=80e-6, validated=known))
+    assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 9 % of the roofline, 238 us ± 14 %"
+    assert verdict(record).text.startswith("latency-bound, 57 % launch, 20 of 24 core groups work, ")
+    other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
+    assert verdict(replace(record, timing=other)).text.endswith(", 1.2 ms (never measured; others here ± 30 %)")
+    busy = replace(timing.busiest, busy_cycles=timing.cycles)
+    ended = tuple(replace(u, group=g) for g, u in enumerate([busy] * record.device.group_count))
+    early = [replace(u, end_cycles=timing.cycles // 2) for u in ended[1:]]
+    uneven = replace(record, timing=replace(timing, uses=(replace(ended[0], end_cycles=timing.cycles), *early)))
+    assert verdict(uneven).text.startswith(f"{busy.pipe}-bound, 57 % launch, load balance 52 %, ")
+    full = replace(timing, link_bytes={"hbm": round(timing.core_us * 1.45e6 * 0.9)})
+    assert verdict(replace(record, timing=full)).text.startswith("hbm-bound, ")
+    assert "output not finite" in verdict(record_of(overflowed)).text
+    assert verdict(replace(record, timing=None)).text == "no time and no bits"
+
+
+def test_the_short_table_has_half_the_lines_and_names_the_rest(record: RunRecord) -> None:
+    short, full = (plain(run_table(record, is_full=is_full)) for is_full in (False, True))
+    assert "more " in short
+    assert "--full" in short
+    assert "--full" not in full
+    for words in ("\n  times ", "constants ", "of the least", "at least ", "file digest"):
+        assert words in full
+        assert words not in short
+
+
 def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(overflowed: RunData) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
-    text = plain(run_table(replace(record_of(overflowed), spread=spread)))
+    record = replace(record_of(overflowed), spread=spread)
+    assert "another moves the outputs by up to 1.50e-05" in plain(run_table(record))
+    text = plain(run_table(record, is_full=True))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
 
 
 def test_outputs_that_are_not_finite_are_at_no_distance_from_others(overflowed: RunData) -> None:
     spread = (Spread("ascend.cube.k8.f16.f32", None, None),)
-    text = plain(run_table(replace(record_of(overflowed), spread=spread)))
-    assert "with ascend.cube.k8.f16.f32: outputs are not finite" in text
+    record = replace(record_of(overflowed), spread=spread)
+    assert "with another, outputs are not finite" in plain(run_table(record))
+    assert "with ascend.cube.k8.f16.f32: outputs are not finite" in plain(run_table(record, is_full=True))
 
 
 def test_a_choice_that_is_finite_is_told_with_its_error(overflowed: RunData) -> None:
@@ -74,8 +110,10 @@ def test_closed_form_bound_stands_beside_the_cycles(record: RunRecord) -> None:
     timing = record.timing
     assert timing is not None
     bounded = replace(timing, bound_cycles={"CUBE": 10, "VECTOR": timing.cycles // 2})
-    text = plain(run_table(replace(record, timing=bounded)))
-    assert f"bound     {timing.cycles // 2:,} cycles at least (VECTOR), 50.0 % of the kernel" in text
+    text = plain(run_table(replace(record, timing=bounded), is_full=True))
+    assert f"{timing.core_us / 2:.2f} us on the cores (50.0 % of that): the work of VECTOR alone" in text
+    over = replace(timing, bound_cycles={"VECTOR": timing.cycles + 1})
+    assert "the work of VECTOR alone" in plain(run_table(replace(record, timing=over))), "shown where it contradicts"
 
 
 def test_problem_text_shows_what_differs() -> None:

@@ -71,7 +71,7 @@ def test_an_assumed_order_is_printed_with_how_far_the_bits_hang_on_it() -> None:
     # The one block of the one head is what the spread looks at.
     differing = float((found.output != other.output).mean())
     assert by_name["row sums in tree_halves"].differing == differing > 0.1
-    text = plain(run_table(record_of(found)))
+    text = plain(run_table(record_of(found), is_full=True))
     assert "row sums in vector_lanes (assumed)" in text
     assert f"with row sums in tree_halves {differing:.1%}".replace("%", " %") in text
     (note,) = (n for n in found.notes if n.startswith("order of row sums vector_lanes is assumed"))

@@ -64,6 +64,10 @@ def test_half_and_nine_in_ten() -> None:
     ("found", "text"),
     [
         (Validated(), "no measurement of flash on t4: predicted only"),
+        (
+            Validated(others={"gemm": 0.3}),
+            "predicted only; nine in ten of the times measured there are met within 30.0 % .gemm.$",
+        ),
         (Validated(is_changed=True), "no measurement of flash on t4 with these numbers: predicted only"),
         (Validated(1, 0.05, 0.05, 1, 0.05), "the one measured time of flash on t4 is met within 5.0 %"),
         (Validated(9, 0.05, 0.1, 4, 0.06), "half of the 4 that no constant was fitted on within 6.0 %"),
@@ -83,7 +87,7 @@ def test_a_run_says_its_errors_in_every_form() -> None:
         assert record.timing.validated is not None
         text = record.timing.validated.text("flash", record.device.name)
         assert word in text
-        assert f"measured  {text}" in plain(run_table(record), width=None)
+        assert f"measured   {text}" in plain(run_table(record), width=None)
         assert [tile.note for tile in run_tiles(record) if tile.name == "Validated"] == [text]
     assert asdict(measured)["timing"]["validated"]["cases"] == validated(load_device("h200"), "flash").cases > 100
 
@@ -91,3 +95,5 @@ def test_a_run_says_its_errors_in_every_form() -> None:
 def test_other_numbers_are_not_those_that_were_held_against_silicon() -> None:
     device = load_device("h200", {"clock_hz": "1e9"})
     assert validated(device, "flash") == Validated(is_changed=True)
+    others = validated(load_device("h200"), "two_level").others
+    assert others["flash"] == validated(load_device("h200"), "flash").most_error
