@@ -122,7 +122,8 @@ def diff(
     NpusimError
         As `npusim.run`.
     """
-    plan = plan_of(request, is_bare=True)
+    # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
+    plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
     problem = base.problem
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:
@@ -185,8 +186,7 @@ class _Search:
 
     def _try(self, listed: Sequence[tuple[Change, ...]], place: Place, base: Computed) -> Iterator[Explanation]:
         """Yield what changes give on the block of the first difference; on all rows where that is equal."""
-        # What the run chose stays: a change is of one thing.
-        variants = Variants(replace(self.request, tiling=self.base.tiling.model_dump(exclude_unset=True)))
+        variants = Variants(self.request)
         for changes in listed:
             self.tried += 1
             if self.on_tried:

@@ -369,7 +369,9 @@ def test_auto_is_the_best_of_all_splits_of_one_query(hw: str, tried: tuple[int, 
     """
     problem = load_workload("pangu_38b").problem(seq_q=1, seq_kv=32768)
     cycles = {
-        n: run("split_kv", hw=hw, problem=problem, tiling=declared(hw, splits=n), numerics=False, trace_groups=()).cycles
+        n: run(
+            "split_kv", hw=hw, problem=problem, tiling=declared(hw, splits=n), numerics=False, trace_groups=()
+        ).cycles
         for n in (*tried, "auto")
     }
     near, most = (1.01, 1.15) if hw == "v100" else (1.04, 1.35)
