@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from npusim.schedules.registry import Precision
     from npusim.simulation.plan import Plan
 
-__all__ = ["TileChoice", "choose_tile", "judged_problem", "program_of", "warmed"]
+__all__ = ["PAIRS", "WORTH", "TileChoice", "choose_tile", "judged_problem", "program_of", "warmed"]
 
 #: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
 WORTH = 0.01

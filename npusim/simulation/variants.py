@@ -28,25 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
     from npusim.ir.op import Source, Step
-    from npusim.ir.program import Item, ProgramPhase, TileProgram
+    from npusim.ir.program import Item, TileProgram
     from npusim.numerics.paths import Place
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-__all__ = [
-    "OPTIONS",
-    "PRECISION",
-    "Variant",
-    "Variants",
-    "bits_key",
-    "blocks_key",
-    "program_key",
-    "row_key",
-    "work_key",
-]
+__all__ = ["OPTIONS", "PRECISION", "Variant", "Variants", "bits_key", "blocks_key", "program_key", "row_key"]
 
-#: Shapes of blocks of a phase whose work is compared; more only repeat them with other lengths.
-SHAPES = 4
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"
 #: Changes that are options of a run besides its tiling and precision.
@@ -193,34 +181,6 @@ def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
 def _content(blocks: Itself) -> Hashable:
     """Return one object for equal blocks, whose content is looked at once."""
     return interned(tuple(blocks.thing))
-
-
-def work_key(program: TileProgram) -> Hashable:
-    """Return what programs share that run the same blocks and operations on the same shapes, wherever tiles lie."""
-    return tuple((phase.name, len(phase.blocks), _shapes(phase)) for phase in program.phases)
-
-
-def _shapes(phase: ProgramPhase) -> Hashable:
-    work: dict[Hashable, Hashable] = {}
-    for block in phase.blocks:
-        shape = phase.shape(block)
-        if shape not in work:
-            work[shape] = _work(phase.body(block))
-            if len(work) == SHAPES:
-                break
-    return tuple(work.values())
-
-
-def _work(items: Iterable[Item]) -> tuple[Hashable, ...]:
-    work: list[Hashable] = []
-    for item in items:
-        if isinstance(item, Loop):
-            # Stages that run further ahead than there are tiles leave loops without operations.
-            body = _work(item.body(item.indices[0]))
-            work += [(len(item.indices), body)] if body else []
-        else:
-            work.append((item.label, item.queue, tuple((s.opcode, s.dst.rows, s.dst.cols) for s in item.steps)))
-    return tuple(work)
 
 
 def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:

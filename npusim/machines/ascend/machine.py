@@ -54,7 +54,7 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"block_kv": 128}, {"block_kv": 256}),
     ({"vector_rows": 32},),
     ({"depth": 3},),
-    ({"block_q": 64}, {"block_q": 128}),
+    ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
 
 
