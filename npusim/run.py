@@ -38,13 +38,14 @@ class RunResult(run_result.RunData):
         """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
         return pipes_frame(record_of(self))
 
-    def save(self, folder: str | Path | None = None, *, save_output: bool = False) -> Path:
+    def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
 
-        By default ``runs/<name>``; an earlier run there is replaced, anything else left alone.
-        ``save_output`` adds the output tensor.  Raises `OutputError` if it cannot be written.
+        By default ``runs/<folder>``: schedule, inputs, shape, device, a digest of what else was asked.  The same run
+        is replaced there, another one only by ``force``, anything else never.  ``save_output`` adds the output tensor.
+        Raises `OutputError` if it cannot be written.
         """
-        return save_run(self, folder, save_output=save_output)
+        return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
         """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""

@@ -221,9 +221,36 @@ def test_run_prints_the_table_and_writes_the_folder() -> None:
     assert result.exit_code == 0
     assert "flash on ascend_910b2" in result.stdout
     assert "wrote" not in result.stdout, "what is no result goes to stderr"
-    assert "wrote runs/flash-pangu_38b-256/  (figures.json pipes.csv result.json trace.pftrace)" in result.stderr
+    wrote = r"wrote (\S+)/  \(figures\.json pipes\.csv result\.json trace\.pftrace\)"
+    match = re.search(wrote, result.stderr)
+    assert match
+    # What the name does not say (no bits) is in a digest.
+    assert re.fullmatch(r"runs/flash-pangu_38b-256-ascend_910b2-[0-9a-f]{6}", match[1])
     assert "\x1b" not in result.stdout
-    assert load_result("runs/flash-pangu_38b-256").timing is not None
+    assert load_result(match[1]).timing is not None
+
+
+def test_what_differs_is_written_beside_and_the_last_runs_have_short_names(elsewhere: Path) -> None:
+    asked = [(), ("--warm",), ("-t", "depth=3"), ("--hw", "ascend_910b3"), ("--phase", "decode"), ("--batch", "2")]
+    for options in (*asked, ("-t", "depth=3")):
+        _ok("run", "flash", *QUICK, "--trace", "none", *options)
+    _ok("run", "gemm", "--problem", "m=64,n=64,k=64", "--no-numerics", "--trace", "none")
+    folders = sorted(path.name for path in (elsewhere / "runs").iterdir())
+    assert len(folders) == len(asked) + 1, "the same run takes the place of the earlier one, another never"
+    names = [re.sub("-[0-9a-f]{6}$", "", name) for name in folders]
+    assert set(names) == {
+        "flash-pangu_38b-1x256-ascend_910b2",
+        "flash-pangu_38b-256-ascend_910b2",
+        "flash-pangu_38b-256-ascend_910b3",
+        "gemm-m64n64k64-ascend_910b2",
+    }
+    document = _document("compare", "flash@2", "flash@1", "--json")
+    assert document["runs"][1].startswith("flash-pangu_38b-256-ascend_910b2-")
+    assert "runs of flash" in _npusim("compare", "flash@7", "@1").stderr
+    other = ("run", "pasa", *QUICK, "-o", f"runs/{folders[0]}")
+    assert "holds another run, which is not replaced" in _npusim(*other).stderr
+    _ok(*other, "--force")
+    assert load_result(f"runs/{folders[0]}").schedule == "pasa"
 
 
 def test_run_json_is_the_file(elsewhere: Path) -> None:
@@ -348,7 +375,7 @@ def test_schedules_and_their_fields_are_listed() -> None:
 def test_products_and_copies_run_from_their_sizes() -> None:
     arguments = ("run", "gemm", "--no-save", "--problem", "m=128,n=256,k=64")
     document = _document(*arguments, "--json")
-    assert document["problem"] == {"m": 128, "n": 256, "k": 64, "dtype": "float16"}
+    assert document["problem"] == {"m": 128, "n": 256, "k": 64, "count": 1, "dtype": "float16"}
     assert document["timing"]["flops"] == 2 * 128 * 256 * 64
     assert "m128 n256 k64 float16" in _ok(*arguments)
     text = _ok("run", "copy", "--no-save", "--problem", "bytes=1048576")
@@ -449,8 +476,9 @@ def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
     assert "flash: 4 points   2 simulated, 2 do not fit" in result.stdout
     assert "best" in result.stdout
     assert "first at block_kv=256 block_q=2048" in result.stdout
-    assert "wrote runs/explore-flash-pangu_38b-256.csv" in result.stderr
-    assert len((elsewhere / "runs/explore-flash-pangu_38b-256.csv").read_text().splitlines()) == 5
+    match = re.search(r"wrote (runs/explore-flash-pangu_38b-256-ascend_910b2-[0-9a-f]{6}\.csv)", result.stderr)
+    assert match
+    assert len((elsewhere / match[1]).read_text().splitlines()) == 5
     document = _document(*arguments, "--json", "-o", "b.csv")
     assert document["complete"] is True
     assert document["best"]["tiling"]["block_q"] == 128

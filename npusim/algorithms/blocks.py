@@ -42,10 +42,13 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
     p, fmt, mixed = problem, problem.dtype, problem.layout != "bnsd"
     heads, rows, apart = p.heads // packed, p.seq_q * packed, mixed and (packed == 1 or p.seq_q > 1)
     keys, queries = p.lengths, tuple(packed * n for n in p.queries) if p.lengths else ()
+    k = GlobalTensor(
+        "k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys, stretch_rows=p.page
+    )
     return AttentionTensors(
         q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
-        k=GlobalTensor("k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys),
-        v=GlobalTensor("v", p.batch, p.kv_heads, p.seq_kv, p.value_head_dim, fmt, "input", mixed, lengths=keys),
+        k=k,
+        v=k if p.values_in_keys else replace(k, name="v", cols=p.value_head_dim),
         o=GlobalTensor("o", p.batch, heads, rows, p.value_head_dim, output, "output", apart, packed, queries),
     )
 

@@ -377,7 +377,10 @@ class _Lowering:
     def _declared(self, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> dict[str, Name]:
         """Return names with what they are: tiles before vectors, operands, masks and states first."""
         ranks = {kind: i for i, kind in enumerate(("operand", "mask", "state"))}
-        labels = {o.name: o.label for o in (*operands.values(), *outs) if o.label}
+        labels: dict[str, str] = {}
+        for o in (*operands.values(), *outs):  # of operands that are parts of one tensor, the first is called after it
+            if o.label and o.label not in labels.values():
+                labels[o.name] = o.label
         chosen = {self.name_of[v]: v.chosen_role for v in self.name_of if v.chosen_role}
         names: dict[str, Name] = {}
         roles = _Roles(self, is_partial=any(o.kind != "output" for o in outs))

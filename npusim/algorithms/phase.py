@@ -208,6 +208,12 @@ class WorkTile:
         sizes = tuple(size for _, _, size in self.spans)
         return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs)
 
+    @property
+    def family(self) -> Hashable:
+        """Key that blocks share which differ in how many tiles they visit, too."""
+        sizes = tuple(size for _, _, size in self.spans)
+        return self.place, sizes, tuple((r.cols, r.only) for r in self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class TileLoop:

@@ -82,7 +82,7 @@ app = Verbs(
     epilog=examples(
         ("npusim run flash", "FlashAttention on an Ascend 910B2, PanGu-38B, 4096 tokens"),
         ("npusim run flash --seq 8192 -t block_kv=256", "another length, another tile"),
-        ("npusim compare runs/a runs/b", "what changed between two runs"),
+        ("npusim compare @2 @1", "what changed between the last two runs"),
         ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
         ("npusim hw list", "the devices that come with npusim"),
         ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace"),

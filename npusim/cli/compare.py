@@ -24,7 +24,7 @@ _FILES = (".json", ".csv", ".yaml")
 
 @app.verb(
     "compare",
-    ("npusim compare runs/flash-a runs/flash-b", "what moved, and why"),
+    ("npusim compare @2 @1", "the last two runs: what moved, and why (of a kind: flash@2 flash@1)"),
     ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
     ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
     ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
@@ -38,7 +38,9 @@ def compare(
     runs: Annotated[
         list[str],
         o.argument(
-            "RUN...", "Two or more: run folders, result.json, a profiler's PipeUtilization.csv, or schedules to be run."
+            "RUN...",
+            "Two or more: run folders (@1: the last, @2: the one before), result.json, a profiler's "
+            "PipeUtilization.csv, or schedules to be run.",
         ),
     ],
     html: Annotated[
@@ -76,10 +78,11 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
 
     Everything is read before anything is run.
     """
+    from npusim.report.output import kept_run
     from npusim.report.record import load_result
     from npusim.simulation.simulate import run_request
 
-    sources = [Path(w) if _is_file(w) else _request(w, base) for w in words]
+    sources = [kept_run(w) or (Path(w) if _is_file(w) else _request(w, base)) for w in words]
     if all(isinstance(source, Path) for source in sources):
         refuse(base.changed(), "runs that were kept are not run again; leave these options out")
     for source in sources:
@@ -115,12 +118,12 @@ def _is_file(word: str) -> bool:
 
 @app.verb(
     "report",
-    ("npusim report runs/pasa-pangu_38b-4096", "one run: runs/pasa-pangu_38b-4096/report.html"),
+    ("npusim report @1", "the last run: report.html in its folder"),
     ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
     ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
 )
 def report(
-    runs: Annotated[list[Path], o.argument("RUN...", "Run folders, or one store of explore.")],
+    runs: Annotated[list[str], o.argument("RUN...", "Run folders (@1: the last), or one store of explore.")],
     out: Annotated[
         Path | None, o.option("--out -o FILE", shown="report.html in the folder of one run, beside a table, or here")
     ] = None,
@@ -129,12 +132,13 @@ def report(
 
     It needs no network and no server; send it to anyone. Needs npusim[report].
     """
-    from npusim.report.output import check_file_writable
+    from npusim.report.output import check_file_writable, kept_run
     from npusim.report.page import page_file, saved_page
 
     altair()
     if out is not None:
         check_file_writable(out)
+    paths = [kept_run(word) or Path(word) for word in runs]
     with working("drawing"):
-        page = saved_page(runs)
-    write(page_file(runs) if out is None else out, page)
+        page = saved_page(paths)
+    write(page_file(paths) if out is None else out, page)

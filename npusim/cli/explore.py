@@ -45,7 +45,7 @@ Out = Annotated[
     o.option(
         "--out -o FILE",
         "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
-        shown="runs/explore-<schedule>-<workload>-<keys>.csv",
+        shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
 Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
@@ -100,7 +100,7 @@ def explore(
     if plot is not None:
         altair()  # refuses before the work, not after it
     request, axes = _axes(request, fields or (), auto=auto)
-    path = out or _default_out(request)
+    path = out or _default_out(request, axes)
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
@@ -169,11 +169,14 @@ def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool
     return request, axes
 
 
-def _default_out(request: Request) -> Path:
-    load = request.load()
+def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
+    """Return the table of a search, under a name that another search does not have."""
+    from npusim.explore.space import spec_of
+
+    load, device, digest = request.load(), request.machine(), spec_of(request, axes).digest()[:6]
     keys = request.seq_kv or request.seq or load.seq_kv or load.seq
     schedule = Path(request.schedule.rpartition(":")[2] or request.schedule).name
-    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}.csv".split())
+    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}-{device.name}-{digest}.csv".split())
 
 
 def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:

@@ -67,7 +67,7 @@ def count(option: str) -> Callable[[str], int]:
 ScheduleName = Annotated[str | None, argument("SCHEDULE", "For example flash; without one, all are listed.")]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: Placeholders of numbers in a help text.
-_NUMBERS = ("TOKENS", "N")
+_NUMBERS = ("TOKENS", "N", "KEYS")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show_either, working
@@ -28,7 +28,10 @@ Trace = Annotated[
 Out = Annotated[
     Path | None,
     o.option(
-        "--out -o DIR", "Folder of this run; an earlier run there is replaced.", panel=_OUTPUT, shown="runs/<name>"
+        "--out -o DIR",
+        "Folder of this run; the same run is replaced there, another one only by --force.",
+        panel=_OUTPUT,
+        shown="in runs/, named after schedule, inputs, shape, device, and a digest of what else is asked",
     ),
 ]
 NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
@@ -51,7 +54,10 @@ Full = Annotated[
     bool,
     o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
 ]
-Force = Annotated[bool, o.option("--force", "Run even what is estimated to take more than ten minutes.", panel="How")]
+Force = Annotated[
+    bool,
+    o.option("--force", "Run what is estimated to take over ten minutes; replace another run in --out.", panel="How"),
+]
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
 
@@ -63,7 +69,7 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
     ("npusim run flash --tensors qkv.safetensors --rows all", "your own Q, K and V, every row"),
     ("npusim run flash -C flags.cross_core_latency_cycles=1000", "what if flags were slower"),
-    ("npusim run pasa --report", "and a page to look at: runs/<name>/report.html"),
+    ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
 )
 @o.takes()
@@ -83,8 +89,8 @@ def run(
 ) -> None:
     """Predict bits and cycles of one attention schedule on one device.
 
-    Time always covers the whole problem; bits are computed for a stated sample of rows. A folder
-    runs/<name>/ gets result.json, figures.json, pipes.csv and trace.pftrace.
+    Time always covers the whole problem; bits are computed for a stated sample of rows. A folder in runs/ gets
+    result.json, figures.json, pipes.csv and trace.pftrace; npusim compare @2 @1 compares the last two.
     """
     written = {
         "--out": out,
@@ -102,7 +108,7 @@ def run(
         )
         _show_fields(request, as_json=json)
         return
-    from npusim.report.output import check_writable, default_folder, save_run
+    from npusim.report.output import RUNS, check_writable, save_run
     from npusim.simulation.plan import plan_of
     from npusim.simulation.simulate import run_plan
 
@@ -116,19 +122,17 @@ def run(
     if trace == "none" and not report:
         refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
     if not no_save:  # before minutes of simulation
-        check_writable(out if out is not None else default_folder(".probe"))
+        out = RUNS / plan.folder() if out is None else out
+        check_writable(out, None if force else plan.digest())
     if report:
         altair()  # refuses before the work, not after it
     plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
     limit_s = None if force else LONGEST_S
+    how: dict[str, Any] = {"trace": trace or "perfetto", "save_output": save_output or request.tensors is not None}
+    how |= {"window": request.window, "report": report, "is_forced": force}
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
-        folder = None
-        if not no_save:
-            tensor = save_output or request.tensors is not None
-            folder = save_run(
-                result, out, trace=trace or "perfetto", save_output=tensor, window=request.window, report=report
-            )
+        folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity)
 
 

@@ -13,7 +13,7 @@ from npusim.units import ceil_div
 
 
 class LatentAttention(SpecModel):
-    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128."""
+    """Sizes of multi-head latent attention; prefill runs it as plain attention, 192/128, decoding absorbed."""
 
     q_lora_rank: PositiveInt | None = None
     kv_lora_rank: PositiveInt

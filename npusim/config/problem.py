@@ -160,7 +160,8 @@ class Problem(Sizes):
     divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
     With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
-    its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.
+    its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.  K and V may
+    lie in pages of ``page`` keys each, and V may be the first ``value_head_dim`` columns of K.
 
     Raises
     ------
@@ -193,6 +194,15 @@ class Problem(Sizes):
     lengths: tuple[PositiveInt, ...] = Field(
         default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
     )
+    page: NonNegativeInt = Field(
+        default=0, description="keys of a page of K and V; 0: they lie in one piece", exclude_if=lambda page: not page
+    )
+    page_seed: NonNegativeInt = Field(
+        default=0, description="of the order in which pages lie in memory", exclude_if=lambda seed: not seed
+    )
+    values_in_keys: StrictBool = Field(
+        default=False, description="V is the first part of each row of K (latents)", exclude_if=lambda is_in: not is_in
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -220,6 +230,8 @@ class Problem(Sizes):
             raise fault_at("causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0")
         if self.is_scaled and self.dtype != "float8_e4m3fn":
             raise fault_at("q_scale, k_scale, v_scale", f"only float8_e4m3fn inputs have them, not {self.dtype}")
+        if self.values_in_keys and self.value_head_dim > self.head_dim:
+            raise fault_at("value_head_dim", f"{self.value_head_dim} is no part of keys of {self.head_dim}")
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
@@ -304,7 +316,8 @@ class Problem(Sizes):
 
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""
-        elements = self.kv_heads * self.key_count * (self.head_dim + self.value_head_dim)
+        width = self.head_dim + (0 if self.values_in_keys else self.value_head_dim)
+        elements = self.kv_heads * self.key_count * width
         return elements * element_bytes(self.dtype)
 
     def bytes_moved(self) -> int:

@@ -89,6 +89,7 @@ class Workload(SpecModel):
     seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
     seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
+    page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -125,13 +126,16 @@ class Workload(SpecModel):
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         dtype: str | None = None,
+        page: int | None = None,
+        is_absorbed: bool = False,
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
         ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
         the workload's keys.  ``lengths`` are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and
         ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
-        tensors at hand, that is one device's share already: a given ``heads`` is not divided.
+        tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
+        of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
 
         Raises
         ------
@@ -162,9 +166,13 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
             "lengths": lengths,
+            "page": self.page if page is None else page,
         }
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
+        if is_absorbed and self.latent and _first(seq_q, seq, self.seq) < _first(seq_kv, seq, self.seq_kv, self.seq):
+            sizes |= {"kv_heads": 1, "head_dim": self.latent.width, "value_head_dim": self.latent.kv_lora_rank}
+            sizes |= {"values_in_keys": True, "scale": self.scale or self.head_dim**-0.5}
         return Problem.model_validate({**sizes, "data": self.data})
 
     def model(self, attention: Problem, ranks: int) -> ModelProblem:
@@ -183,7 +191,7 @@ class Workload(SpecModel):
 
     def expanded_cache(self, problem: Problem) -> str:
         """Return what a note says of K and V that were made of a latent cache and are read back; empty for others."""
-        if self.latent is None or problem.seq_q >= problem.seq_kv:
+        if self.latent is None or problem.values_in_keys or problem.seq_q >= problem.seq_kv:
             return ""
         elements = problem.kv_heads * (problem.head_dim + problem.value_head_dim)
         size = problem.kv_bytes()

@@ -154,7 +154,7 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) -> Iterator[Store]:
     """Yield the store in a file, begun anew or, to ``resume``, as it is.
 
-    ``about`` describes the search: ``version`` and ``request`` have to be those of the file that is resumed.
+    ``about`` describes the search: ``request`` has to be that of the file, ``version`` too where it is resumed.
     Raises `OutputError` if the file cannot be written, `SpecError` if it is another search's, another
     version's, damaged, none of ours, or if another search is writing to it.
     """
@@ -162,11 +162,9 @@ def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) ->
         # A search that was killed before it was begun leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None
         if not is_blank:
-            _about(connection, path, any_schema=not resume)
+            _check_same(connection, path, about, is_begun_anew=not resume)
         if is_blank or not resume:
             _begin(connection, about)
-        else:
-            _check_same(connection, path, about)
         yield Store(connection, path, _about(connection, path))
 
 
@@ -232,14 +230,13 @@ def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = Fal
     return about
 
 
-def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, Any]) -> None:
-    stored = _about(connection, path)
-    for name, what in (("version", "npusim"), ("request", "search")):
+def _check_same(connection: sqlite3.Connection, path: Path, about: Mapping[str, Any], *, is_begun_anew: bool) -> None:
+    """Raise `SpecError` for another search's store, and where one of another npusim would be gone on with."""
+    stored = _about(connection, path, any_schema=is_begun_anew)
+    for name, what in (("request", "search"), *(() if is_begun_anew else (("version", "npusim"),))):
         if name in about and stored.get(name) != about[name]:
-            raise SpecError(
-                f"{path}: holds another {what}: {stored.get(name)}, not {about[name]}; search anew (without --resume), "
-                "or to another file (--out)"
-            )
+            how = "to another file (--out)" + (", or without --resume" if name == "version" else ", or remove this one")
+            raise SpecError(f"{path}: holds another {what}: {stored.get(name)}, not {about[name]}; search {how}")
 
 
 def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:

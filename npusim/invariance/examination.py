@@ -17,7 +17,7 @@ from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.reduction import execute, normal_samples
 from npusim.node.topology import Topology
-from npusim.numerics.inputs import recipe_source
+from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Place, compute, first_difference, parting
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import run_request
@@ -201,7 +201,7 @@ class _Examination:
     ) -> None:
         self.request, self.base, self.problem = request, base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
-        self.source = recipe_source(problem)
+        self.source = drawn_source(problem)
         self.place = Place(_row(base))
         # What the user chose, or the rule for them: one kernel, whatever it is called with.
         self.variants = Variants(

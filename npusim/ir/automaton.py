@@ -10,21 +10,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.structure import LoopPart, Operation, Piece, pieces_of
+from npusim.ir.content import Itself
+from npusim.ir.families import distinct, values_of
+from npusim.ir.opaque import OpaqueRange
+from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from npusim.ir.buffers import Ring
     from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
     from npusim.ir.structure import Part, RegionAccess, Shape
     from npusim.ir.walk import Endpoint
 
+Ints = NDArray[np.int64]
 #: Cursor of every endpoint, relative to where its ring stands.
 State = tuple[int, ...]
 #: A loop's name, index and step on the way to a node; the steps say what an iteration later is called.
@@ -55,6 +62,48 @@ class Node:
 
 
 EMPTY = Piece(())
+#: In place of the iteration from which on a loop's states repeat, where it is over before.
+NO_CYCLE = 1 << 62
+
+
+class Outcome(NamedTuple):
+    """The numbers of the rings that a phase works on, and of those that it may leave slots in; states at its end."""
+
+    rings: tuple[int, ...]
+    held: tuple[int, ...]
+    ends: tuple[State, ...]
+
+
+def content_of(
+    program: TileProgram, endpoints: Iterable[Endpoint], shapes: Iterable[Shape], starts: Iterable[State]
+) -> Hashable:
+    """Return what the automaton of a phase without contested tensors depends on, and whether it has races.
+
+    Bodies are known by what they are, not by what is in them: programs share those that have a ``memo_key``.
+    """
+
+    def key_of(part: Part, loops: list[int]) -> Hashable:
+        if isinstance(part, Piece):
+            return part
+        indices = part.indices
+        count = loops.index(id(part)) if isinstance(indices, OpaqueRange) else range(len(indices))
+        return bool(part.name), Itself(part.parts), count
+
+    listed = []
+    for shape in shapes:
+        loops, counts = counts_of(shape)
+        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes()))
+    rings = tuple(tuple(vars(ring).values()) for ring in program.rings)
+    return rings, tuple(endpoints), len(program.queues), tuple(starts), tuple(listed)
+
+
+def counts_of(shape: Shape) -> tuple[list[int], Ints]:
+    """Return the ids of a shape's loops whose counts are opaque, and the counts that blocks have, each once."""
+    loops = {id(loop): loop.indices.count for loop in loops_of(shape.parts) if isinstance(loop.indices, OpaqueRange)}
+    counts = np.empty((len(shape.numbers), len(loops)), np.int64)
+    for at, count in enumerate(loops.values()):
+        counts[:, at] = values_of(count, shape.coordinates)
+    return list(loops), distinct(counts)[0] if loops else counts[:1]
 
 
 class Automaton:
@@ -81,7 +130,11 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        self._followed: dict[object, tuple[Tails, list[tuple[int, int]]]] = {}
+        self._followed: dict[object, tuple[Tails, list[tuple[int, int]], tuple[int, int]]] = {}
+        #: How often each loop runs whose count is opaque, by its id, in the block that is followed; and from which
+        #: iteration on the states of loops repeat, with their cycle.
+        self._counts: dict[int, int] = {}
+        self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
         self._interned: dict[int, Piece] = dict(alike or {})
@@ -100,31 +153,44 @@ class Automaton:
         begun: dict[State, int] = {}
         finished: list[tuple[int, State]] = []
         waiting = list(self.ends)
+        counted = [(shape, *counts_of(shape)) for shape in self.shapes]
         while waiting:
             state = waiting.pop()
             if state in begun:
                 continue
             begun[state] = start = self._node(EMPTY, list(state), (), {})
-            for shape in self.shapes:
-                cursors = list(state)
-                tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
-                end = self._state(cursors)
-                finished += [(tail, end) for tail, _ in tails]
-                waiting.append(end)
+            for shape, loops, rows in counted:
+                left = rows
+                while len(left):
+                    # Of counts that come to the same states, one is followed; the largest first, to see all of them.
+                    self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
+                    self._turns = {}
+                    cursors = list(state)
+                    tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
+                    end = self._state(cursors)
+                    finished += [(tail, end) for tail, _ in tails]
+                    waiting.append(end)
+                    left = self._others(loops, left)
         for tail, end in finished:
             self.nodes[tail].successors.setdefault(begun[end], BLOCK)
         self.ends = dict.fromkeys(begun)
 
-    def rings(self) -> list[Ring]:
-        """Return the rings that the phase works on."""
-        used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
-        numbers = sorted({self.endpoints[e].ring_number for e in used})
-        return [self.program.rings[n] for n in numbers]
+    def _others(self, loops: Sequence[int], rows: Ints) -> Ints:
+        """Return the rows of counts that do not come to the states of the last one, which was followed."""
+        alike = np.ones(len(rows), np.bool_)
+        for at, loop in enumerate(loops):
+            counts = rows[:, at]
+            since, cycle = self._turns.get(loop, (NO_CYCLE, 1))
+            turned = np.where(counts < since, counts, since + (counts - since) % cycle)
+            alike &= turned == turned[-1]
+        return rows[~alike]
 
-    def is_drained(self, ring: Ring) -> bool:
-        """Return whether every slot of a ring was read whenever a block ends."""
-        sides = [e.index for e in self.endpoints if self.program.rings[e.ring_number] is ring]
-        return all(len({state[e] for e in sides}) == 1 for state in self.ends)
+    def outcome(self) -> Outcome:
+        """Return what the phases after this one are checked against."""
+        used = {e for n in self.nodes for o in n.piece.operations for e, _, _ in o.uses}
+        rings = sorted({self.endpoints[e].ring_number for e in used})
+        held = tuple(n for n in rings if any(len({state[e.index] for e in self._sides[n]}) > 1 for state in self.ends))
+        return Outcome(tuple(rings), held, tuple(self.ends))
 
     # ---------------------------------------------------------------- following items
 
@@ -148,22 +214,36 @@ class Automaton:
         """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
         if self.contested:  # regions depend on where the loop is
             return self._around(loop, tails, cursors, path, outer)
-        key = id(loop.parts), loop.name, len(loop.indices), self._state(cursors), tuple(tails)
+        count = self._count(loop)
+        key = id(loop.parts), loop.name, count, self._state(cursors), tuple(tails)
         known = self._followed.get(key)
         if known is None:
             before = list(cursors)
             tails = self._around(loop, tails, cursors, path, outer)
             moves = [(e, c - b) for e, (b, c) in enumerate(zip(before, cursors, strict=True)) if c != b]
-            self._followed[key] = tails, moves
+            self._followed[key] = tails, moves, self._turns.get(id(loop), (NO_CYCLE, 1))
             return tails
         for endpoint, moved in known[1]:
             cursors[endpoint] += moved
+        self._turn(loop, *known[2])
         return known[0]
+
+    def _count(self, loop: LoopPart) -> int:
+        return self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
+
+    def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
+        """Note from which iteration on a loop's states repeat, every ``cycle``; `NO_CYCLE`: it ended before."""
+        before = self._turns.get(id(loop))
+        if before:  # it is inside another one
+            since, cycle = max(since, before[0]), lcm(cycle, before[1])
+        self._turns[id(loop)] = since, cycle
 
     def _around(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
-        count, number = len(loop.indices), 0
-        step = loop.indices[1] - loop.indices[0] if count > 1 else 0
+        count, number, turn = self._count(loop), 0, (NO_CYCLE, 1)
+        step = 0
+        if count > 1:
+            step = 1 if isinstance(loop.indices, OpaqueRange) else loop.indices[1] - loop.indices[0]
         inside = loop.values(outer, self.ranges) if self.contested else outer
         seen: dict[State, tuple[int, list[int]]] = {}
         end_of_cycle = -1
@@ -175,6 +255,7 @@ class Automaton:
             if number == end_of_cycle:
                 before, then = seen[state]
                 cycle = number - before
+                turn = number, cycle
                 for endpoint, at in enumerate(then):
                     cursors[endpoint] += (count - number) // cycle * (cursors[endpoint] - at)
                 number, end_of_cycle = count - (count - number) % cycle, -1
@@ -187,6 +268,7 @@ class Automaton:
                 tails = [(tail, LAP if loop.name else hop) for tail, hop in tails]
             tails = self._follow(loop.parts, tails, cursors, here, inside)
             number += 1
+        self._turn(loop, *turn)
         return tails
 
     def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:

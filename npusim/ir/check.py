@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
-from npusim.ir.automaton import Automaton, State
-from npusim.ir.content import uncollected
+from npusim.ir.automaton import Automaton, content_of
+from npusim.ir.content import Known, uncollected
+from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.config.device import FlagsSpec
+    from npusim.ir.automaton import Outcome, State
     from npusim.ir.buffers import Ring
     from npusim.ir.program import ProgramPhase, TileProgram
 
@@ -42,10 +45,12 @@ def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
+        for phase in program.phases:
+            take_by_shape(phase)
 
 
 def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> None:
-    states: dict[State, None] = {(0,) * len(builder.walker.endpoints): None}
+    states: tuple[State, ...] = ((0,) * len(builder.walker.endpoints),)
     held: list[Ring] = []
     for phase in program.phases:
         _check_dealt(program, phase)
@@ -58,16 +63,32 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
             # Regions that are no sums of block coordinates are numbers once each block stands for itself.
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
-        same = alike(program, shapes, contested) if builder.condense is condensed else None
-        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested, same)
-        automaton.ranges.update(ranges)
-        rings = automaton.rings()
+        is_condensed, automaton = builder.condense is condensed, None
+        arguments = program, builder.walker.endpoints, shapes, states, contested
+        if is_condensed and not contested:
+            outcome = _proved(Known(content_of(*arguments[:-1]), arguments))
+        else:
+            automaton = Automaton(*arguments, alike(program, shapes, contested) if is_condensed else None)
+            automaton.ranges.update(ranges)
+            outcome = automaton.outcome()
+        rings = [program.rings[number] for number in outcome.rings]
         if flags:
             check_flags(rings, flags)
         _check_held(program, phase.name, held, rings)
-        check_races(automaton)
-        states = automaton.ends
-        held += [r for r in rings if not automaton.is_drained(r)]
+        if automaton:
+            check_races(automaton)
+        states = outcome.ends
+        held += [program.rings[number] for number in outcome.held]
+
+
+@lru_cache(maxsize=64)
+def _proved(arguments: Known) -> Outcome:
+    """Return what a phase comes to; raise what there is to raise, races too."""
+    program, endpoints, shapes, states, contested = arguments.thing
+    automaton = Automaton(program, endpoints, shapes, states, contested, alike(program, shapes, contested))
+    check_races(automaton)
+    arguments.thing = None
+    return automaton.outcome()
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:

@@ -35,11 +35,15 @@ Value = TypeVar("Value")
 class Symbol:
     """One unknown: ``loop kv``'s index, or ``row`` of the blocks of a shape.
 
-    ``refusal``: the first error of a body that looked at it, whether or not the body let it pass.
+    ``refusal``: the first error of a body that looked at it, whether or not the body let it pass.  ``bounds``: least
+    and most that it stands for, where that is known: a comparison that comes out alike for all is no look.  ``ends``:
+    the first and the last that it stands for, if they are coordinates themselves.
     """
 
     name: str
     refusal: OpaqueError | None = field(default=None, repr=False)
+    bounds: tuple[int, int] | None = None
+    ends: tuple[Any, Any] | None = None
 
 
 class OpaqueError(ProgramError):
@@ -55,6 +59,20 @@ def _refused(verb: str) -> Callable[..., Any]:
 
     def method(self: Coordinate, *_others: object) -> NoReturn:
         self._refuse(verb)
+
+    return method
+
+
+def _compared(answer: Callable[[int, int], bool | None]) -> Callable[..., bool]:
+    """Return a comparison: ``answer`` of the least and the most by which the other is less, None for no one answer."""
+
+    def method(self: Coordinate, other: Any) -> bool:
+        difference: Coordinate = self - other if isinstance(other, Coordinate) or type(other) is int else self * 1.0
+        ends = bounds_of(difference)
+        known = None if ends is None else answer(*ends)
+        if known is None:
+            difference._refuse("compares")
+        return known
 
     return method
 
@@ -142,8 +160,14 @@ class Coordinate:
     def __getattr__(self, name: str) -> NoReturn:
         self._refuse(f"asks for {name!r} of")
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused("compares")
-    __hash__, __bool__ = _refused("hashes"), _refused("branches on")
+    __lt__ = _compared(lambda low, high: True if high < 0 else False if low >= 0 else None)
+    __le__ = _compared(lambda low, high: True if high <= 0 else False if low > 0 else None)
+    __gt__ = _compared(lambda low, high: True if low > 0 else False if high <= 0 else None)
+    __ge__ = _compared(lambda low, high: True if low >= 0 else False if high < 0 else None)
+    __eq__ = _compared(lambda low, high: True if low == high == 0 else None if low <= 0 <= high else False)
+    __ne__ = _compared(lambda low, high: False if low == high == 0 else None if low <= 0 <= high else True)
+    __hash__ = _refused("hashes")
+    __bool__ = _refused("branches on")
     __str__ = __repr__ = __format__ = _refused("converts to text")
     __int__ = __float__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refused("converts")
     __abs__ = __divmod__ = __rdivmod__ = __complex__ = _refused("converts")
@@ -180,6 +204,46 @@ def terms_of(value: Any) -> Mapping[Symbol, int]:
 def constant_of(value: Any) -> int:
     """Return what a coordinate is apart from its symbols: a number itself."""
     return int(value.constant if isinstance(value, Coordinate) else value)
+
+
+def bounds_of(value: Any) -> tuple[int, int] | None:
+    """Return the least and the most that a coordinate stands for; None where a symbol of it has no bounds."""
+    low = high = constant_of(value)
+    for symbol, factor in terms_of(value).items():
+        if symbol.bounds is None or not value.is_affine:
+            return None
+        ends = factor * symbol.bounds[0], factor * symbol.bounds[1]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def hull_of(value: Any) -> tuple[int, int]:
+    """Return `bounds_of` a value that has some; `OpaqueError` for one that has not."""
+    return bounds_of(value) or value._refuse("takes as an end of a loop")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpaqueRange:
+    """The indices of a loop from ``start`` to before ``end``, one or both opaque: in place of a range."""
+
+    start: Any
+    end: Any
+
+    @property
+    def count(self) -> Any:
+        """How many there are."""
+        return self.end - self.start
+
+    def __bool__(self) -> bool:
+        return bool(self.start < self.end)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.start + number
+
+
+def indices(start: Any, end: Any) -> Any:
+    """Return the indices of a loop: a range, or a `OpaqueRange` where an end is opaque."""
+    return range(start, end) if type(start) is int and type(end) is int else OpaqueRange(start, end)
 
 
 def substituted(value: Any, replacements: Mapping[Symbol, Any]) -> Any:
@@ -248,11 +312,11 @@ def _is_tuple(kind: type) -> bool:
     return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
-def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]]) -> Any:
+def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = False) -> Any:
     """Return what ``values`` have in common, with a symbol for every integer in which they differ.
 
-    ``integers`` gets each symbol's integers, one a value.  Raises `TypeError` where they differ in
-    anything else, or may: ``==`` of a class of its own is not asked.
+    ``integers`` gets each symbol's integers, one a value; ``is_bounded``: symbols know their bounds.
+    Raises `TypeError` where they differ in anything else, or may: ``==`` of a class of its own is not asked.
     """
     first, kinds = values[0], set(map(type, values))
     kind = kinds.pop()
@@ -261,16 +325,17 @@ def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]]
     if kind is int:
         if values.count(first) == len(values):
             return first
-        symbol = Symbol(name)
+        symbol = Symbol(name, bounds=(min(values), max(values)) if is_bounded else None)
         integers[symbol] = values
         return Coordinate({symbol: 1})
     if len(set(map(id, values))) == 1:
         return first
     if _is_tuple(kind) and len(set(map(len, values))) == 1:
         parts = zip(*values, strict=True)
-        return _like(kind, [twin(p, f"{name}[{i}]", integers) for i, p in enumerate(parts)])
+        return _like(kind, [twin(p, f"{name}[{i}]", integers, is_bounded=is_bounded) for i, p in enumerate(parts)])
     if (names := _field_names(kind)) is not None:
-        return _remade(kind, {n: twin([getattr(v, n) for v in values], f"{name}.{n}", integers) for n in names})
+        columns = ((n, [getattr(v, n) for v in values]) for n in names)
+        return _remade(kind, {n: twin(c, f"{name}.{n}", integers, is_bounded=is_bounded) for n, c in columns})
     if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
         return first
     raise TypeError(name)

@@ -117,7 +117,8 @@ class ProgramPhase:
     """A part of a program that ends in a launch or an all-core barrier.
 
     ``shape`` maps a block to a key: blocks of one key run the same operations, apart from
-    global-memory coordinates.  ``body`` yields a block's items.  ``serves`` says which rows of the
+    global-memory coordinates.  ``family``, where there is one, maps it to what blocks have in common that differ in
+    how often their loops run, too.  ``body`` yields a block's items.  ``serves`` says which rows of the
     output need a block's result: those it covers itself, or all rows of heads on its KV head.
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
@@ -138,12 +139,17 @@ class ProgramPhase:
     memo_key: Hashable = None
     body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
+    family: Callable[[Block], Hashable] | None = None
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
         if self.dealt:
             return [self.blocks[number] for number in self.dealt[group]]
         return self.blocks[group::group_count]
+
+    def numbers_of_group(self, group: int, group_count: int) -> slice | list[int]:
+        """Return the places of the blocks of `blocks_of_group` among the phase's, as an index of arrays."""
+        return list(self.dealt[group]) if self.dealt else slice(group, None, group_count)
 
 
 #: Shares of some cycles by the constant behind each, its key in the device file.

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import RaceError
 from npusim.ir.automaton import BLOCK
+from npusim.ir.content import Known
 from npusim.ir.regions import may_meet
 from npusim.ir.structure import Bytes, RingAccess
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
@@ -67,35 +68,15 @@ def check_races(automaton: Automaton) -> None:
     One of them writes, and some sequence of blocks and iterations brings them together.  The message
     names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
-    _proved(_Structure(_Facts(automaton)))
-
-
-class _Structure:
-    """What a proof depends on: one of the same content, of whatever program, needs no other."""
-
-    def __init__(self, facts: _Facts) -> None:
-        self.facts: _Facts | None = facts
-        nodes = []
-        for number, node in enumerate(facts.automaton.nodes):
-            operations, renamed, agents = facts.resolved_node(number)
-            nodes.append((tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items())))
-        places = facts.places
-        self.content = facts.queues, tuple(facts.flags), places.regions.base, tuple(places.dangers), tuple(nodes)
-        self._digest = hash(self.content)
-
-    def __hash__(self) -> int:
-        return self._digest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self.content == other.content
+    facts = _Facts(automaton)
+    _proved(Known(facts.content(), facts))
 
 
 @lru_cache(maxsize=1024)
-def _proved(structure: _Structure) -> None:
-    """Raise what there is to raise; structures that passed are remembered, without their programs."""
-    assert structure.facts is not None
-    structure.facts.run()
-    structure.facts = None
+def _proved(facts: Known) -> None:
+    """Raise what there is to raise; contents that passed are remembered, without their programs."""
+    facts.thing.run()
+    facts.thing = None
 
 
 class _Facts:
@@ -113,6 +94,14 @@ class _Facts:
         self.places = PlaceTable(automaton)
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
+
+    def content(self) -> Hashable:
+        """Return what a proof depends on: one of the same content, of whatever program, needs no other."""
+        nodes = []
+        for number, node in enumerate(self.automaton.nodes):
+            operations, renamed, agents = self.resolved_node(number)
+            nodes.append((tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items())))
+        return self.queues, tuple(self.flags), self.places.regions.base, tuple(self.places.dangers), tuple(nodes)
 
     # ---------------------------------------------------------------- nodes
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError, RaceError
+from npusim.ir.families import values_of
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, constant_of, terms_of
 from npusim.ir.structure import Piece, pieces_of
 
@@ -242,16 +243,19 @@ def _evaluated(
         box = np.empty((len(shape.numbers), 4, 2), np.int64)
         for axis in range(4):
             extents = [t.access.region.extents[axis] for t in group]
-            low = min(constant_of(v) for v, _ in extents)
-            high = max(constant_of(v) + size for v, size in extents)
-            base = np.zeros(len(shape.numbers), np.int64)
+            low: Any = min(constant_of(v) for v, _ in extents)
+            high: Any = max(constant_of(v) + size for v, size in extents)
             for symbol, factor in terms_of(extents[0][0]).items():
                 if symbol in ranges:
-                    ends = sorted(factor * end for end in ranges[symbol])
-                    low, high = low + ends[0], high + ends[1]
+                    first, last = symbol.ends or ranges[symbol]
+                    if factor < 0:
+                        first, last = last, first
+                    low = low + factor * values_of(first, shape.coordinates)
+                    high = high + factor * values_of(last, shape.coordinates)
                 else:
-                    base += factor * np.asarray(shape.coordinates[symbol], np.int64)
-            box[:, axis, 0], box[:, axis, 1] = base + low, base + high
+                    base = factor * np.asarray(shape.coordinates[symbol], np.int64)
+                    low, high = low + base, high + base
+            box[:, axis, 0], box[:, axis, 1] = low, high
         boxes.append(box)
         owners.append(np.asarray(shape.numbers, np.int64))
         sources.append(np.full(len(shape.numbers), number, np.int64))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import Itself
@@ -104,23 +103,23 @@ class _Cache:
         self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
         self._furthest: dict[Key, int] = {}  # rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
+        self._kept_from = self._kept_bytes = 0  # what was touched in that step or later, so many bytes, is there
         self._new_bytes = 0  # of regions that are no inputs
         self._begun: dict[str, int] = {}  # step in which a tensor was touched first
         self._dirty: dict[Key, int] = {}  # bytes written since they were last beyond L2
 
     def step(self, touched: Mapping[Key, _Use]) -> None:
         """Take in what all groups touch in one step; each region is fetched at most once."""
-        # Scanned in step, a byte comes up again once every other region touched since has passed.
-        since = self._since()
+        now, kept_from = len(self._step_bytes), self._kept_from
         for key, use in touched.items():
             traffic = self.traffic[key[0]]
             traffic.read += use.read_bytes
             traffic.met += use.read_bytes * (use.readers - 1)
             rows, at = self._last.get(key, (0, 0))
-            begun = self._begun.setdefault(key[0], len(since))
+            begun = self._begun.setdefault(key[0], now)
             # What another phase cut otherwise is there if all of its tensor is.
-            is_cut = not rows and use.role == "workspace" and begun < len(since)
-            is_kept = (rows > 0 and since[at] <= self.capacity) or (is_cut and since[begun] <= self.capacity)
+            is_cut = not rows and use.role == "workspace" and begun < now
+            is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
             new = max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
             self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
             if rows and not is_kept:
@@ -154,27 +153,35 @@ class _Cache:
 
     def written_back(self) -> dict[str, float]:
         """Return the share of each tensor's writes that was pushed out before the end."""
-        since = self._since()
         for key in list(self._dirty):
-            if since[self._last[key][1]] > self.capacity:
+            if self._last[key][1] < self._kept_from:
                 self._push_out(key)
         return {name: min(1.0, t.evicted / t.written) for name, t in self.traffic.items() if t.written}
 
     def _push_out(self, key: Key) -> None:
         self.traffic[key[0]].evicted += self._dirty.pop(key, 0)
 
-    def _since(self) -> list[int]:
-        """Return, for each step, the bytes that were touched in it or after it and not later."""
-        return list(accumulate(reversed(self._step_bytes)))[::-1]
-
     def _remember(self, touched: Mapping[Key, _Use]) -> None:
         now = len(self._step_bytes)
         self._step_bytes.append(0)
         for key, use in touched.items():
             rows, at = self._last.get(key, (0, 0))
-            self._step_bytes[at] -= rows * use.row_bytes
-            self._step_bytes[now] += use.rows * use.row_bytes
+            self._add(at, -rows * use.row_bytes)
+            self._add(now, use.rows * use.row_bytes)
             self._last[key] = (use.rows, now)
+        # Scanned in step, a byte comes up again once every other region touched since has passed.
+        while self._kept_bytes > self.capacity:
+            self._kept_bytes -= self._step_bytes[self._kept_from]
+            self._kept_from += 1
+        while self._kept_from and self._kept_bytes + self._step_bytes[self._kept_from - 1] <= self.capacity:
+            self._kept_from -= 1
+            self._kept_bytes += self._step_bytes[self._kept_from]
+
+    def _add(self, step: int, size: int) -> None:
+        """Let the last touch of so many more bytes, or fewer, have been in a step."""
+        self._step_bytes[step] += size
+        if step >= self._kept_from:
+            self._kept_bytes += size
 
 
 @dataclass(slots=True)

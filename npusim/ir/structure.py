@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import ProgramError
 from npusim.formats import get_format
 from npusim.ir.content import memo
+from npusim.ir.families import families_of, shapes_of
 from npusim.ir.opaque import (
     Coordinate,
     OpaqueError,
+    OpaqueRange,
     Symbol,
     constant_of,
+    hull_of,
     numbers_of,
     opaque,
     substituted,
@@ -37,6 +40,7 @@ from npusim.ir.walk import Walker
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
+    from npusim.ir.families import Family, Integers
     from npusim.ir.op import TileOp
     from npusim.ir.program import Item, ProgramPhase, TileProgram
 
@@ -152,7 +156,7 @@ class LoopPart:
     """A loop whose body was built once: ``parts`` for an opaque ``index``, at the coordinates ``at``."""
 
     name: str
-    indices: Sequence[int] = field(hash=False)
+    indices: Sequence[int] | OpaqueRange = field(hash=False)
     parts: tuple[Part, ...]
     index: Symbol = field(compare=False)
     at: tuple[tuple[Symbol, Any], ...] = field(compare=False)
@@ -162,9 +166,14 @@ class LoopPart:
 
         ``ranges`` gets the ends of its index.
         """
-        first, last = min(self.indices), max(self.indices)
-        index = Symbol(f"{self.index.name} ({first} to {last})")
-        ranges[index] = (first, last)
+        if isinstance(self.indices, OpaqueRange):
+            (first, _), (_, end) = hull_of(self.indices.start), hull_of(self.indices.end)
+            index = Symbol(self.index.name, ends=(self.indices.start, self.indices.end - 1))
+            ranges[index] = (first, end - 1)
+        else:
+            first, last = min(self.indices), max(self.indices)
+            index = Symbol(f"{self.index.name} ({first} to {last})")
+            ranges[index] = (first, last)
         at = {symbol: substituted(value, outer) for symbol, value in self.at}
         return {**outer, self.index: Coordinate({index: 1}), **at}
 
@@ -181,16 +190,25 @@ def pieces_of(parts: Iterable[Part]) -> Iterator[Piece]:
             yield from pieces_of(part.parts)
 
 
+def loops_of(parts: Iterable[Part]) -> Iterator[LoopPart]:
+    """Yield every loop of ``parts`` once, inner ones too."""
+    for part in parts:
+        if isinstance(part, LoopPart):
+            yield part
+            yield from loops_of(part.parts)
+
+
 @dataclass(slots=True)
 class Shape:
     """The parts that blocks of one shape have in common.
 
-    ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.
+    ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.  Blocks of a
+    family differ in how often loops run, too.
     """
 
     parts: tuple[Part, ...]
-    numbers: Sequence[int]
-    coordinates: Mapping[Symbol, Sequence[int]]
+    numbers: Integers
+    coordinates: Mapping[Symbol, Integers]
 
 
 Condense = Callable[[Sequence["Operation"]], Iterable["Part"]]
@@ -213,19 +231,28 @@ class Builder:
         self._block: Any = None
 
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
-        """Return the shapes of a phase; ``one_by_one``: a shape a block, with its coordinates as numbers.
+        """Return the shapes of a phase, families where operations are condensed (`npusim.ir.families`).
+
+        ``one_by_one``: a shape a block, with its coordinates as numbers.
 
         Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
         not to be written or leaves its slot, or a body that looks at what it must not depend on.
         """
-        numbers: dict[Hashable, list[int]] = {}
-        for number, block in enumerate(phase.blocks):
-            numbers.setdefault(phase.shape(block), []).append(number)
         self._bodies = {}
+        families = families_of(phase) if self.condense is condensed and not one_by_one else None
+        if families is not None:
+            return [self._of_family(phase, family) for family in families]
         shapes: list[Shape] = []
-        for same in numbers.values():
+        for same in shapes_of(phase):
             shapes += (self._one_by_one if one_by_one else self._of_blocks)(phase, same)
         return shapes
+
+    def _of_family(self, phase: ProgramPhase, family: Family) -> Shape:
+        self._block = phase.blocks[family.numbers[0]]
+        for symbol in family.coordinates:
+            symbol.refusal = None
+        parts = self._unseen(phase.body(family.block), family.coordinates)
+        return Shape(parts, family.numbers, family.coordinates)
 
     def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         blocks = [phase.blocks[n] for n in numbers]
@@ -277,7 +304,7 @@ class Builder:
     def _loop(self, loop: Loop) -> LoopPart:
         """Return a loop with its body; bodies of one key are built once, at coordinates of their own."""
         body = loop.body
-        if not isinstance(loop.indices, range) and any(type(i) is not int for i in loop.indices):
+        if not isinstance(loop.indices, range | OpaqueRange) and any(type(i) is not int for i in loop.indices):
             raise ProgramError(f"{self.program.name}: loop {loop.name}: its indices are no integers: {loop.indices}")
         if not isinstance(body, Body):
             index = Symbol(f"the index of loop {loop.name}")

@@ -8,6 +8,7 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_format
@@ -49,7 +50,8 @@ class GlobalTensor:
 
     ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
     ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
-    ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.
+    ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
+    of a head that lie together, where all do not: a transfer takes them one stretch at a time.
     """
 
     name: str
@@ -62,6 +64,7 @@ class GlobalTensor:
     is_interleaved: bool = False
     packed: int = 1
     lengths: tuple[int, ...] = ()
+    stretch_rows: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -112,6 +115,12 @@ class GlobalTile:
     def extents(self) -> tuple[tuple[int, int], ...]:
         """Start and size along batch, head, row and column."""
         return (self.batch, 1), (self.head, 1), (self.row, self.rows), (self.col, self.cols)
+
+    @property
+    def stretches(self) -> float:
+        """Stretches of rows that it meets, on average over the rows at which cuts of its size begin."""
+        each = self.tensor.stretch_rows
+        return (self.rows + each - gcd(self.rows, each)) / each if each else 1.0
 
     @property
     def payload_bytes(self) -> int:

@@ -19,16 +19,24 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from npusim.errors import ProgramError
 from npusim.ir.content import interned, memo
+from npusim.ir.families import distinct, families_of, shapes_of
 from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy.typing as npt
+
+    from npusim.ir.families import Family
     from npusim.ir.op import TileOp
     from npusim.ir.program import Cost
     from npusim.ir.tile import RingTile, Tile
+
+    Ints = npt.NDArray[np.int64]
 
 Path = tuple[tuple[str, int], ...]
 
@@ -216,6 +224,10 @@ class Template:
     advance: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
 
+    def loop_counts(self) -> tuple[int, ...]:
+        """Return how often each loop of the body itself runs."""
+        return tuple(p.count for p in self.parts if isinstance(p, LoopTemplate))
+
     def op_count(self) -> int:
         """Return the number of operations, loops unrolled."""
         return sum(p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts)
@@ -293,6 +305,20 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
     return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets))
 
 
+@dataclass(slots=True)
+class Form:
+    """What blocks have in common but for how often the loops of the body itself run.
+
+    ``numbers`` are the blocks' places in the phase; block n runs loop m, in the order of the template,
+    ``counts[which[n], m]`` times.
+    """
+
+    numbers: Ints
+    template: Template
+    counts: Ints
+    which: Ints
+
+
 class Templates:
     """Compiles each shape of block of a program once and keeps the result."""
 
@@ -301,6 +327,7 @@ class Templates:
         self.walker = Walker(program)
         self._cache: dict[tuple[str, Hashable], Template] = {}
         self._bodies: dict[str, Bodies] = {p.name: {} for p in program.phases}
+        self._forms: dict[str, list[Form]] = {}
 
     def of(self, phase: ProgramPhase, block: Hashable) -> Template:
         """Return the template of ``block``, shared by all blocks of its shape."""
@@ -309,3 +336,30 @@ class Templates:
         if template is None:
             template = self._cache[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
         return template
+
+    def forms(self, phase: ProgramPhase) -> list[Form]:
+        """Return the blocks of a phase by family, or by shape, with one template each."""
+        forms = self._forms.get(phase.name)
+        if forms is None:
+            families = families_of(phase)
+            if families is None:
+                forms = [self._form_of_shape(phase, np.array(numbers)) for numbers in shapes_of(phase)]
+            else:
+                forms = [form for family in families for form in self._forms_of(phase, family)]
+            self._forms[phase.name] = forms
+        return forms
+
+    def _form_of_shape(self, phase: ProgramPhase, numbers: Ints) -> Form:
+        template = self.of(phase, phase.blocks[numbers[0]])
+        return Form(numbers, template, np.array([template.loop_counts()]), np.zeros(len(numbers), np.int64))
+
+    def _forms_of(self, phase: ProgramPhase, family: Family) -> Iterator[Form]:
+        """Yield a family's blocks by which loops run more than once: the others are no loops to those who run them."""
+        counts, which = distinct(family.sizes)
+        patterns, of_count = distinct((counts > 1).astype(np.int64))
+        for pattern in range(len(patterns)):
+            chosen = of_count == pattern
+            numbers = np.flatnonzero(chosen[which])
+            template = self.of(phase, phase.blocks[family.numbers[numbers[0]]])
+            place = np.cumsum(chosen) - 1
+            yield Form(family.numbers[numbers], template, counts[chosen], place[which[numbers]])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTensor
     from npusim.machines.frame import Frame
 
-#: Blocks of one shape run the same operations.
-_SHAPE = attrgetter("shape")
+#: Blocks of one shape run the same operations, those of one family other numbers of them.
+_SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
 
 class Machine:
@@ -125,5 +125,5 @@ def program_phase(
     ``reread``: operands that so many rows of a block at a time read all of.  ``more``: its other attributes.
     """
     p = frame.phase
-    described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, **more}
+    described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, "family": _FAMILY, **more}
     return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread), **described)

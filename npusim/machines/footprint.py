@@ -105,9 +105,10 @@ def _visited(
             key = tuple(position), col
             most_cols, most, total, _ = largest.get(key, (0, 0, 0, block))
             largest[key] = max(most_cols, cols), max(most, each), total + count * cols, block
+    widest = frame.widest(n)
     for (_, col), (cols, most, total, block) in largest.items():
-        region = frame.cut(n, block, Visit(0, col, cols))
-        yield Touch(region, most, region.payload_bytes // cols * total)
+        visit = Visit(0, col, cols)
+        yield Touch(frame.cut(widest, block, visit), most, frame.cut(n, block, visit).payload_bytes // cols * total)
 
 
 def _place(block: WorkTile, rows: int) -> object:

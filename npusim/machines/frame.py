@@ -14,7 +14,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
 from npusim.ir.content import interned
 from npusim.ir.op import Attributes, Opcode
-from npusim.ir.opaque import varying
+from npusim.ir.opaque import indices, varying
 from npusim.ir.program import Body
 from npusim.ir.program import Loop as ProgramLoop
 
@@ -114,6 +114,11 @@ class Frame:
         """Return the stack of matrices that a name is bound to, if it is one."""
         bound = self.phase.tensors.get(n)
         return bound if isinstance(bound, Stacked) else None
+
+    def widest(self, n: str) -> str:
+        """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
+        bound = self.phase.tensors[n]
+        return max((m for m in self.operands if self.phase.tensors[m] is bound), key=self.width, default=n)
 
     def is_visited(self, n: str) -> bool:
         """Return whether the loop goes along an operand or result, tile after tile."""
@@ -231,7 +236,7 @@ class Frame:
             yield from function(block, WHOLE)
             return
         for at, run in self.placed(block):
-            yield ProgramLoop(loop.axis, range(at, at + run.count), partial(_step, function, block, at, run))
+            yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
     def tiles(self, block: WorkTile) -> list[Visit]:
         """Return the block's tiles, one by one."""
@@ -269,7 +274,7 @@ def _longest(hulls: list[Span]) -> Iterator[Span]:
 
 
 def _alike(t: GlobalTensor) -> Hashable:
-    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed
+    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed, t.stretch_rows
 
 
 @dataclass(frozen=True, slots=True)

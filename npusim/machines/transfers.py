@@ -75,7 +75,7 @@ class Transfers:
             drain = src.rows * src.cols / spec.elements_per_cycle.value
             if drain > port:
                 port, terms = drain, [(f"{key}.elements_per_cycle", drain)]
-        interval = spec.issue_interval_cycles.value
+        interval = ceil(spec.issue_interval_cycles.value * _stretches(step))
         if interval > port:
             port, terms = interval, [(f"{key}.issue_interval_cycles", float(interval))]
         latency = route.latency_cycles.value
@@ -157,9 +157,14 @@ def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) 
         )
 
 
-def _bursts(step: Step) -> int:
-    """Return how often a move through GM jumps: between rows that do not follow one another."""
-    jumps = 0
+def _stretches(step: Step) -> float:
+    """Return how many transfers a move is: one for each stretch of rows of a tensor that lies together."""
+    return max((o.stretches for o in step.operands() if isinstance(o, GlobalTile)), default=1.0)
+
+
+def _bursts(step: Step) -> float:
+    """Return how often a move through GM jumps: between rows that do not follow one another, or stretches of them."""
+    jumps = 0.0
     for operand in step.operands():
         if isinstance(operand, GlobalTile):
             whole = operand.tensor
@@ -168,7 +173,8 @@ def _bursts(step: Step) -> int:
             gapless = operand.cols == operand.stride
         else:
             continue
-        jumps += 0 if gapless else operand.rows - 1
+        between = operand.stretches - 1 if isinstance(operand, GlobalTile) else 0
+        jumps += between if gapless else operand.rows - 1
     return jumps
 
 

@@ -218,8 +218,8 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
     if isinstance(rows, str):
         if rows == "all":
             return list(phase.blocks)
-        last = {b.batch: b.row for b in sorted(phase.blocks, key=lambda b: b.row)}
-        return [b for b in phase.blocks if b.row == last[b.batch]]
+        each = [output.rows_of(n) // output.packed for n in range(output.batch)]
+        return [b for b in phase.blocks if any(row + n == each[b.batch] for _, row, n, _ in _parts(b, output))]
     wanted = np.asarray(sorted(rows))
     return [
         b for b in phase.blocks if any(((wanted >= r) & (wanted < r + n)).any() for _, r, n, _ in _parts(b, output))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from npusim import formats
 from npusim.config.problem import AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.errors import TensorError
 from npusim.formats.float_format import format_of_dtype
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +47,62 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
         return matrices[key]
 
     return source
+
+
+def drawn_source(problem: Problem) -> HeadSource:
+    """Return a source of inputs drawn from the problem's recipe, as they lie: in pages, or V as a part of K."""
+    source = recipe_source(problem)
+    if problem.page:
+        source = paged(source, problem, drawn_pages(problem))
+    if not problem.values_in_keys:
+        return source
+    cols = problem.value_head_dim
+    return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
+
+
+#: Numbers of the pages of each sequence, in the order of its keys.
+PageTable = Sequence[Sequence[int]]
+
+
+def drawn_pages(problem: Problem) -> PageTable:
+    """Return a table in which the pages of all sequences lie in an order that ``page_seed`` draws."""
+    counts = [ceil_div(n, problem.page) for n in problem.keys]
+    order = np.random.default_rng([problem.page_seed, problem.page]).permutation(sum(counts))
+    return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
+
+
+def check_pages(table: PageTable, keys: Sequence[int], page: int, count: int) -> None:
+    """Raise `TensorError` where pages of ``page`` keys do not hold sequences of so many ``keys`` each.
+
+    A page is one of ``count``, in one place of one sequence.
+    """
+    taken: dict[int, int] = {}
+    for number, (pages, length) in enumerate(zip(table, keys, strict=True)):
+        needed = ceil_div(length, page)
+        if len(pages) < needed:
+            raise TensorError(f"page_table: sequence {number} has {len(pages)} pages; {length} keys take {needed}")
+        for index in pages[:needed]:
+            if not 0 <= index < count:
+                raise TensorError(f"page_table: sequence {number}: no page {index}; there are 0 to {count - 1}")
+            if index in taken:
+                raise TensorError(f"page_table: page {index} is there twice: of sequences {taken[index]} and {number}")
+            taken[index] = number
+
+
+def paged(source: HeadSource, problem: Problem, table: PageTable) -> HeadSource:
+    """Return the source with K and V written into pages of memory, and read back through the table."""
+    check_pages(table, problem.keys, problem.page, sum(map(len, table)))
+    memory: dict[tuple[str, int, int], Array] = {}
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values = source(name, batch, head)
+        if name == "q":
+            return values
+        for index, start in zip(table[batch], range(0, len(values), problem.page), strict=True):
+            memory[name, head, index] = values[start : start + problem.page]
+        return np.concatenate([memory[name, head, index] for index in table[batch]])
+
+    return read
 
 
 def projection_source(problem: Problem, heads: int, hidden: int) -> Callable[[int], Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -13,13 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from npusim.errors import OutputError, reason_of
+from npusim.errors import OutputError, SpecError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
 from npusim.report.pipes import pipes_csv
-from npusim.report.record import REPORT_FILE, RESULT_FILE, record_of
+from npusim.report.record import MOST_BYTES, REPORT_FILE, RESULT_FILE, record_of
 from npusim.report.text import to_json
 from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
+from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +40,36 @@ _HEADER_AT = 8
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def default_folder(result_name: str) -> Path:
-    """Return where a run is written unless the caller says otherwise: no spaces in its name."""
-    return Path("runs") / "_".join(result_name.split())
+#: Where runs are written, unless the caller says otherwise.
+RUNS = Path("runs")
+_COUNTED = re.compile(r"([^@/]*)@([1-9]\d*)")
 
 
-def check_writable(folder: Path) -> None:
+def kept_run(word: str) -> Path | None:
+    """Return the folder that ``@1`` names, the last run in `RUNS`, or ``flash@2``, the last but one of flash.
+
+    A kind is what the names of its folders begin with, up to a dash.  None for a word of another form.
+
+    Raises
+    ------
+    SpecError
+        There are fewer runs (says how many).
+    """
+    match = _COUNTED.fullmatch(word)
+    if match is None or Path(word).exists():
+        return None
+    kind, number = match[1], int(match[2])
+    files = [f for f in RUNS.glob(f"*/{RESULT_FILE}") if not kind or f"{f.parent.name}-".startswith(f"{kind}-")]
+    if number > len(files):
+        of = f" of {kind}" if kind else ""
+        raise SpecError(f"{word}: {RUNS.absolute()} holds {len(files)} runs{of}")
+    return sorted(files, key=lambda file: file.stat().st_mtime_ns)[-number].parent
+
+
+def check_writable(folder: Path, digest: str | None = None) -> None:
     """Raise `OutputError` if a run could not be written to ``folder``; leaves nothing behind.
 
+    ``digest`` is the run's: a folder that holds another run is refused; None: whichever run is there is replaced.
     Meant to be called before minutes of simulation.
     """
     target = _check_target(folder)
@@ -61,11 +85,24 @@ def check_writable(folder: Path) -> None:
             f"{folder}: holds {others[0]!r}, which is no file of a run, so it is not replaced; "
             "choose a folder of its own with --out"
         )
+    if digest is not None and RESULT_FILE in names and digest != _digest_in(target / RESULT_FILE):
+        raise OutputError(
+            f"{folder}: holds another run, which is not replaced; choose a folder of its own with --out, or --force"
+        )
     if target.is_mount() and RESULT_FILE in names:
         raise OutputError(
             f"{folder}: is a mount point, where the run that it holds cannot be replaced in one step; "
             "empty it, or choose a folder in it with --out"
         )
+
+
+def _digest_in(file: Path) -> str | None:
+    """Return the digest of the run that a ``result.json`` holds; None where it says none."""
+    try:
+        kept = json.loads(regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8"))
+        return str(kept["digest"])
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, SpecError):
+        return None
 
 
 def check_file_writable(file: Path) -> None:
@@ -98,24 +135,25 @@ def save_run(
     save_output: bool = False,
     window: tuple[float, float] | None = None,
     report: bool = False,
+    is_forced: bool = False,
 ) -> Path:
     """Write ``result.json``, ``figures.json``, ``pipes.csv``, a trace and, on request, more; return where.
 
     The trace shows ``window``, from and to in us; all of the timeline without one.  ``report`` adds
     ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
-    A run without a time has neither pipes nor trace, one without spans no trace.  An earlier run in
-    ``folder`` is replaced.
+    A run without a time has neither pipes nor trace, one without spans no trace.  The same run in ``folder``, made
+    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.
     The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
     file says which rows were.
 
     Raises
     ------
     OutputError
-        The folder cannot be written, or holds files that are not a run's; nothing is changed then.
+        The folder cannot be written, or holds another run, or files that are not a run's; nothing is changed then.
     """
-    target = Path(folder) if folder is not None else default_folder(result.name)
-    check_writable(target)
+    target = Path(folder) if folder is not None else RUNS / result.folder
+    check_writable(target, None if is_forced else result.digest)
     record, timeline = record_of(result), timeline_of(result)
     drawn = figures_document(result, timeline)
     shown = timeline.windowed(window)

@@ -49,7 +49,7 @@ class RunRecord:
 
     ``timing`` is None on a device described for its values only, ``numerics`` where no bits were
     computed; ``orders``: a node's partial sums added in other orders; ``ignored``: what of the
-    workload's attention was left out.
+    workload's attention was left out; ``digest``: hash of all that decided what was predicted.
     """
 
     npusim_version: str
@@ -69,6 +69,7 @@ class RunRecord:
     finite: tuple[FiniteChoice, ...] = ()
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
+    digest: str = ""
 
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
@@ -95,6 +96,7 @@ def record_of(result: RunData) -> RunRecord:
         finite=result.finite,
         ignored=result.ignored,
         presets=result.presets,
+        digest=result.digest,
     )
 
 

@@ -168,7 +168,7 @@ class _CallTime:
         self.tiles, self.total = max(counts), sum(counts)
         self.merged = sum(ceil_div(block.rows, FEWEST_ROWS) for block in phase.cells)
 
-        inputs = [t for n in "kv" if isinstance(t := phase.tensors[n], GlobalTensor)]
+        inputs = {t.name: t for n in "kv" if isinstance(t := phase.tensors[n], GlobalTensor)}.values()
         elements = sum(t.cols * get_format(t.fmt).size_bytes for t in inputs)
         tile_bytes = phase.sizes[phase.loop_axis] * elements
         slower = max(1.0, max(block.rows for block in phase.cells) / ROWS)
@@ -272,6 +272,7 @@ def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int
             block_q=tiling.block_q,
             block_kv=block_kv,
             cores=machine.device.group_count.value,
+            page=problem.page,
             kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
             is_causal=problem.causal,
         )

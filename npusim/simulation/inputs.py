@@ -15,8 +15,10 @@ from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
+from npusim.numerics.inputs import check_pages
 from npusim.sanitize import regular_file
 from npusim.simulation.request import Layout
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +42,10 @@ STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
-def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], tuple[int, ...]]:
-    """Return the tensors given, or those that the workload's recipe changes, their scales, and lengths that differ.
+def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
+    """Return the tensors given, or those that the workload's recipe changes, their scales, and `Problem`'s fields.
+
+    These are ``lengths``, where sequences differ, and ``page``, where K and V are pages.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to float8_e4m3fn with a scale each (`quantise`).
@@ -56,10 +60,10 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
         if r.workload is not None:
             _check_workload(tensors, load)
     elif load.tensors is None or not load.data.changes_tensors:
-        return None, {}, ()
+        return None, {}, {}
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
-    found = tuple(int(n) for n in tensors.pop("lengths", ()))
+    found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in ("lengths", "page") if n in tensors}
     if dtype == "float8_e4m3fn":
         return *quantise(tensors), found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
@@ -110,7 +114,9 @@ def load_tensors(
     ``head_dim`` cuts the last axis into heads; ``tnd``, all tokens in one axis.  With ``tnd`` a key
     ``cu_seqlens`` (or ``cu_seqlens_q`` and ``cu_seqlens_k``), beside the tensors' keys, holds the
     ends of the sequences; without one they are as long as ``lengths`` says, or one sequence.  In other layouts
-    ``lengths`` are the keys of each sequence that are no padding.
+    ``lengths`` are the keys of each sequence that are no padding.  With a key ``page_table`` (sequences, pages) K and V
+    are pages: (pages, keys of a page, heads, head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a
+    key ``cache_seqlens`` says how many keys each sequence has, and ``"page"`` comes back too.
 
     Raises
     ------
@@ -123,6 +129,11 @@ def load_tensors(
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     tensors, chosen = _pick(raw, prefix, where)
+    page = 0
+    if (table := raw.get(f"{chosen}page_table", raw.get("page_table"))) is not None:
+        lengths = tuple(int(n) for n in (lengths or raw.get(f"{chosen}cache_seqlens", raw.get("cache_seqlens", ()))))
+        page, gathered = _gathered({n: tensors[n] for n in "kv"}, np.asarray(table), lengths, layout, where)
+        tensors |= gathered
     rows: dict[str, tuple[int, ...]] = {}
     for name, values in tensors.items():
         if not isinstance(values, np.ndarray):
@@ -138,7 +149,35 @@ def load_tensors(
     _check_together(tensors, where)
     if lengths and layout != "tnd":
         rows = {"q": (), "k": tuple(lengths), "v": tuple(lengths)}
-    return _of_lengths(tensors, rows, where)
+    tensors = _of_lengths(tensors, rows, where)
+    return {**tensors, "page": np.array(page)} if page else tensors
+
+
+def _gathered(
+    pools: Tensors, table: NDArray[Any], lengths: Sequence[int], layout: str, where: str
+) -> tuple[int, Tensors]:
+    """Return the keys of a page, and K and V of each sequence in its layout, filled up with zeros, read by a table."""
+    shapes = {x.shape[:3] for x in pools.values()}
+    if (
+        layout not in ("bnsd", "bsnd")
+        or len(shapes) != 1
+        or any(x.ndim != len(LAYOUT_AXES["bnsd"]) for x in pools.values())
+    ):
+        raise TensorError(f"{where}: page_table needs k and v of (pages, page, heads, size) in layout bsnd, or bnsd")
+    if table.ndim != len(("sequences", "pages")) or len(table) != len(lengths) or min(lengths, default=0) < 1:
+        raise TensorError(f"{where}: page_table has shape {table.shape}; {len(lengths)} lengths of sequences are known")
+    along = 1 if layout == "bsnd" else 2
+    count, page = pools["k"].shape[0], pools["k"].shape[along]
+    check_pages(table.tolist(), lengths, page, count)
+    gathered: Tensors = {}
+    for n, pool in pools.items():
+        by_key = np.moveaxis(pool, along, 1)
+        out = np.zeros((len(lengths), max(lengths), *by_key.shape[2:]), pool.dtype)
+        for number, length in enumerate(lengths):
+            rows = by_key[table[number, : ceil_div(length, page)]].reshape(-1, *by_key.shape[2:])
+            out[number, :length] = rows[:length]
+        gathered[n] = np.moveaxis(out, 1, along)
+    return page, gathered
 
 
 def _ends_of_lengths(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,7 +19,7 @@ from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
-from npusim.numerics.inputs import array_source, recipe_source, without_padding
+from npusim.numerics.inputs import array_source, drawn_source, without_padding
 from npusim.numerics.reference import attention, seen_attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
@@ -56,6 +57,12 @@ OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
 #: Operations of a tile of queries by keys, both matrix products and what is between them.
 TILE_OPERATIONS = 60
 _TILE = 128
+#: Options that the name of a run's folder says, and those that change what is shown of it alone.
+IN_FOLDER_NAMES = frozenset(
+    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "window")
+)
+#: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
+LONGEST_FOLDER = 200
 
 
 class Target(NamedTuple):
@@ -105,7 +112,7 @@ class Plan:
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
         if self.tensors is None:
-            return recipe_source(problem)
+            return drawn_source(problem)
         return without_padding(array_source(self.tensors, problem.data), problem)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
@@ -153,6 +160,42 @@ class Plan:
         seed = getattr(data, "seed", None)
         return data.kind if seed is None else f"{data.kind}, seed {seed}"
 
+    def digest(self) -> str:
+        """Return a hash of all that decides what is predicted: two runs of one digest are one run.
+
+        That is what was asked for as it was resolved, the contents of the device, of a user's own schedule and of
+        tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
+        """
+        r, content = self.request, sha256()
+        bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
+        sizes, tiling = (x.model_dump_json() for x in (self.problem, self.tiling))
+        run = (r.schedule, self.device.digest(), repr(self.precision), type(self.problem).__name__, sizes, tiling)
+        content.update(repr((*run, r.title(self.workload), r.method, r.warm, bits, self.ignored)).encode())
+        if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
+            content.update(source.read_bytes())
+        for name, array in sorted({**(self.tensors or {}), "w_o": self.projection}.items()):
+            if array is not None:
+                content.update(repr((name, array.shape, array.dtype)).encode() + array.tobytes())
+        return content.hexdigest()[:12]
+
+    def folder(self) -> str:
+        """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
+        r, p = self.request, self.problem
+        device = self.device.node.name if isinstance(self.device, NodeDevice) else self.device.name
+        if isinstance(p, Problem):
+            lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
+            shape = f"{r.title(self.workload)}-{lengths}"
+        else:
+            shape = "".join(
+                f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
+            )
+        name = "_".join(f"{self.schedule.name}-{shape}-{device}".split())
+        are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
+        is_all = are_packaged and not self.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
+        if is_all and len(name.encode()) <= LONGEST_FOLDER:
+            return name
+        return f"{name.encode()[:LONGEST_FOLDER].decode(errors='ignore')}-{self.digest()[:6]}"
+
     def _cache_note(self) -> tuple[str, ...]:
         """Return what is to be said of a cache of latents whose K and V are read expanded."""
         problem = self.problem
@@ -196,6 +239,8 @@ class Plan:
             ignored=self.ignored,
             presets=presets,
             asked=request.asked(),
+            digest=self.digest(),
+            folder=self.folder(),
         )
         return with_evidence(result)
 
@@ -236,13 +281,13 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
-    tensors, scales, lengths = chosen_tensors(request, workload)
+    tensors, scales, stated = chosen_tensors(request, workload)
     projection, node = None, device.node if isinstance(device, NodeDevice) else None
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
         projection = load_projection(request.tensors, request.prefix, tensors)
-    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, lengths)
+    problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
@@ -267,17 +312,19 @@ def _problem_of(
     node: NodeSpec | None,
     tensors: Tensors | None,
     projection: NDArray[Any] | None,
-    lengths: tuple[int, ...],
+    stated: Mapping[str, Any],
 ) -> Problem:
     """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
     sizes, ranks = request.sizes(), None
+    if schedule.is_of_decoding and tensors is None:
+        sizes["is_absorbed"] = True
     if node is not None:
         ranks = sizes.pop("tensor_parallel") or node.device_count.value
     if tensors is None:
         attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
     else:
         # They are rounded already.
-        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, lengths)
+        attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, stated)
     if not ranks:
         return attention
     kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
@@ -306,17 +353,22 @@ def layer_problem(
 
 
 def problem_of_tensors(
-    workload: Workload, tensors: Tensors, sizes: Mapping[str, Any], devices: int = 1, lengths: tuple[int, ...] = ()
+    workload: Workload,
+    tensors: Tensors,
+    sizes: Mapping[str, Any],
+    devices: int = 1,
+    stated: Mapping[str, Any] = MappingProxyType({}),
 ) -> Problem:
-    """Return the problem of one of ``devices`` that share the heads of the tensors given, of sequences of ``lengths``.
+    """Return the problem of one of ``devices`` that share the heads of the tensors given; ``stated``: lengths, page.
 
     ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths")}
+    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths", "page")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
-    call: dict[str, Any] = {"lengths": lengths} if lengths else {"batch": q.shape[0], "seq_kv": k.shape[2]}
+    call = {"page": sizes.get("page"), **stated}
+    call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}
     return workload.problem(
         **call,
         heads=heads,

@@ -137,6 +137,11 @@ class Request:
         "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
         needs="workload attention device",
     )
+    page: int | None = _what(
+        "--page KEYS",
+        "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
+        needs="workload attention device",
+    )
     tensor_parallel: int | None = _what(
         "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
     )
@@ -268,7 +273,7 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal")
+        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "page", "dtype", "tensor_parallel", "causal")
         sizes = {name: getattr(self, name) for name in names}
         if self.phase == "decode" or (self.lengths and self._decodes_lengths()):
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
@@ -376,6 +381,7 @@ class CallOptions(TypedDict, total=False):
     phase: Literal["prefill", "decode"] | None
     batch: int | None
     lengths: Sequence[int] | None
+    page: int | None
     tensor_parallel: int | None
     causal: bool | None
     dtype: Dtype | None

@@ -72,7 +72,8 @@ class RunData:
     partial sums, ``finite`` what is finite on the same sample where the output is not,
     ``presets`` what other presets give; ``notes`` are what the run wants its reader to know, ``ignored``
     what of the workload's attention it was told to leave out.  ``asked`` are the options that ask for
-    this run on a command line (None: none can).
+    this run on a command line (None: none can).  ``digest`` is a hash of all that decides what is predicted, ``folder``
+    the name of a folder for it, which no other run has.
     """
 
     name: str
@@ -94,6 +95,8 @@ class RunData:
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
     asked: Asked | None = None
+    digest: str = ""
+    folder: str = ""
 
     @property
     def cycles(self) -> int:

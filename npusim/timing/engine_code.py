@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -98,19 +98,23 @@ class Code:
 
     # ---------------------------------------------------------------- blocks
 
-    def block(self, body: TimedBody) -> int:
-        """Return the number of a block, writing its body if it is new."""
+    def blocks_of(self, body: TimedBody, counts: Ints) -> list[int]:
+        """Return the numbers of blocks whose loops run so often each, writing their body if it is new.
+
+        ``counts``: (blocks, loops); a loop that runs once in ``body`` does so in all.
+        """
         parts: list[Part] = []
-        counts: list[int] = []
+        repeated: list[int] = []
+        loops = 0
         for part in body.parts:
             if isinstance(part, tuple):
                 parts.append(self._run(part))
-            else:
-                inner = self._inner(part.body)
-                parts.append(InnerBody(1 if part.count == 1 else None, inner))
-                if part.count > 1:
-                    counts.append(part.count)
-        return self.block_of(self._body(tuple(parts)), tuple(counts))
+                continue
+            parts.append(InnerBody(1 if part.count == 1 else None, self._inner(part.body)))
+            repeated += [loops] if part.count > 1 else []
+            loops += 1
+        number = self._body(tuple(parts))
+        return [self.block_of(number, tuple(row)) for row in counts[:, repeated].tolist()]
 
     def block_of(self, body: int, counts: tuple[int, ...]) -> int:
         """Return the number of the block with that body and those counts."""
@@ -319,19 +323,13 @@ def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
 
 def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
-    streams, known = code.streams, dict[Any, int]()
+    streams, numbers = code.streams, np.zeros(len(phase.blocks), np.int64)
+    for form in streams.templates.forms(phase):
+        blocks = code.blocks_of(streams.timed(form.template, None), form.counts)
+        numbers[form.numbers] = np.array(blocks)[form.which]
     count = streams.device.group_count.value
-
-    def number(block: Any) -> int:
-        shape = phase.shape(block)
-        block_number = known.get(shape)
-        if block_number is None:
-            template = streams.templates.of(phase, block)
-            block_number = known[shape] = code.block(streams.timed(template, None))
-        return block_number
-
     chosen = range(count) if groups is None else groups
-    return [tuple(map(number, phase.blocks_of_group(group, count))) for group in chosen]
+    return [tuple(numbers[phase.numbers_of_group(group, count)].tolist()) for group in chosen]
 
 
 # ---------------------------------------------------------------- arrays

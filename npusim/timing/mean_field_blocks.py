@@ -7,7 +7,6 @@ as a weight that stays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,21 +33,16 @@ from npusim.timing.engine_arrays import (
 )
 from npusim.timing.engine_code import check_range
 from npusim.timing.link import FRACTION_BITS
+from npusim.timing.mean_field_arrays import ANY, BEFORE, NO_BLOCK, PART_BITS, WINDOW, build_results, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from npusim.timing.engine_arrays import Ints, Program
     from npusim.timing.engine_code import Code
 
-#: Parts of a transfer in which means are counted, as a shift.
-PART_BITS = 8
-#: Calls written for a simulation: the block before, the block itself and those that scalar units may
-#: be at already: small blocks fit into the instruction queues several at a time.
-BEFORE, AFTER = 1, 30
-WINDOW = BEFORE + 1 + AFTER
-#: States and results kept; with more, blocks have too little in common for this method.
-STATES, RESULTS = 2048, 4095
+#: States kept; with more, blocks have too little in common for this method.
+STATES = 2048
 
 
 class CutBlock(NamedTuple):
@@ -64,47 +58,30 @@ class CutBlock(NamedTuple):
     until: int = 0
 
 
-@dataclass(slots=True)
-class BlockResult:
-    """What a block takes: cycles, what is booked in them, and the same of the span in which its pace is taken.
-
-    Booked are, one after the other: cycles that every queue was busy and idle, cycles that every endpoint waited,
-    bytes on every link, and transfers in flight on every link, summed over cycles.  ``state`` is what the next block
-    is entered in, -1 where there is none; then ``ends`` are the last results of every queue.  ``neighbours`` are the
-    blocks around it, by distance, that scalar units fetched meanwhile.
-    """
-
-    state: int
-    cycles: int
-    booked: Ints
-    span_cycles: int
-    span_booked: Ints
-    ends: Ints
-    neighbours: tuple[tuple[int, int], ...]
-
-
 class BlockTable:
-    """Results of blocks, by all that they depend on.
+    """Results of ``blocks``, whose loops may be cut short, by all that they depend on.
 
     ``groups`` core groups share the links; the engine ``leader`` tells blocks apart.
     """
 
-    def __init__(self, code: Code, groups: int, leader: int) -> None:
+    def __init__(self, code: Code, groups: int, leader: int, blocks: Iterable[CutBlock]) -> None:
         from npusim.timing.engine_jit import argument
         from npusim.timing.periodic import build_snapshots, run_engine
 
         self.code, self.leader = code, leader
+        self.blocks = {block.number: block for block in blocks}
         self.window = code.window(WINDOW)
         self.program = sole_member(code, groups)
         self.state = build_state(self.program, history_of(code.streams), code.levels)
         self.memory = memory_of(self.state)
         self.snapshots = build_snapshots(self.program, self.state)
         self._run_engine = partial(run_engine, *map(argument, (self.program, self.state, self.snapshots)))
-        self.slack = slack(self.program)
+        rates = self.program.link["rate"].tolist()
+        self.results = build_results(list(zip(rates, slack(self.program), strict=True)), len(self.booked()))
+        #: Last results of every queue, of blocks after which there is none.
+        self.ends: dict[int, Ints] = {}
         self._states: dict[object, int] = {None: 0}
         self._entered = [self._first_state()]
-        self._results: dict[object, list[BlockResult]] = {}
-        self._count = 0
 
     def _first_state(self) -> tuple[Ints, int, int]:
         """Return what a group enters its first block in: the memory, the links' clock, the leader's."""
@@ -118,50 +95,48 @@ class BlockTable:
         m.size[TODO] = len(m.dispatcher)
         return self.memory.copy(), 0, 0
 
-    def of(self, state: int, blocks: Sequence[CutBlock | None], at: int, others: tuple[int, ...]) -> BlockResult:
-        """Return the result of ``blocks[at]``, entered in ``state`` beside so many parts of transfers of others.
-
-        There is None before the first and after the last of ``blocks``.  Raises `ProgramError` where scalar units are
-        too far apart, or blocks have too little in common.
-        """
-        block = blocks[at]
-        assert block is not None
-        alike = self._results.setdefault((state, block.number, blocks[at + 1] is None, others), [])
-        for result in alike:
-            if all(_number(blocks[at + distance]) == number for distance, number in result.neighbours):
-                return result
-        if self._count == RESULTS:
-            raise self._refusal()
-        self._count += 1
-        alike.append(self._simulate(state, blocks[at - BEFORE : at + 1 + AFTER], others))
-        return alike[-1]
-
     def _refusal(self) -> ProgramError:
         return ProgramError(f"{self.code.streams.program.name}: its blocks cannot be simulated one by one")
 
-    def _simulate(self, state: int, window: Sequence[CutBlock | None], others: tuple[int, ...]) -> BlockResult:
-        m, block, is_last = self.state, window[BEFORE], window[BEFORE + 1] is None
+    def add(self, state: int, numbers: Sequence[int], others: Ints) -> None:
+        """Simulate a block entered in ``state`` beside so many parts of transfers of others, and keep what it takes.
+
+        ``numbers`` are those of the block and of what is around it, `WINDOW` in all.  Raises `ProgramError` where
+        scalar units are too far apart, or blocks have too little in common.
+        """
+        r, m, window = self.results, self.state, [self.blocks.get(number) for number in numbers]
+        index, block, is_last = int(r.known[0]), window[BEFORE], window[BEFORE + 1] is None
         assert block is not None
+        if index == len(r.result):
+            raise self._refusal()
         moment, now = self._enter(state, window, others)
         done, before = int(m.engine[self.leader]["done"]), self.booked()
-        span_cycles, span_booked = 0, np.zeros_like(before)
+        span_cycles = 0
+        r.span_booked[index] = 0
         if block.until:
             now = self._run(now, done + block.since)
-            span_cycles, span_booked = -int(m.size[MOMENT]), -self.booked()
+            span_cycles, r.span_booked[index] = -int(m.size[MOMENT]), -self.booked()
             now = self._run(now, done + block.until)
             span_cycles += int(m.size[MOMENT])
-            span_booked += self.booked()
+            r.span_booked[index] += self.booked()
         now = self._run(now, NEVER if is_last else done + block.work)
         m.link["load"] -= others
-        ends = m.engine["end"] - moment
+        r.booked[index], r.others[index] = self.booked() - before, others
         fetched = int(m.size[FETCHED])
-        neighbours = tuple((i - BEFORE, _number(b)) for i, b in enumerate(window) if fetched >> i & 1 and i != BEFORE)
-        booked = self.booked() - before
-        cycles = max(0, int(ends.max())) if is_last else int(m.size[MOMENT]) - moment
-        following = -1 if is_last else self._leave(now, window[-1])
-        return BlockResult(following, cycles, booked, span_cycles, span_booked, ends, neighbours)
+        for place, number in enumerate(numbers):
+            r.neighbour[index, place] = number if fetched >> place & 1 and place != BEFORE else ANY
+        cycles, following = int(m.size[MOMENT]) - moment, NO_BLOCK
+        if is_last:
+            self.ends[index] = m.engine["end"] - moment
+            cycles = max(0, int(self.ends[index].max()))
+        else:
+            following = self._leave(now, window[-1])
+        head = head_of(state, block.number, is_last)
+        r.result[index] = (state, block.number, is_last, following, cycles, span_cycles, r.head[head])
+        r.head[head] = index
+        r.known[0] += 1
 
-    def _enter(self, state: int, window: Sequence[CutBlock | None], others: tuple[int, ...]) -> tuple[int, int]:
+    def _enter(self, state: int, window: Sequence[CutBlock | None], others: Ints) -> tuple[int, int]:
         """Put the engine where a block is entered, with others' transfers on the links; return when that is."""
         m, calls = self.state, self.program.code[self.window : self.window + WINDOW]
         self.memory[:], now, moment = self._entered[state]
@@ -217,10 +192,6 @@ class BlockTable:
         e, link = self.state.engine, self.state.link
         columns = e["busy"], e["idle"], self.state.counter["stalled"], link["bytes"], link["flow_cycles"]
         return np.concatenate(columns)
-
-
-def _number(block: CutBlock | None) -> int:
-    return -1 if block is None else block.number
 
 
 def sole_member(code: Code, groups: int) -> Program:

@@ -11,6 +11,8 @@ from collections import Counter
 from math import ceil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from npusim.errors import ContradictionError
 from npusim.ir.walk import producers_of
 from npusim.timing.link import bytes_per_cycle
@@ -110,12 +112,13 @@ def _account(streams: Streams, uses: Sequence[Sequence[QueueUse]], ends: Sequenc
 
 def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) -> set[int]:
     """Add what a core group does in a phase; return the queues that do something."""
-    blocks = phase.blocks_of_group(group, streams.device.group_count.value)
-    bodies = [streams.timed(streams.templates.of(phase, block), None) for block in blocks]
-    by_id = {id(body): body for body in bodies}
+    mine = np.zeros(len(phase.blocks), np.bool_)
+    mine[phase.numbers_of_group(group, streams.device.group_count.value)] = True
     ran: Counter[int] = Counter()
-    for number, count in Counter(map(id, bodies)).items():
-        _count(by_id[number], count, ran)
+    for form in streams.templates.forms(phase):
+        which = form.which[mine[form.numbers]]
+        if len(which):
+            _count(streams.timed(form.template, None), len(which), ran, form.counts[which].sum(0).tolist())
     names = [queue.name for queue in streams.program.queues]
     prefix = _prefix(streams, phase)
     busy = set()
@@ -131,11 +134,15 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     return busy
 
 
-def _count(body: TimedBody, times: int, ran: Counter[int]) -> None:
-    """Add how often each operation of a body runs, which is run ``times`` times itself."""
+def _count(body: TimedBody, times: int, ran: Counter[int], loops: Sequence[int] = ()) -> None:
+    """Add how often each operation of a body runs, which is run ``times`` times itself.
+
+    ``loops``: how often each of its loops runs in all of these; as often as the body says, each time, by default.
+    """
+    counts = iter(loops)
     for part in body.parts:
         if isinstance(part, TimedLoop):
-            _count(part.body, times * part.count, ran)
+            _count(part.body, next(counts, times * part.count), ran)
         else:
             for op in part:
                 ran[op.key] += times

@@ -143,12 +143,14 @@ def test_a_file_that_no_search_wrote_is_refused_before_a_search(
         assert path.read_bytes() == before
 
 
-def test_a_search_replaces_its_own_table_and_an_empty_file(tmp_path: Path) -> None:
+def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     for name in ("a.csv", "a.parquet"):
         (tmp_path / name).touch()
-        for fields in ({"block_kv": [128]}, {"block_kv": [128, 256], "depth": [1]}):
-            explore("flash", fields, seq=256, out=tmp_path / name)
+        for _ in range(2):
+            explore("flash", {"block_kv": [128, 256], "depth": [1]}, seq=256, out=tmp_path / name)
+    with pytest.raises(SpecError, match=r"holds another search: .*; search to another file \(--out\), or remove"):
+        explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / "a.csv")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic
+from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TensorError, TilingError
 from npusim.numerics.evaluate import evaluate
-from npusim.numerics.inputs import recipe_source
+from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, program_of
 
@@ -107,6 +109,130 @@ def test_decoding_of_mixed_lengths_is_bound_by_its_bytes() -> None:
         seconds = done.cycles / done.device.clock_hz.value
         assert done.problem.kv_bytes() == 2 * 4 * 40 * K * 128 * 2
         assert seconds <= 1.15 * done.problem.bytes_moved() / done.device.link("hbm").bytes_per_s.value
+
+
+# ---------------------------------------------------------------- pages, latents
+
+
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+@pytest.mark.parametrize("page", [1, 7, 16, 64, 200])
+def test_pages_change_no_bit(page: int, machine: Machine) -> None:
+    paged = [RAGGED.model_copy(update={"page": page, "page_seed": seed}) for seed in (0, 1)]
+    assert page == 200 or drawn_pages(paged[0]) != drawn_pages(paged[1])
+    program = program_of(paged[0], machine.hw, machine.precision, splits=2, **SMALL)
+    expected = scalar(RAGGED, [(2, 1), (4, 3), (1,)], machine)
+    for problem in paged:
+        rows = evaluate(program, problem, drawn_source(problem), rows="all", heads="all").rows
+        assert all(map(np.array_equal, (block.view(np.uint32) for _, block in sorted(rows.items())), expected))
+
+
+@pytest.mark.parametrize("layout", ["bnsd", "bsnd"])
+def test_a_cache_in_pages_is_read_by_its_table(layout: Any) -> None:
+    """Pages that no sequence has are NaN in K and V, and so are keys behind a sequence's last."""
+    lengths, page, rng = (70, 33), 16, np.random.default_rng(3)
+    pools = {n: np.full((11, page, 2, 32), np.nan, np.float16) for n in "kv"}
+    whole: dict[str, Any] = {n: rng.standard_normal((2, 70, 2, 32)).astype(np.float16) for n in "kv"}
+    table = np.array([[9, 0, 4, 7, 1], [3, 8, 2, -1, -1]])
+    for n in "kv":
+        for sequence, length in enumerate(lengths):
+            for at in range(0, length, page):
+                part = whole[n][sequence, at : min(at + page, length)]
+                pools[n][table[sequence, at // page], : len(part)] = part
+    order = (0, 1, 2, 3) if layout == "bsnd" else (0, 2, 1, 3)
+    q = rng.standard_normal((2, 1, 4, 32)).astype(np.float16).transpose(order)
+    how: dict[str, Any] = {"layout": layout, "tiling": {"splits": 2, "block_kv": 32}, "rows": "all", "heads": "all"}
+    paged = run(
+        "split_kv",
+        tensors={
+            "q": q,
+            **{n: x.transpose(order) for n, x in pools.items()},
+            "page_table": table,
+            "cache_seqlens": lengths,
+        },
+        **how,
+    )
+    plain = run(
+        "split_kv", tensors={"q": q, **{n: x.transpose(order) for n, x in whole.items()}}, lengths=lengths, **how
+    )
+    assert paged.problem.page == page
+    assert paged.problem.lengths == lengths
+    assert np.array_equal(paged.output.view(np.uint16), plain.output.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([[0, 1, 2], [3, 4, 1]], "page 1 is there twice: of sequences 0 and 1"),
+        ([[0, 1, 2], [3, 4, 6]], "sequence 1: no page 6; there are 0 to 5"),
+        ([[0, 1, 2], [3, 4, -1]], "sequence 1: no page -1"),
+        ([[0, 1], [3, 4]], "sequence 0 has 2 pages; 40 keys take 3"),
+        ([0, 1, 2], r"page_table has shape \(3,\); 2 lengths"),
+    ],
+)
+def test_page_tables_that_cannot_be_are_refused(table: list[Any], message: str) -> None:
+    tensors = {n: np.ones((6, 16, 2, 16), np.float16) for n in "kv"} | {"q": np.ones((2, 1, 2, 16), np.float16)}
+    with pytest.raises(TensorError, match=message):
+        run("split_kv", tensors={**tensors, "page_table": table}, layout="bsnd", lengths=[40, 48])
+
+
+def test_a_page_costs_a_transfer() -> None:
+    def cycles(layout: Any, **options: Any) -> int:
+        done = run("split_kv", workload="qwen2_7b", lengths=[K, 7 * K], numerics=False, layout=layout, **options)
+        return int(done.cycles)
+
+    whole, large, small, single = (cycles("bnsd", page=page) for page in (0, 128, 4, 1))
+    assert whole <= large < small < single
+    assert cycles("bsnd") > whole  # NHD: a row of a head is a burst of its own, in pages or not
+    assert cycles("bsnd", page=128) >= cycles("bsnd")
+
+
+LATENT_CALL = Problem(
+    heads=4, kv_heads=1, seq_q=1, lengths=(40, 100), head_dim=48, value_head_dim=32, values_in_keys=True
+)
+
+
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+def test_latents_have_the_bits_of_keys_and_values_that_are_alike(machine: Machine) -> None:
+    """The same numbers given twice, as K and as V."""
+    plain = LATENT_CALL.model_copy(update={"values_in_keys": False})
+    source = drawn_source(LATENT_CALL)
+    both = [
+        evaluate(
+            program_of(p, machine.hw, machine.precision, splits=2, **SMALL), p, source, rows="all", heads="all"
+        ).rows
+        for p in (LATENT_CALL, plain)
+    ]
+    assert both[0].keys() == both[1].keys()
+    assert all(np.array_equal(both[0][at].view(np.uint32), both[1][at].view(np.uint32)) for at in both[0])
+
+
+def test_latents_are_fetched_once() -> None:
+    """576 elements a token and sequence of a decoding step of DeepSeek-V3, whatever a page."""
+    for page in (0, 64):
+        done = run("split_kv", workload="deepseek_v3", lengths=[512, 2 * K, 4 * K], page=page, numerics=False)
+        keys = sum(done.problem.lengths)
+        assert done.problem.kv_bytes() == keys * 576 * 2
+        fetched = done.timing.link_bytes["hbm"]
+        others = 2 * 3 * 128 * (576 + 512)
+        assert keys * 576 * 2 <= fetched <= 1.1 * (keys * 576 * 2 + others)
+
+
+def test_absorbed_queries_meet_latents_where_they_decode() -> None:
+    load = load_workload("deepseek_v3")
+    prefill, step = load.problem(), load.problem(seq_q=1, is_absorbed=True)
+    assert (prefill.kv_heads, prefill.head_dim, prefill.value_head_dim) == (128, 192, 128)
+    assert (step.kv_heads, step.head_dim, step.value_head_dim) == (1, 576, 512)
+    assert prefill.scale == step.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+
+
+def test_latents_that_do_not_fit_say_what_does() -> None:
+    with pytest.raises(TilingError, match=r"L1: Q .*UB: S .*largest that fits.* block_q=32"):
+        run(
+            "split_kv",
+            workload="deepseek_v3",
+            lengths=[512],
+            tiling={"block_q": 128, "block_kv": 512, "vector_rows": 32},
+        )
 
 
 # ---------------------------------------------------------------- published rules

@@ -116,7 +116,7 @@ def test_a_run_whose_result_cannot_be_fails(result: TimingResult, monkeypatch: p
     impossible = replace(result, bound_cycles={"hbm": result.cycles + 1})
     monkeypatch.setattr("npusim.simulation.simulate.METHODS", {"wrong": lambda *_, **__: impossible})
     with pytest.raises(ContradictionError, match="below the bound of hbm"):
-        run("flash", seq=256, numerics=False, method="wrong")
+        run("flash", seq=256, numerics=False, method="wrong", trace_groups=())
 
 
 def test_a_possible_result_passes(result: TimingResult) -> None:

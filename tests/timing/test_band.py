@@ -103,7 +103,7 @@ def test_a_block_as_long_as_others_are_cut_to_costs_them_nothing() -> None:
     code = Code(Streams(program, device))
     classes = equal_groups(code)
     exact = Run(code, classes, periodic=True).result("steady").cycles
-    assert mean_field.MeanField(code, classes).result().cycles == pytest.approx(exact, rel=0.01)
+    assert mean_field.MeanField(code).result(classes).cycles == pytest.approx(exact, rel=0.01)
 
 
 def test_a_method_asked_for_by_name_says_that_it_is_approximate(monkeypatch: pytest.MonkeyPatch) -> None:

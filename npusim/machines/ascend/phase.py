@@ -15,6 +15,7 @@ from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
+from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice
@@ -288,15 +289,17 @@ class AscendPhase:
         """
         placed, total = self.frame.placed(block), sum(run.count for run in block.runs)
         lags = [self.tiling.ahead * i for i in range(len(self.parts))]
-        edges = sorted({at + lag for lag in lags for at in (*(first for first, _ in placed), total)} | {0})
+        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
         for start, end in pairwise(edges):
+            if start == end:
+                continue
             running = [
                 (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
                 for part, lag in zip(self.parts, lags, strict=True)
                 if 0 <= start - lag < total
             ]
             if running:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, range(start, end), self._steps(block, running))
+                yield Repeat(self.frame.loop_axis, indices(start, end), self._steps(block, running))
 
     def _steps(self, block: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
         """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
