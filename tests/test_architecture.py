@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("kernel", "machine", "simulation"),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
     ("run", "cli"),
+    ("__main__",),
 )
 #: (who, whom) within one layer: ``report`` shows what the others return.
 WITHIN = frozenset(

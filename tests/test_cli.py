@@ -14,12 +14,13 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
 
-from npusim import __version__
+from npusim import __version__, run
 from npusim.cli.app import app
 from npusim.config.load import list_devices, list_workloads
 from npusim.config.node import list_nodes
@@ -228,6 +229,35 @@ def test_run_prints_the_table_and_writes_the_folder() -> None:
     assert re.fullmatch(r"runs/flash-pangu_38b-256-ascend_910b2-[0-9a-f]{6}", match[1])
     assert "\x1b" not in result.stdout
     assert load_result(match[1]).timing is not None
+
+
+def test_checks_are_told_to_continuous_integration(elsewhere: Path) -> None:
+    base = "schema: npusim.baseline/1\nschedule: flash\nhw: ascend_910b2\nworkload: pangu_38b\nseq: 1k\n"
+    (elsewhere / "b").mkdir()
+    for name, more in (("fine", ""), ("odd", "tiling: {block_kv: 17}\n")):
+        (elsewhere / "b" / f"{name}.yaml").write_text(base + more)
+    _npusim("check", "b", "--update")
+    assert "seq: 1k" in (elsewhere / "b" / "fine.yaml").read_text()
+    result = _npusim("check", "b", "--github", "--junit", "out.xml")
+    assert result.exit_code == 1
+    assert "::error file=b/odd.yaml,title=odd%3A failed::block_kv: 17 must be" in result.stderr
+    suite = ElementTree.parse(elsewhere / "out.xml").getroot()
+    assert {k: suite.get(k) for k in ("tests", "failures", "errors")} == {"tests": "2", "failures": "0", "errors": "1"}
+    assert [case.get("name") for case in suite if len(case)] == ["odd"]
+
+
+def test_words_of_a_command_are_the_same_everywhere(elsewhere: Path) -> None:
+    (elsewhere / "mine.yaml").write_text(
+        "schema: npusim.device/1\nname: mine\ndescription: d\nextends: {file: ascend_910b2, basis: assumed}\n"
+    )
+    assert "ascend_910b2 -> mine" in _ok("compare", "flash", "flash --hw mine.yaml", *QUICK)
+    assert ". Did you mean `flash`? There are " in _npusim("run", "flahs").stderr
+    assert "--band x: write a share, 0 or more: 0.01, or 1%" in _npusim("validate", "a.yaml", "--band", "x").stderr
+    assert run("flash", seq="1k", numerics=False).problem.seq_q == 1024  # type: ignore[arg-type,union-attr]
+    with pytest.raises(SpecError, match="seq_kv 8q: write a positive whole number"):
+        run("flash", seq_kv="8q")  # type: ignore[arg-type]
+    module = subprocess.run([sys.executable, "-m", "npusim", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == f"npusim {__version__}\n"
 
 
 def test_what_differs_is_written_beside_and_the_last_runs_have_short_names(elsewhere: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, show_either
+from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
@@ -62,6 +62,10 @@ def check(
         str, o.option("--tolerance SHARE", "What cycles may differ, and a winner lose by: 1%, or 0.01.")
     ] = "0",
     update: Annotated[bool, o.option("--update", "Write what the cases give today into their files.")] = False,
+    github: Annotated[
+        bool, o.option("--github", "Mark what failed at its file, by annotations of GitHub Actions.")
+    ] = False,
+    junit: Annotated[Path | None, o.option("--junit FILE", "Write outcomes as JUnit's XML too.", shown=False)] = None,
     reason: Annotated[
         str,
         o.option(
@@ -76,10 +80,14 @@ def check(
     variable CI is set.
     """
     from npusim.baseline import check_baselines
+    from npusim.cli import ci
+    from npusim.report.output import check_file_writable
 
     if reason and not update:
         raise SpecError(f"--reason {reason}: goes with --update")
-    share, number = _share(tolerance), count(1)
+    if junit is not None:
+        check_file_writable(junit)  # before the work, not after it
+    share, number = o.share(tolerance, "--tolerance", most=1), count(1)
     with progress("checking") as advance:
         outcomes = check_baselines(
             folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)
@@ -90,21 +98,15 @@ def check(
         lambda: document("check", version=2, cases=[*map(_case, outcomes)], passed=not failed),
         lambda: _table(outcomes),
     )
+    why = {outcome.name: list(_why(outcome)) for outcome in outcomes}
+    for line in ci.github_lines(outcomes, why) if github else ():
+        say(line)
+    if junit is not None:
+        write(junit, ci.junit(outcomes, why))
     if failed:
         can_accept = any(outcome.status in ("changed", "new") for outcome in outcomes)
         how = f'; accept with: npusim check {folder} --update --reason "..."' if can_accept else ""
         raise CheckFailedError(f"{failed} of {len(outcomes)} baselines not met{how}")
-
-
-def _share(text: str) -> float:
-    """Return ``1%`` or ``0.01`` as a share."""
-    try:
-        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise SpecError(f"--tolerance {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
-    return value
 
 
 def _change(outcome: "CheckOutcome") -> str:
@@ -190,7 +192,7 @@ def validate(
         str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")
     ] = None,
     band: Annotated[
-        float | None, o.option("--band FRACTION", "Relative error allowed where the file states none.", min=0)
+        str | None, o.option("--band SHARE", "Relative error allowed where the file states none: 15%, or 0.15.")
     ] = None,
     method: Annotated[str, o.request_option("method")] = "auto",
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
@@ -209,14 +211,14 @@ def validate(
     from npusim.report.findings import validation_document, validation_table
     from npusim.validate import validate as hold
 
-    number = count(1)
+    allowed, number = None if band is None else o.share(band, "--band"), count(1)
     with progress("predicting") as advance:
 
         def begin(name: str) -> None:  # how many there will be is not known
             begun = next(number)
             advance(begun - 1, begun)
 
-        report = hold(file, only=only, band=band, method=method, progress=begin)
+        report = hold(file, only=only, band=allowed, method=method, progress=begin)
     show_either(json, lambda: validation_document(report), lambda: validation_table(report))
     _judge(report)
 

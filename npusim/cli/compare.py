@@ -110,9 +110,11 @@ def _request(word: str, base: Request) -> Request:
 
 def _is_file(word: str) -> bool:
     """Return whether a word is a file or folder, rather than a schedule with its options."""
-    if Path(word).exists() or word.endswith(_FILES):
+    if Path(word).exists():
         return True
-    first = o.words(word)[0]
+    first, *options = o.words(word)
+    if not options and word.endswith(_FILES):
+        return True
     return ("/" in first or "\\" in first) and ":" not in first
 
 

@@ -47,9 +47,9 @@ def show_guide(topic: Topic = None) -> None:
         typer.echo("\n".join(["Guides:", *lines, "", "Options of a verb: npusim VERB --help"]))
         return
     if topic not in known:
-        from npusim.config.messages import suggest
+        from npusim.config.messages import choices
 
-        raise SpecError(f"help {topic}: there are {', '.join(known)}{suggest(topic, tuple(known))}")
+        raise SpecError(f"help {topic}: no such guide{choices(topic, tuple(known))}")
     typer.echo(_MARK.sub("", known[topic]), nl=False)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
-from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar
+from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
 
 if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem
@@ -52,19 +52,37 @@ def option(
 
 def count(option: str) -> Callable[[str], int]:
     """Return a reader of an option's whole number: ``4096``, ``8k``."""
-
-    def read(text: str | int) -> int:
-        from npusim.units import parse_count
-
-        try:
-            return text if isinstance(text, int) else parse_count(text)
-        except ValueError:
-            raise SpecError(f"{option} {text}: write a positive whole number: 4096, 8k (8,192), 1M") from None
-
-    return read
+    return lambda text: text if isinstance(text, int) else whole_number(option, text)
 
 
-ScheduleName = Annotated[str | None, argument("SCHEDULE", "For example flash; without one, all are listed.")]
+def share(text: str, option: str, *, most: float = math.inf) -> float:
+    """Return ``1%`` or ``0.01`` as a share below ``most``; raise `SpecError` naming the option."""
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < most:
+        limit = f" from 0 to below {most:g} (or {most * 100:g} %)" if math.isfinite(most) else ", 0 or more"
+        raise SpecError(f"{option} {text}: write a share{limit}: 0.01, or 1%")
+    return value
+
+
+def _schedules() -> list[str]:
+    from npusim.schedules import SCHEDULES
+    from npusim.schedules.plugins import offered
+
+    return sorted({*(name for name, _ in SCHEDULES), *offered()})
+
+
+ScheduleName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="For example flash; without one, all are listed.",
+        show_default=False,
+        autocompletion=_schedules,
+    ),
+]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "N", "KEYS")
@@ -152,7 +170,9 @@ def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
         raise SpecError(f"{option} {text}: a name is empty; write names with commas between them")
     for name in listed if known else ():
         if name not in known:
-            raise SpecError(f"{option} {name}: there are {', '.join(known)}")
+            from npusim.config.messages import choices
+
+            raise SpecError(f"{option} {name}: no such name{choices(name, known)}")
     return listed
 
 

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from npusim.config.document import read_document, read_text
 from npusim.config.load import validated
 from npusim.config.model import (
+    Count,
     HeadCount,
     NonNegativeInt,
     PositiveFloat,
@@ -120,10 +121,10 @@ Timing = Literal["core", "kernel", "back_to_back", "call"]
 class RunSizes(SpecModel):
     """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
 
-    seq: PositiveInt | None = Field(default=None, description="of a named workload: queries and keys")
-    seq_q: PositiveInt | None = None
-    seq_kv: PositiveInt | None = None
-    batch: PositiveInt | None = None
+    seq: Count | None = Field(default=None, description="of a named workload: queries and keys")
+    seq_q: Count | None = None
+    seq_kv: Count | None = None
+    batch: Count | None = None
     tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
     causal: StrictBool | None = None
     dtype: Text | None = None

@@ -59,6 +59,12 @@ def suggest(wrong: str, allowed: Sequence[str]) -> str:
     return f"; allowed: {', '.join(allowed)}"
 
 
+def choices(wrong: str, allowed: Sequence[str]) -> str:
+    """Return ``. Did you mean `x`? There are a, b, c``: what is likely first, then all there is."""
+    near, listed = suggest(wrong, allowed), f"here are {', '.join(allowed)}"
+    return f"{near} T{listed}" if near.startswith(". ") else f"; t{listed}"
+
+
 def explain(error: ValidationError, data: object = None, model: type | None = None) -> Iterator[tuple[str, str]]:
     """Yield the dotted key and the text of each fault; ``data`` is what was validated, as ``model``.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from npusim.errors import SpecError
+from npusim.units import parse_count
 
 EntryType = TypeVar("EntryType")
 
@@ -17,6 +18,18 @@ PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 # Far above any model; messages list the divisors of a head count.
 HeadCount = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+
+
+def _counted(value: object) -> object:
+    """Return what a text such as ``8k`` says, anything else as it is: the number's own check names the fault."""
+    try:
+        return parse_count(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+#: Tokens or sequences: 8192, or 8k.
+Count = Annotated[PositiveInt, BeforeValidator(_counted)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 StrictBool = Annotated[bool, Field(strict=True)]

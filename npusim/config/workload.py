@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from npusim.config.layers import Experts, LatentAttention, ModelProblem
 from npusim.config.model import (
+    Count,
     HeadCount,
     Name,
     NonNegativeInt,
@@ -85,9 +86,9 @@ class Workload(SpecModel):
     )
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
-    batch: PositiveInt = 1
-    seq: PositiveInt = Field(description="tokens, unless the command line says otherwise")
-    seq_kv: PositiveInt | None = Field(default=None, description="keys, where not as many")
+    batch: Count = 1
+    seq: Count = Field(description="tokens, unless the command line says otherwise")
+    seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
     page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     causal: StrictBool

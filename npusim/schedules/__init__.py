@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.device import MACHINES
 from npusim.config.layers import ModelProblem
+from npusim.config.messages import choices
 from npusim.config.packaged import installed
 from npusim.errors import SpecError
 from npusim.schedules import allreduce, flash, fp8, gemm, layer, pasa, plugins, split_kv, standard
@@ -82,6 +82,4 @@ def find_schedule(name: str, family: str) -> Schedule:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")
     known = sorted({*(n for n, _ in SCHEDULES), *plugins.offered()})
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise SpecError(f"unknown schedule {name!r}; there are {', '.join(known)}.{hint}")
+    raise SpecError(f"unknown schedule {name!r}{choices(name, known)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import MACHINES
-from npusim.config.messages import suggest
+from npusim.config.messages import choices
 from npusim.config.packaged import clash, installed
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.machines.base import Machine
@@ -113,8 +113,8 @@ def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, 
     if not wanted:
         raise SpecError(f"{source}: add :NAME; it has {', '.join(offered) or 'no schedule at all'}")
     if value is None:
-        choices = f"it has {', '.join(offered)}{suggest(wanted, offered)}" if offered else "it has no schedule at all"
-        raise SpecError(f"{source}: no {wanted!r}; {choices}")
+        listed = choices(wanted, offered) if offered else "; it has no schedule at all"
+        raise SpecError(f"{source}: no {wanted!r}{listed}")
     raise SpecError(f"{source}: {wanted} is a {type(value).__name__}, not what attention() or schedule() returns")
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import Accumulate
-from npusim.config.messages import suggest
+from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling, tiling_fields
@@ -315,8 +315,7 @@ def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
     values: dict[str, object] = {}
     for key, text in changes.items():
         if key not in known:
-            listed = ", ".join(known)
-            raise SpecError(f"precision field {key!r}: {preset.name} has {listed}{suggest(key, known)}")
+            raise SpecError(f"precision field {key!r}: {preset.name} has none of that name{choices(key, known)}")
         values[key] = _value(preset, key, text)
     if values:
         values["name"] = ",".join([preset.name, *(f"{k}={v}" for k, v in changes.items())])

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
+from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -265,6 +266,8 @@ class Request:
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip() and name != "prefix":
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
+            if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "N") and name != "seed":
+                object.__setattr__(self, name, whole_number(name, value))
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Request:
@@ -483,6 +486,14 @@ def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: 
     for option, value in options:
         words += [option, value] if value else [option]
     return " ".join(shlex.quote(word) for word in (*words, *more))
+
+
+def whole_number(name: str, text: str) -> int:
+    """Return a whole number as it is typed: ``4096``, ``8k``; raise `SpecError` naming what it is."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise SpecError(f"{name} {text}: write a positive whole number: 4096, 8k (8,192), 1M") from None
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

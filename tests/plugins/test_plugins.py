@@ -357,7 +357,7 @@ def faulty(tmp_path: Path, body: str) -> str:
     [
         ("S = (", r"mine\.py:\d+: SyntaxError"),
         ("import no_such_package\n", r"mine\.py:9: ModuleNotFoundError: No module named 'no_such_package'"),
-        ("T = schedule('t', usual, precisions=[P])\n", r"mine\.py: no 'S'; it has T"),
+        ("T = schedule('t', usual, precisions=[P])\n", r"mine\.py: no 'S'; there are T"),
         ("S = 3\n", r"mine\.py: S is a int, not what attention\(\) or schedule\(\) returns"),
         ("S = schedule('s', usual, precisions=[])\n", r"mine\.py:9: schedule s: it needs at least one precision"),
         (

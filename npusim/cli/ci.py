@@ -1,0 +1,45 @@
+"""Outcomes of checks as continuous integration takes them: annotations of GitHub Actions, and JUnit's XML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npusim.baseline import CheckOutcome
+
+#: GitHub's escapes of a message, and those that a property needs besides (actions/toolkit, command.ts).
+_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = str.maketrans({**{chr(c): t for c, t in _MESSAGE.items()}, ":": "%3A", ",": "%2C"})
+
+
+def github_lines(outcomes: Iterable[CheckOutcome], why: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each failed case that GitHub shows at the case's file; ``why``: lines about a case, by name."""
+    return [
+        f"::error file={str(o.path).translate(_PROPERTY)},title={f'{o.name}: {o.status}'.translate(_PROPERTY)}"
+        f"::{_message(o, why).translate(_MESSAGE)}"
+        for o in outcomes
+        if not o.passed
+    ]
+
+
+def junit(outcomes: Sequence[CheckOutcome], why: Mapping[str, Sequence[str]]) -> str:
+    """Return the outcomes as one suite of JUnit: a case that does not run is an error, one that moved a failure."""
+    failed = [o for o in outcomes if not o.passed]
+    errors = sum(o.status == "failed" for o in failed)
+    counts = {"tests": str(len(outcomes)), "failures": str(len(failed) - errors), "errors": str(errors)}
+    suite = ET.Element("testsuite", {"name": "npusim check", **counts})
+    for o in outcomes:
+        case = ET.SubElement(suite, "testcase", {"classname": o.kind, "name": o.name, "file": str(o.path)})
+        if not o.passed:
+            kind = "error" if o.status == "failed" else "failure"
+            ET.SubElement(case, kind, {"message": o.status}).text = _message(o, why)
+    ET.indent(suite)
+    return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _message(outcome: CheckOutcome, why: Mapping[str, Sequence[str]]) -> str:
+    moved = [f"was {row.old}, is {row.new} {row.why}".strip() for row in outcome.rows[:1]]
+    return "\n".join([*moved, *why.get(outcome.name, ())]) or outcome.status
