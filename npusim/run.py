@@ -83,6 +83,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
+    lengths, page
+        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

@@ -164,7 +164,7 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     ("options", "code"), [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)]
 )
 def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
-    lacks: str, options: tuple[str, ...], code: int
+    lacks: str, options: tuple[str, ...], code: int, tmp_path: Path
 ) -> None:
     finder = (
         "import sys\n"
@@ -173,7 +173,7 @@ def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
         "        if name == 'numba': raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Missing())\n"
     )
-    is_missing, environment = lacks.startswith("numba"), dict(os.environ)
+    is_missing, environment = lacks.startswith("numba"), {**os.environ, "NPUSIM_CACHE": str(tmp_path)}
     if not is_missing:
         environment["NUMBA_DISABLE_JIT"] = "1"
     command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]

@@ -41,6 +41,7 @@ OF_A_SEARCH = frozenset(
         "on_outcome",
         "studies",
         "check_all",
+        "budget_s",
     ]
 )
 

@@ -69,14 +69,17 @@ def test_a_result_saves_itself(result: RunData, tmp_path: Path) -> None:
 
 def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: RunData) -> None:
     found = {p.precision: p for p in result.presets}
-    assert set(found) == {"fp32_mean", "fixed_reference"}
+    assert list(found) == ["fp16_mean", "fp32_mean", "fixed_reference"]
+    assert result.compared == "rows 128..255 of head 0"
     for name, preset in found.items():
-        alone = npusim.run("pasa", seq=256, precision=name, trace_groups=())
+        alone = npusim.run("pasa", seq=256, heads=[0], precision=name, trace_groups=())
         assert preset.relative_rmse == alone.numerics.error.rmse  # type: ignore[union-attr]
         assert preset.latency_us == alone.latency_us
     text = str(result)
-    preset = found["fp32_mean"]
-    assert f"presets     fp32_mean {preset.latency_us:.2f} us, relative RMSE {preset.relative_rmse:.2e}; " in text
+    figures = ((p.precision, f"{p.latency_us:.2f} us", f"relative RMSE {p.relative_rmse:.1e}") for p in result.presets)
+    presets = "; ".join(f"{name} {time}, {error}" for name, time, error in figures)
+    assert f"presets     {presets} (of rows 128..255 of head 0)" in text
+    assert text.count("(of rows 128..255 of head 0)") == 2  # of other arithmetic too
     assert not npusim.run("flash", seq=64, presets=True, trace_groups=()).presets
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a run without a terminal reports no progress.
 QUIET_S = 30.0
+#: Seconds to the first line on a search where there is no terminal, and between lines.
+FIRST_LINE_S, LINE_S = 2.0, 10.0
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 )
@@ -112,29 +114,26 @@ def working(message: str) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def progress(message: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield ``advance(done, total)``, which draws a bar on stderr if that is a terminal."""
+def progress(message: str) -> Iterator[Callable[..., None]]:
+    """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line."""
     if not sys.stderr.isatty():
-        yield lambda done, total: None
+        due = time.monotonic() + FIRST_LINE_S
+
+        def line(done: int, total: int, note: str = "") -> None:
+            nonlocal due
+            if note and time.monotonic() >= due:
+                due = time.monotonic() + LINE_S
+                say(f"npusim: {message}: {done:,} of {total:,}, {note}")
+
+        yield line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task, start = bar.add_task(message, total=None, rate=""), time.monotonic()
-
-        def advance(done: int, total: int) -> None:
-            rate = done / max(1e-9, time.monotonic() - start)
-            bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}/s")
-
-        yield advance
+        task = bar.add_task(message, total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
 
 
 def _width() -> int | None:

@@ -16,12 +16,14 @@ from npusim.simulation.request import Request, TensorOptions
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
-    from npusim.explore.search import Options
+    from npusim.explore.search import Options, Progress
     from npusim.explore.store import PointOutcome
 
 app = Verbs()
 
 _HOW, _OUT = "How", "Output"
+#: Seconds expected from which a search says how long it takes.
+LONG_S = 5.0
 Fields = Annotated[
     list[str] | None,
     o.option(
@@ -47,6 +49,10 @@ Out = Annotated[
         "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
+]
+Budget = Annotated[
+    float | None,
+    o.option("--budget SECONDS", "End after so long: the best so far, and how much faster what is left may be."),
 ]
 Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
@@ -83,6 +89,7 @@ def explore(
     cluster: Cluster = None,
     out: Out = None,
     resume: Resume = False,
+    budget: Budget = None,
     best: Best = None,
     plot: Plot = None,
     robust: Robust = False,
@@ -91,8 +98,8 @@ def explore(
 ) -> None:
     """Search schedules' tilings, precisions and hardware for what is fastest.
 
-    Points that cannot win are pruned with proof, those that do not fit are kept with the reason. Ctrl-C keeps
-    what is done, and --resume goes on.
+    Points that cannot win are pruned with proof, those that do not fit are kept with the reason. Ctrl-C and --budget
+    keep what is done and bound what is left; --resume goes on.
     """
     from npusim.explore.search import Options
     from npusim.report.search import exploration_document, exploration_table
@@ -107,6 +114,7 @@ def explore(
         cluster=cluster,
         store=path,
         resume=resume,
+        budget_s=budget,
         exhaustive=exhaustive,
         check_all=check_all,
         pareto=pareto,
@@ -114,11 +122,11 @@ def explore(
         finite=finite,
         studies=studies or not auto,
     )
-    done, points, exploration = _searched(name, request, axes, options)
+    done, last, exploration = _searched(name, request, axes, options)
     show_either(
         json,
-        lambda: exploration_document(name, done, exploration),
-        lambda: exploration_table(name, done, exploration, total=points, top=top, is_pareto=pareto, is_robust=robust),
+        lambda: exploration_document(name, done, exploration, last),
+        lambda: exploration_table(name, done, exploration, last, top=top, is_pareto=pareto, is_robust=robust),
     )
     if done:
         say(f"wrote {path}")
@@ -126,30 +134,51 @@ def explore(
         raise KeyboardInterrupt
     _write(exploration, best, plot)
     if exploration.best is None:
-        closest = exploration.closest_misfit()
-        hint = f". The closest: {closest}" if closest else ""
-        raise TilingError(f"{exploration.why_none()}; the reasons stand in {path}{hint}")
+        _refuse_none(exploration, path)
+
+
+def _refuse_none(exploration: "Exploration", path: Path) -> None:
+    """Raise `TilingError` where a search that is over has no point with a time."""
+    if exploration.undecided:
+        say("npusim: no point has a time yet; --resume goes on")
+        return
+    closest = exploration.closest_misfit()
+    hint = f". The closest: {closest}" if closest else ""
+    raise TilingError(f"{exploration.why_none()}; the reasons stand in {path}{hint}")
 
 
 def _searched(
     name: str, request: Request, axes: "dict[str, Any]", options: "Options"
-) -> "tuple[list[PointOutcome], int, Exploration | None]":
-    """Return the outcomes in order, the number of points, and the search; None for one that was interrupted."""
+) -> "tuple[list[PointOutcome], Progress, Exploration | None]":
+    """Return the outcomes in order, how far the search came, and the search; None for one that was interrupted."""
     from npusim.explore.exploration import search
+    from npusim.explore.search import Progress, Size
 
     done: list[PointOutcome] = []
-    points, exploration = 0, None
+    last, exploration, is_long = Progress("", 0, 0), None, False
+
+    def on_size(size: Size) -> None:
+        nonlocal last, is_long
+        last, is_long = Progress("start", 0, size.points), size.seconds >= LONG_S
+        if is_long:
+            end = "" if options.budget_s is not None else "; --budget S ends earlier, Ctrl-C at any time"
+            processes = f" with {options.jobs} processes" if options.cluster is None else ""
+            long = f"{size.seconds:.0f} s" if size.seconds < 100 else f"{size.seconds / 60:.0f} min"
+            say(f"{name}: {size.points:,} points in {size.families:,} families, about {long}{processes}{end}")
+
     with progress(f"exploring {name}") as advance:
 
-        def on_outcome(outcome: "PointOutcome", total: int) -> None:
-            nonlocal points
-            points = total
-            done.append(outcome)
-            advance(len(done), total)
+        def on_progress(now: Progress) -> None:
+            nonlocal last
+            last = now
+            best = "" if now.best_us is None else f", best {now.best_us:,.2f} us"
+            least = "" if now.remaining_us is None else f", none left below {now.remaining_us:,.2f}"
+            advance(now.decided, now.points, f"{now.stage}{best}{least}" if is_long else "")
 
+        told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first
-            exploration = search(request, axes, replace(options, on_outcome=on_outcome))
-    return sorted(done, key=lambda outcome: outcome.index), points, exploration
+            exploration = search(request, axes, told)
+    return sorted(done, key=lambda outcome: outcome.index), last, exploration
 
 
 def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":

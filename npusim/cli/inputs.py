@@ -83,7 +83,7 @@ def show_device(
 
 def _unread_keys(family: str) -> "Mapping[str, str]":
     """Return `schedules.unread_keys`, which are imported only where a number is changed: that takes a second."""
-    from npusim.schedules import unread_keys
+    from npusim.schedules.define import unread_keys
 
     return unread_keys(family)
 

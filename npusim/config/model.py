@@ -68,7 +68,7 @@ class SpecModel(BaseModel):
     The check runs first because a misspelt key would otherwise be reported as a missing one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,7 +13,10 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Field", "Tiling", "TilingField", "build_tiling", "tiling_fields"]
+__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields"]
+
+#: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
+Lightest = Literal["least", "most", "any"]
 
 
 class Tiling(BaseModel):
@@ -25,10 +28,20 @@ class Tiling(BaseModel):
     has under ``none``.  Limits that depend on the problem or the device are the schedule's to check.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 TilingType = TypeVar("TilingType", bound=Tiling)
+
+
+def lightest(value: Lightest) -> Any:
+    """Return what declares a field that changes when and where operations run, not which nor their bits.
+
+    ``Field(..., json_schema_extra=lightest("least"))``: with the least value a program takes no more work on any engine
+    and no more of any memory than with another, all else equal.  Searches bound points that differ in such fields
+    alone together.
+    """
+    return {"lightest": value}
 
 
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
@@ -78,6 +91,13 @@ class TilingField:
     maximum: int | None
     multiple_of: int | None
     choices: tuple[object, ...]
+    lightest: Lightest | None = None
+
+    def takes(self, value: object) -> bool:
+        """Return whether a whole number lies within the field's limits."""
+        if not isinstance(value, int) or (self.multiple_of and value % self.multiple_of):
+            return False
+        return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
 
 def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
@@ -92,6 +112,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
         }
         inner = get_args(info.annotation)
         kinds = (info.annotation, *(inner if type(None) in inner else ()))
+        extra: Any = info.json_schema_extra
         literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
         fields.append(
             TilingField(
@@ -102,6 +123,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
                 maximum=limits.get("le"),
                 multiple_of=limits.get("multiple_of"),
                 choices=literals[0] if literals else (),
+                lightest=extra.get("lightest") if isinstance(extra, dict) else None,
             )
         )
     return tuple(fields)

@@ -6,6 +6,7 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,17 +14,20 @@ import numpy as np
 
 from npusim.ir.content import Itself, interned, memo, methods_of
 from npusim.ir.op import TileOp, meets_l2
+from npusim.ir.program import Body, Loop
 from npusim.ir.walk import ends_of
 from npusim.simulation.variants import blocks_key
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS
 from npusim.timing.engine_code import Classes, blocks_by_group
+from npusim.timing.gpu_pipes import ONE, shared_pipes, sharing_of
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Body, Item, Pricing, ProgramPhase, TileProgram
+    from npusim.ir.program import Item, Pricing, ProgramPhase, TileProgram
     from npusim.timing.engine_arrays import Ints
     from npusim.timing.engine_code import Code
 
@@ -42,19 +46,21 @@ class Bound(NamedTuple):
     groups: tuple[int, ...] = ()
 
 
-def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("inf")) -> Bound:
+def work_bound(
+    program: TileProgram, device: DeviceSpec, cutoff: float = float("inf"), *, is_relaxed: bool = False
+) -> Bound:
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
 
-    An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest
-    core group does.  Bodies are looked at by how often they run, until the bound passes ``cutoff``: those
-    that are left could only raise it.  0 where a machine does not say what its blocks are made of.
+    An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
+    does.  Bodies are looked at by how often they run, operation by operation, until the bound passes ``cutoff``: those
+    that are left could only raise it.  ``is_relaxed``: a bound of all programs whose tilings differ in fields that
+    declare what is lightest, too (`npusim.config.tiling.lightest`): wherever tiles lie, whoever gets which block.
     """
-    if any(p.memo_key is None for p in program.phases) or all(p.body_counts is None for p in program.phases):
-        return Bound(0)
-    works = _Works(program, device)
+    works = _Works(program, device, is_relaxed=is_relaxed)
+    is_shared = all(p.memo_key is not None for p in program.phases)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.
-    known = memo(program.phases[-1].memo_key, works.ends, "bounds")
-    key = (works.by, cutoff, blocks_key(program))
+    known = memo(program.phases[-1].memo_key, works.ends, "bounds") if is_shared else {}
+    key = (works.by, cutoff, blocks_key(program)) if is_shared else ()
     if key not in known:
         groups = device.group_count.value
         dispatch = device.timed_launch().block_dispatch_cycles.value
@@ -62,27 +68,45 @@ def work_bound(program: TileProgram, device: DeviceSpec, cutoff: float = float("
         cycles = 0
         for phase in program.phases:
             if phase.blocks:
-                longest = _of_phase(phase, works, groups, cutoff).max(axis=1)
-                busy += longest
-                cycles += dispatch + int(longest.max())
+                work, longest = _of_phase(phase, works, groups, cutoff - cycles - dispatch)
+                busy += work
+                cycles += dispatch + longest
+                if cycles > cutoff:
+                    break
         known[key] = Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
     bound: Bound = known[key]
     return bound
 
 
-def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> Ints:
-    """Return the work of each engine by core group; 0 for a phase without loops over tiles."""
-    cycles = np.zeros((groups, works.queues), np.int64)
-    if phase.body_counts is None:
-        return cycles
+def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> tuple[Ints, int]:
+    """Return the work of the busiest engine by core group, and cycles that the phase takes at least."""
     examples, shape_counts = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    bodies = list(phase.body_counts(examples))
-    runs = shape_counts @ np.array([counts for _, counts in bodies], np.int64).reshape(len(bodies), len(examples)).T
+    counts_of_bodies: list[tuple[Any, Sequence[int]]]
+    if phase.body_counts is None:  # a block is a body
+        counts_of_bodies = [(block, [n == at for n in range(len(examples))]) for at, block in enumerate(examples)]
+    else:
+        counts_of_bodies = list(phase.body_counts(examples))
+    of_shapes = np.array([counts for _, counts in counts_of_bodies], np.int64).reshape(-1, len(examples))
+    runs = shape_counts @ of_shapes.T
+    if works.is_relaxed:  # spread evenly, and the block with most
+        present = of_shapes[:, shape_counts.any(axis=0)].T
+        runs = np.concatenate([present, runs.sum(axis=0, keepdims=True)])
+    cycles = np.zeros((len(runs), works.columns), np.int64)
+    longest = 0
     for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
-        cycles += runs[:, number, None] * works.of(bodies[number][0])
-        if cycles.max() > cutoff:
+        most = int(runs[: len(runs) - works.is_relaxed, number].max(initial=1))
+        cycles += runs[:, number, None] * works.of(phase, counts_of_bodies[number][0], cutoff / max(1, most))
+        longest = _longest(cycles // works.scale, groups, is_relaxed=works.is_relaxed)
+        if longest > cutoff:
             break
-    return cycles
+    return (np.zeros(groups, np.int64) if works.is_relaxed else (cycles // works.scale).max(axis=1)), longest
+
+
+def _longest(cycles: Ints, groups: int, *, is_relaxed: bool) -> int:
+    """Return the most cycles of an engine; the last row is all work where that is spread over the core groups."""
+    if not is_relaxed:
+        return int(cycles.max(initial=0))
+    return max(int(cycles[:-1].max(initial=0)), ceil_div(int(cycles[-1].max(initial=0)), groups))
 
 
 @lru_cache(maxsize=8)
@@ -98,41 +122,100 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
     return [examples[n] for n in range(len(numbers))], shape_counts
 
 
-class _Works:
-    """Cycles that each queue is busy with one iteration, apart from those that depend on what L2 holds."""
+@dataclass(slots=True)
+class _Work:
+    """What one run of a body keeps busy, as far as it was asked for: columns and units of each operation, in order."""
 
-    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+    operations: Iterator[list[tuple[int, int]]]
+    done: list[list[tuple[int, int]]] = field(default_factory=list)
+    total: Ints | None = None
+
+
+#: What concurrent warp groups share, fields of `Share`: the first three arithmetic alone, then products, the last both.
+_SHARED = ("issue", "compare", "special", "tensor", "memory")
+
+
+class _Works:
+    """Cycles that queues, pipes and what warp groups share are busy with a body, but for what depends on L2."""
+
+    def __init__(self, program: TileProgram, device: DeviceSpec, *, is_relaxed: bool = False) -> None:
         assert program.pricing is not None
-        self.program, self.device, self.queues = program, device, len(program.queues)
-        self.by = interned((Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items())))
-        self.ends = ends_of(program)
+        self.program, self.device, self.is_relaxed = program, device, is_relaxed
+        names = [queue.name for queue in program.queues]
+        is_sharing = sharing_of(program, device) is not None
+        shared = _SHARED if is_sharing else shared_pipes(program, device)
+        self._numbers = {name: number for number, name in enumerate((*names, *shared))}
+        self.columns = len(self._numbers)
+        #: Units of a column that are a cycle.
+        self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
+        by = Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items()), is_relaxed
+        self.by, self.ends = interned(by), ends_of(program)
+        self._bodies: dict[Hashable, list[list[tuple[int, int]]]] = {}
 
     @cached_property
     def _pricing(self) -> Pricing:
         assert self.program.pricing is not None
-        return self.program.pricing(self.program, self.device)
+        pricing = self.program.pricing(self.program, self.device)
+        pricing.is_placed = not self.is_relaxed
+        return pricing
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {queue.name: number for number, queue in enumerate(self.program.queues)}
-
-    def of(self, body: Body) -> Ints:
-        """Return the work of a body, by queue."""
-        known = memo(body.memo_key, self.ends, "work")
-        key = (self.by, body.key)
+    def of(self, phase: ProgramPhase, body: Any, enough: float) -> Ints:
+        """Return the work of a body, or of a block; what is left out once a column has ``enough`` only adds to it."""
+        if isinstance(body, Body):
+            known, key = memo(body.memo_key, self.ends, "work"), (self.by, body.key)
+        else:
+            known = {} if phase.memo_key is None else memo(phase.memo_key, self.ends, "work")
+            key = self.by, phase.shape(body)
         if key not in known:
-            known[key] = np.zeros(self.queues, np.int64)
-            self._add(body(0), 1, known[key])
-        cycles: Ints = known[key]
-        return cycles
+            items = body(0) if isinstance(body, Body) else phase.body(body)
+            known[key] = _Work(self._operations(items, 1))
+        work: _Work = known[key]
+        if work.total is not None and (work.total <= enough * self.scale).all():
+            return work.total
+        units = [0] * self.columns
+        for operation in self._so_far(work):
+            for column, more in operation:
+                units[column] += more
+            if any(units[column] > enough * self.scale[column] for column, _ in operation):
+                return np.array(units, np.int64)
+        work.total = np.array(units, np.int64)
+        return work.total
 
-    def _add(self, items: Iterable[Item], times: int, cycles: Ints) -> None:
+    def _so_far(self, work: _Work) -> Iterator[list[tuple[int, int]]]:
+        yield from work.done
+        for operation in work.operations:
+            work.done.append(operation)
+            yield operation
+
+    def _operations(self, items: Iterable[Item], times: int) -> Iterator[list[tuple[int, int]]]:
         for item in items:
-            if isinstance(item, TileOp):
-                if not meets_l2(item):
-                    cycles[self._numbers[item.queue]] += times * self._pricing.of_op(item).occupancy_cycles
-            elif item.indices:
-                self._add(item.body(item.indices[0]), times * len(item.indices), cycles)
+            if isinstance(item, Loop):
+                if item.indices:
+                    for operation in self._iteration(item):
+                        yield [(column, times * len(item.indices) * units) for column, units in operation]
+            elif not meets_l2(item):
+                yield [(column, times * units) for column, units in self._units(item) if units]
+
+    def _iteration(self, loop: Loop) -> Iterable[list[tuple[int, int]]]:
+        """Return what one iteration keeps busy; bodies of blocks that differ in their counts are looked at once."""
+        operations = self._operations(loop.body(loop.indices[0]), 1)
+        if loop.key is None:
+            return operations
+        if loop.key not in self._bodies:
+            self._bodies[loop.key] = list(operations)
+        return self._bodies[loop.key]
+
+    def _units(self, op: TileOp) -> Iterator[tuple[int, int]]:
+        """Yield the columns that an operation keeps busy, each with its units."""
+        cost, numbers = self._pricing.of_op(op), self._numbers
+        share = cost.share
+        yield numbers[op.queue], cost.occupancy_cycles + (share.cycles if share else 0)
+        if share is not None:
+            for name in _SHARED[3:] if share.is_product else (*_SHARED[:3], _SHARED[4]):
+                yield numbers[name], share.cycles * getattr(share, name)
+        elif "issue" not in numbers:
+            for name, cycles in cost.pipe_cycles:
+                yield numbers[name], cycles
 
 
 def alone_bound(code: Code, groups: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -63,17 +63,24 @@ def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
 
 @dataclass(frozen=True, repr=False)
 class Exploration:
-    """All outcomes of a search, in the order of its points; ``checked`` pruned ones were checked for races."""
+    """All outcomes of a search, in the order of its points.
+
+    ``checked`` pruned ones were checked for races, which lack the values ``unseen``.  ``undecided`` are the numbers of
+    points that have no verdict, as the search's time was over: no latency is below its bound in us (None: none yet).
+    """
 
     setting: SearchSpec
     outcomes: tuple[PointOutcome, ...]
     options: Options
     checked: int = 0
+    unseen: tuple[str, ...] = ()
+    undecided: Mapping[int, float | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, done: Search) -> Exploration:
         """Return what a search found."""
-        return cls(done.setting, tuple(done.outcomes[i] for i in sorted(done.outcomes)), done.options, done.checked)
+        outcomes = tuple(done.outcomes[i] for i in sorted(done.outcomes))
+        return cls(done.setting, outcomes, done.options, done.checked, done.unseen, done.undecided())
 
     @property
     def request(self) -> Request:
@@ -92,8 +99,14 @@ class Exploration:
 
     @property
     def best(self) -> PointOutcome | None:
-        """The fastest point, proved: no other of its problem is faster; None if none fits."""
+        """The fastest point, proved where none is `undecided`: no other of its problem is faster; None if none fits."""
         return best_of(self.outcomes)
+
+    @property
+    def remaining_us(self) -> float | None:
+        """Latency below which no point is that has no verdict; None where there is none, or one without a bound."""
+        bounds = list(self.undecided.values())
+        return None if None in bounds else min(cast("list[float]", bounds), default=None)
 
     @property
     def front(self) -> tuple[PointOutcome, ...]:
@@ -192,6 +205,7 @@ def explore(
     cluster: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    budget_s: float | None = None,
     on_outcome: Callable[[PointOutcome, int], None] | None = None,
     **call_options: Unpack[TensorOptions],
 ) -> Exploration:
@@ -224,6 +238,8 @@ def explore(
     out, resume
         A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` and ``*.parquet`` a table is
         written at the end, the store beside it), and whether to go on with what is in it.
+    budget_s
+        Seconds after which the search ends with the best so far: `Exploration.remaining_us` bounds what is left.
     on_outcome
         Called with each outcome as it is done, and the number of points.
 
@@ -250,6 +266,7 @@ def explore(
         cluster=cluster,
         store=None if out is None else Path(out),
         resume=resume,
+        budget_s=budget_s,
         exhaustive=exhaustive,
         check_all=check_all,
         pareto=pareto,

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from npusim.config.node import is_node
+from npusim.config.node import NodeDevice, is_node
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError, one_line
-from npusim.explore.bounds import alone_bound, work_bound
+from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
+from npusim.simulation.plan import plan_of
 from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
 from npusim.simulation.variants import bits_key, program_key
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from npusim.explore.space import Point
+    from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
     from npusim.simulation.simulate import BuiltPlan
     from npusim.simulation.variants import Variants
@@ -48,11 +51,13 @@ class Job:
     """What one worker does at a time.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with what it keeps, for all jobs of a worker.
+    ``is_relaxed``: its points stand for their families.
     """
 
     variants: bytes
     tasks: tuple[PointTask, ...]
     needs_bits: bool = False
+    is_relaxed: bool = False
 
 
 class Surveyed(NamedTuple):
@@ -101,7 +106,10 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 
 
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
-    """Return of each point why it does not fit, or its bound, and which earlier one is the same program."""
+    """Return of each point why it does not fit, or its bound, and which earlier one is the same program.
+
+    Of families likewise: what does not fit with their lightest values does not with others.
+    """
     surveyed: list[tuple[int, Surveyed | str]] = []
     first: dict[Hashable, int] = {}
     is_narrowed = _variants(job.variants).request.method in _COMPILED
@@ -113,7 +121,9 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
             continue
         content, device = program_key(built.program), built.plan.device
         same = None if content is None else first.setdefault((device.name, content), task.index)
-        bound = work_bound(built.program, device, cycles_within(built, task.cutoff_us))
+        cutoff = cycles_within(built, task.cutoff_us)
+        is_one = not isinstance(device, NodeDevice)
+        bound = work_bound(built.program, device, cutoff, is_relaxed=job.is_relaxed) if is_one else Bound(0)
         bits = (bits_key(built) or f"point {task.index}") if job.needs_bits else ""
         latency, earlier = latency_us(built, bound.cycles), None if same == task.index else same
         surveyed.append((task.index, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))
@@ -133,10 +143,19 @@ def narrow(job: Job) -> list[tuple[int, float]]:
 
 
 def prove(job: Job) -> list[int]:
-    """Check points for races and all else that a run is checked for; raise what is wrong with one."""
+    """Check points for races and all else that a run is checked for; raise what is wrong with one.
+
+    Returned are those that fit: what is pruned with its family was not built.
+    """
+    fitting = []
     for task in job.tasks:
-        _built(job, task).check()
-    return [task.index for task in job.tasks]
+        try:
+            built = _built(job, task)
+        except TilingError:
+            continue
+        built.check()
+        fitting.append(task.index)
+    return fitting
 
 
 def evaluate(job: Job) -> list[PointOutcome]:
@@ -201,12 +220,22 @@ def compute_bits(job: Job) -> list[Bits]:
     computed = []
     for task in job.tasks:
         try:
-            bits = _run(job, task, has_bits=True).numerics
+            bits = _bits_of(job, task)
         except NpusimError as error:
             computed.append(Bits(None, one_line(error)))
             continue
         computed.append(Bits(None if bits is None else bits.error.rmse))
     return computed
+
+
+def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
+    """Return a point's bits alone, without its time or what other arithmetic would give."""
+    request = _variants(job.variants).request_of(task.point)
+    if is_node(request.named_device()):
+        return _run(job, task, has_bits=True).numerics
+    plan = plan_of(request, is_bare=True)
+    _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
+    return plan.bits(program) if isinstance(plan.problem, Problem) else None
 
 
 class Sensitive(NamedTuple):

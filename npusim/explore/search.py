@@ -1,16 +1,19 @@
 """Searches: each point of a space is simulated, proved to be no winner, merged with an equal one, or does not fit.
 
-Points are built and bounded first; then those that may still win are simulated, the most promising first, in
-batches that depend on earlier results alone: any number of workers gives the same.
+What plain runs take is simulated first.  Then families of points are bounded together; those whose bound may win are
+opened, their points bounded one by one, and those that may still win simulated, the most promising first, in batches
+that depend on earlier results alone: any number of workers gives the same.  Each verdict is kept as it is reached.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import AxisSpan, Point, Value
+    from npusim.explore.space import AxisSpan, Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
@@ -36,6 +39,36 @@ Result = TypeVar("Result")
 SEEDS = 4
 #: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
 BATCH, TASK, NARROWED = 64, 8, 16
+#: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
+OPENED, TRIED = 16, 8
+#: Measured: seconds that bounding a family takes, what follows for one of its points on average, bits of one
+#: configuration, and simulating a point.
+FAMILY_S, POINT_S, BITS_S, RUN_S = 7e-3, 0.6e-3, 0.15, 0.06
+
+
+class Progress(NamedTuple):
+    """How far a search is: points with a verdict, the best latency so far, and what is done now.
+
+    ``remaining_us``: no point without a verdict is faster than that; None where points have no bound yet.
+    """
+
+    stage: str
+    decided: int
+    points: int
+    best_us: float | None = None
+    remaining_us: float | None = None
+
+
+class Size(NamedTuple):
+    """How large a search is: points, families that have one bound each, and about how many seconds it takes."""
+
+    points: int
+    families: int
+    seconds: float
+
+
+class _OutOfTimeError(Exception):
+    """The time given to a search is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +85,14 @@ class Options:
     finite: bool = False
     studies: bool = True
     check_all: bool = False
+    budget_s: float | None = None
     on_outcome: Callable[[PointOutcome, int], None] | None = None
+    on_size: Callable[[Size], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise SpecError(f"--budget {self.budget_s}: must be a finite number of seconds above 0")
         if self.max_rmse is not None and not 0 <= self.max_rmse < math.inf:
             raise SpecError(f"--max-rmse {self.max_rmse}: must be a finite number, and at least 0")
 
@@ -81,12 +119,23 @@ class Search:
     bits: dict[int, Bits] = field(default_factory=dict)
     narrowed: set[int] = field(default_factory=set)
     checked: int = 0
+    #: Values that no point that is checked for races has, as ``name=value``.
+    unseen: tuple[str, ...] = ()
     store: Store | None = None
 
     def __post_init__(self) -> None:
         self.variants = self.setting.pickled()
         self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
-        self.keys = [self.setting.key(point) for point in self.points]
+        #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
+        self.families: dict[int, PointFamily] = {}
+        self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
+        #: Latency and error of what no other point beats in both, by group; which groups it has changed in.
+        self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+        self._improved: set[tuple[object, ...]] = set()
+        #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
+        self._least: dict[int, float] = {}
+        self._lowest = math.inf
+        self._started, self._stage = time.monotonic(), ""
 
     def group(self, point: Point) -> tuple[object, ...]:
         """Return the group in which a point is ranked: its problem, device and (but for fronts) schedule."""
@@ -100,17 +149,7 @@ class Search:
         if self.options.exhaustive:
             return math.inf
         error = self.error(index)
-        return min(
-            (
-                o.latency_us
-                for i, o in self.outcomes.items()
-                if o.status == "ok"
-                and o.latency_us is not None
-                and self.groups[i] == self.groups[index]
-                and self.error(i) <= error
-            ),
-            default=math.inf,
-        )
+        return min((us for us, e in self._fronts[self.groups[index]] if e <= error), default=math.inf)
 
     def error(self, index: int) -> float:
         """Return the error of a point's bits; 0 where none are wanted, infinity where they are not finite."""
@@ -120,16 +159,21 @@ class Search:
             return 0.0
         return math.inf if bits.relative_rmse is None else bits.relative_rmse
 
+    def undecided(self) -> dict[int, float | None]:
+        """Return the points without a verdict, each with a bound of its latency in us where there is one yet."""
+        return {i: self._least.get(i) for i in self.groups if i not in self.outcomes}
+
     def resume(self, about: Mapping[str, object]) -> None:
         """Take in what the store has; verdicts by other limits are given anew, and kept so."""
         assert self.store is not None
         known = self.store.done()
-        self.outcomes = {i: known[key] for i, key in enumerate(self.keys) if key in known}
+        keys = (self.setting.key(point) for point in self.points) if known else ()
+        outcomes = {i: known[key] for i, key in enumerate(keys) if key in known}
         if self.store.about.get("limits") != self.options.limits:
-            judged = {i: self._judged(o) for i, o in self.outcomes.items()}
-            self.outcomes = {i: o for i, o in judged.items() if o is not None}
-            self.store.replace(about, map(self._row, self.outcomes.values()))
-        self._report(self.outcomes.values())
+            judged = {i: self._judged(o) for i, o in outcomes.items()}
+            outcomes = {i: o for i, o in judged.items() if o is not None}
+            self.store.replace(about, map(self._row, outcomes.values()))
+        self._take(outcomes)
 
     def _judged(self, outcome: PointOutcome) -> PointOutcome | None:
         """Return a stored outcome judged by these limits; None where the store has a verdict alone."""
@@ -140,21 +184,39 @@ class Search:
         why = self._rejected(Bits(outcome.relative_rmse))
         return replace(outcome, status="rejected" if why else "ok", reason=why)
 
-    def _row(self, outcome: PointOutcome) -> tuple[str, dict[str, object], PointOutcome]:
-        return self.keys[outcome.index], self.setting.config(outcome.point), outcome
+    def _row(self, outcome: PointOutcome) -> tuple[str, PointOutcome]:
+        return self.setting.key(outcome.point), outcome
 
     def keep(self, outcomes: Iterable[PointOutcome]) -> None:
         """Take in outcomes and store them."""
         new = {o.index: self._with_bits(o) for o in outcomes if o.index not in self.outcomes}
-        self.outcomes |= new
         if self.store is not None and new:
             self.store.add(map(self._row, new.values()))
-        self._report(new.values())
+        self._take(new)
 
-    def _report(self, outcomes: Iterable[PointOutcome]) -> None:
+    def _take(self, outcomes: Mapping[int, PointOutcome]) -> None:
+        self.outcomes |= outcomes
+        for index, o in outcomes.items():
+            if o.status == "ok" and o.latency_us is not None:
+                front, error, us = self._fronts[self.groups[index]], self.error(index), o.latency_us
+                if all(us < other or error < e for other, e in front):
+                    front[:] = [(other, e) for other, e in front if other < us or e < error] + [(us, error)]
+                    self._improved.add(self.groups[index])
         if self.options.on_outcome is not None:
-            for outcome in outcomes:
+            for outcome in outcomes.values():
                 self.options.on_outcome(outcome, len(self.points))
+
+    def _tell(self, stage: str = "") -> None:
+        """Report how far the search is; raise `_OutOfTimeError` where its time is over."""
+        self._stage = stage or self._stage
+        if self.options.on_progress is not None:
+            best = min((us for front in self._fronts.values() for us, _ in front), default=None)
+            bounds = [entries[0][0] for entries in self._waiting.values() if entries] if self._least else []
+            done, remaining = len(self.outcomes), min([self._lowest, *bounds])
+            remaining_us = remaining if bounds and math.isfinite(remaining) else None
+            self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
+        if self.options.budget_s is not None and time.monotonic() - self._started > self.options.budget_s:
+            raise _OutOfTimeError
 
     def _with_bits(self, outcome: PointOutcome) -> PointOutcome:
         bits = self.bits.get(outcome.index)
@@ -164,73 +226,81 @@ class Search:
 
     # ---------------------------------------------------------------- tasks
 
-    def job(self, indices: Sequence[int]) -> Job:
-        """Return a job of these points."""
-        tasks = tuple(PointTask(i, self.points[i], self.cutoff(i), self.bounds.get(i)) for i in indices)
-        return Job(self.variants, tasks, self.options.needs_bits)
+    def job(self, indices: Sequence[int], points: Mapping[int, Point] | None = None) -> Job:
+        """Return a job of these points, or of ``points`` that stand for them."""
+        tasks = tuple(
+            PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
+            for i in indices
+        )
+        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None)
+
+    def _floor(self, index: int) -> float:
+        """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
+        if self.options.needs_bits and index not in self.bits:
+            front = self._fronts[self.groups[index]]
+            return max((us for us, _ in front), default=math.inf)
+        return self.cutoff(index)
 
     def done(
-        self, workers: Executor, function: Callable[[Job], list[Result]], parts: Sequence[Sequence[int]]
+        self,
+        workers: Executor,
+        function: Callable[[Job], list[Result]],
+        parts: Sequence[Sequence[int]],
+        points: Mapping[int, Point] | None = None,
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
         """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
-        jobs, lost = [self.job(part) for part in parts], []
+        jobs, lost = [self.job(part, points) for part in parts], []
         for number, results in workers.run(function, jobs):
             if isinstance(results, Lost):
                 lost.append(number)
             else:
                 yield parts[number], results
-        alone = [self.job([i]) for number in lost for i in parts[number]] if lost else []
+                self._tell()
+        alone = [self.job([i], points) for number in lost for i in parts[number]] if lost else []
         for number, results in workers.run(function, alone) if alone else ():
             (task,) = alone[number].tasks
             if isinstance(results, Lost):
-                self.keep([PointOutcome(task.index, task.point, "failed", reason=results.reason)])
+                self.keep([PointOutcome(task.index, self.points[task.index], "failed", reason=results.reason)])
             else:
                 yield [task.index], results
 
     def run(self, workers: Executor) -> None:
-        """Do all of it."""
+        """Do all of it, or as much as there is time for."""
+        try:
+            self._run(workers)
+        except _OutOfTimeError:
+            self._merge()
+
+    def _run(self, workers: Executor) -> None:
         remaining = [i for i in range(len(self.points)) if i not in self.outcomes]
+        self._tell("first points")
         if self.options.exhaustive and not self.options.needs_bits:
-            whole = self._chunks(remaining)
-            parts = [some for part in whole for some in _parts(part, TASK)]
+            parts = [some for part in self._chunks(remaining) for some in _parts(part, TASK)]
             for _, outcomes in self.done(workers, evaluate, parts):
                 self.keep(outcomes)
             return
-        if not self.options.needs_bits:
+        if not self.options.exhaustive:
             self._seed(workers, remaining)
-        self._survey(workers, [i for i in remaining if i not in self.outcomes])
+        self._survey(workers, remaining)
         if self.options.needs_bits:
-            self._compute_bits(workers)
+            self._compute_bits(workers, [f.indices for f in self.families.values()])
         self._simulate(workers)
         self._merge()
-        chosen = self._unchecked()
-        for part, _ in self.done(workers, prove, _parts(chosen, 1)):
-            self.checked += len(part)
+        self._check(workers)
 
-    def _unchecked(self) -> list[int]:
-        """Return pruned points to check for races: all, or as few as have every value of an axis that no other has."""
-        values = {i: self._values(i) for i, o in sorted(self.outcomes.items()) if o.status == "pruned"}
-        if self.options.check_all:
-            return list(values)
-        seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
-        chosen: list[int] = []
-        while values := {i: new for i, values_of_point in values.items() if (new := values_of_point - seen)}:
-            chosen.append(max(values, key=lambda i: (len(values[i]), -i)))
-            seen |= values[chosen[-1]]
-        return chosen
-
-    def _values(self, index: int) -> set[tuple[object, ...]]:
-        point = self.points[index]
-        return {(point.get("schedule"), name, value) for name, value in point.items()}
+    # ---------------------------------------------------------------- stages
 
     def _seed(self, workers: Executor, remaining: Sequence[int]) -> None:
-        """Simulate the points nearest to the defaults: without a time to beat no bound says anything."""
-        by_group: dict[object, list[int]] = defaultdict(list)
+        """Simulate what plain runs take and points near it: without a time to beat no bound says anything."""
+        by_group: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for index in remaining:
-            by_group[self.groups[index]].append(index)
-        far = {index: (self.setting.distance(self.points[index]), index) for index in remaining}
-        nearest = [i for group in by_group.values() for i in sorted(group, key=lambda i: far[i])[:SEEDS]]
-        for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest]):
+            point = self.points[index]
+            by_group[self.groups[index], point.get("schedule")].append((self.setting.distance(point), index))
+        count = 1 if self.options.needs_bits else SEEDS
+        nearest = [i for near in by_group.values() for _, i in sorted(near)[:count]]
+        if self.options.needs_bits:
+            self._compute_bits(workers, [(i,) for i in nearest])
+        for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest if i not in self.outcomes]):
             self.keep(outcomes)
 
     def _chunks(self, indices: Sequence[int]) -> list[list[int]]:
@@ -238,22 +308,70 @@ class Search:
         return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
-        for _, surveyed in self.done(workers, survey, self._chunks(remaining)):
+        """Bound families; those that do not fit, or cannot win, are done with."""
+        self._tell("bounds")
+        self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
+        self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
+        lightest = {i: f.lightest for i, f in self.families.items()}
+        parts = [[i for i, _ in part] for part in chunks(list(lightest.items()))]
+        bounded: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
+        for _, surveyed in self.done(workers, survey, parts, lightest):
+            for index, bound in surveyed:
+                if isinstance(bound, str):
+                    points = self.families.pop(index).indices
+                    self.keep(PointOutcome(i, self.points[i], "infeasible", reason=bound) for i in points)
+                elif bound.same_as is not None:  # opened together, whose equal points are then merged
+                    family, others = self.families.pop(index), self.families[bound.same_as]
+                    self.families[bound.same_as] = replace(others, indices=(*others.indices, *family.indices))
+                else:
+                    self.bounds[index] = bound
+                    bounded[self.groups[index]].append((bound.bound_us, index))
+        self._waiting |= bounded
+        self._least = {i: self.bounds[f.first].bound_us for f in self.families.values() for i in f.indices}
+        for entries in self._waiting.values():
+            heapify(entries)
+        self._improved |= self._waiting.keys()
+        if not self.options.needs_bits:
+            self._prune()
+
+    def _open(self, workers: Executor, opened: Sequence[int]) -> None:
+        """Bound the points of families one by one."""
+        parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
+        for first in opened:
+            del self.bounds[first]
+        for _, surveyed in self.done(workers, survey, [part for part in parts if part]):
             self.bounds |= {i: bound for i, bound in surveyed if isinstance(bound, Surveyed)}
             misfits = {i: reason for i, reason in surveyed if isinstance(reason, str)}
             self.keep(PointOutcome(i, self.points[i], "infeasible", reason=reason) for i, reason in misfits.items())
+            for index, bound in surveyed:
+                if isinstance(bound, Surveyed):
+                    self._least[index] = bound.bound_us
+                if isinstance(bound, Surveyed) and bound.same_as is None:
+                    heappush(self._waiting[self.groups[index]], (bound.bound_us, index))
+                    self._improved.add(self.groups[index])
 
-    def _compute_bits(self, workers: Executor) -> None:
-        """Compute bits once for all points that cannot differ in them, and reject those whose error is too large."""
-        indices_by_bits: dict[object, list[int]] = defaultdict(list)
-        for index, surveyed in sorted(self.bounds.items()):
-            scene = tuple(self.points[index].get(n) for n in self.setting.scene_names)
-            indices_by_bits[scene, surveyed.bits].append(index)
-        classes = {indices[0]: indices for indices in indices_by_bits.values()}
-        for (first, *_), (bits, *_) in self.done(workers, compute_bits, [[index] for index in classes]):
-            self.bits |= dict.fromkeys(classes[first], bits)
-        rejected = ((i, self._rejected(bits)) for i, bits in sorted(self.bits.items()))
-        self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i, why in rejected if why)
+    def _compute_bits(self, workers: Executor, members: Sequence[Sequence[int]]) -> None:
+        """Compute bits once for all points that cannot differ in them."""
+        self._tell("bits")
+        classes: dict[object, list[Sequence[int]]] = defaultdict(list)
+        for indices in members:
+            first, scene = indices[0], tuple(self.points[indices[0]].get(n) for n in self.setting.scene_names)
+            classes[scene, self.bounds[first].bits if first in self.bounds else first].append(indices)
+        of_first = {}
+        for listed in classes.values():
+            indices = [i for family in listed for i in family]
+            if known := next((self.bits[i] for i in indices if i in self.bits), None):
+                self._take_bits(indices, known)
+            else:
+                of_first[indices[0]] = indices
+        for (first, *_), (bits, *_) in self.done(workers, compute_bits, [[first] for first in of_first]):
+            self._take_bits(of_first[first], bits)
+
+    def _take_bits(self, indices: Sequence[int], bits: Bits) -> None:
+        """Take in the bits of points, and reject those whose error is too large."""
+        self.bits |= dict.fromkeys(indices, bits)
+        if why := self._rejected(bits):
+            self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i in indices)
 
     def _rejected(self, bits: Bits) -> str:
         if bits.problem:
@@ -264,56 +382,139 @@ class Search:
         return f"relative RMSE {error:.2e} > {most:.2e}" if most is not None and error > most else ""
 
     def _simulate(self, workers: Executor) -> None:
-        """Simulate batch after batch what may still win, the lowest bound first.
+        """Open, bound and simulate batch after batch what may still win, the lowest bound first.
 
         Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
         """
-        waiting: dict[object, list[int]] = defaultdict(list)
-        for index, surveyed in self.bounds.items():
-            if surveyed.same_as is None and index not in self.outcomes:
-                waiting[self.groups[index]].append(index)
-        each = max(1, BATCH // max(1, len(waiting)))
-        while any(waiting.values()):
+        self._tell("simulation")
+        self._improved |= self._waiting.keys()
+        self._prune()
+        while groups := [group for group, entries in self._waiting.items() if entries]:
+            each = max(1, BATCH // len(groups))
+            opened: list[int] = []
             wide: list[int] = []
             chosen: list[int] = []
-            for group in waiting.values():
-                group.sort(key=lambda i: (self.bounds[i].bound_us, i))
-                self._prune(group)
-                wide += (unnarrowed := [i for i in group[:each] if self.bounds[i].groups])
-                ready = [i for i in group[:each] if not self.bounds[i].groups]
-                # A narrow bound says nearly the time: the first few will do away with the others.
-                few = max(1, each // NARROWED) if unnarrowed or self.narrowed.intersection(ready) else each
-                chosen += ready[:few]
-                group[:] = [i for i in group if i not in ready[:few]]
-            self.narrowed.update(wide)
-            for _, narrowed in self.done(workers, narrow, _parts(sorted(wide), TASK)):
-                for index, bound in narrowed:
-                    self.bounds[index] = self.bounds[index]._replace(bound_us=bound, groups=())
-            for _, outcomes in self.done(workers, evaluate, _parts(chosen, 1)):
-                self.keep(outcomes)
+            for group in groups:
+                families, unnarrowed, ready = self._first_of(group, each, max(1, OPENED // len(groups)))
+                opened += families
+                wide += unnarrowed
+                chosen += ready
+            self._lowest = min(self._least[i] for i in (*opened, *wide, *chosen))
+            self._step(workers, opened, sorted(wide), chosen)
+            self._prune()
+        self._lowest = math.inf
 
-    def _prune(self, group: list[int]) -> None:
-        """Take out of points by bounds those that cannot beat their cutoff."""
-        if self.options.needs_bits:
-            pruned = [i for i in group if self.bounds[i].bound_us > self.cutoff(i)]
-        else:
-            limit = self.cutoff(group[0]) if group else math.inf
-            pruned = [i for i in group if self.bounds[i].bound_us > limit]
-        removed = set(pruned)
-        group[:] = [i for i in group if i not in removed]
-        self.keep(PointOutcome(i, self.points[i], "pruned", bound_us=self.bounds[i].bound_us) for i in pruned)
+    def _first_of(self, group: tuple[object, ...], count: int, families: int) -> tuple[list[int], list[int], list[int]]:
+        """Take the first of what waits: families to be opened, points to narrow, and those to simulate."""
+        entries = self._waiting[group]
+        taken: tuple[list[int], list[int], list[int]] = [], [], []
+        while entries and len(taken[0]) < families and len(taken[1]) + len(taken[2]) < count:
+            _, index = heappop(entries)
+            taken[0 if index in self.families else 1 if self.bounds[index].groups else 2].append(index)
+        # A narrow bound says nearly the time: the first few will do away with the others, families too.
+        is_narrow = any(taken[:2]) or not self.narrowed.isdisjoint(taken[2])
+        few = max(1, count // NARROWED) if is_narrow else count
+        narrow = sorted((self.bounds[i].bound_us, i) for _, i in entries if i in self.narrowed)[: few - len(taken[2])]
+        for _, index in narrow:
+            taken[2].append(index)
+        if narrow:
+            first = set(taken[2])
+            entries[:] = [entry for entry in entries if entry[1] not in first]
+            heapify(entries)
+        for index in taken[2][few:]:
+            heappush(entries, (self.bounds[index].bound_us, index))
+        del taken[2][few:]
+        return taken
+
+    def _step(self, workers: Executor, opened: Sequence[int], wide: Sequence[int], chosen: Sequence[int]) -> None:
+        """Open families, narrow bounds and simulate points, of which the heaps have nothing any more."""
+        self._open(workers, opened)
+        self.narrowed.update(wide)
+        for _, narrowed in self.done(workers, narrow, _parts(wide, TASK)):
+            for index, bound in narrowed:
+                self.bounds[index] = self.bounds[index]._replace(bound_us=bound, groups=())
+                self._least[index] = bound
+                heappush(self._waiting[self.groups[index]], (bound, index))
+                self._improved.add(self.groups[index])
+        for _, outcomes in self.done(workers, evaluate, _parts(chosen, 1)):
+            self.keep(outcomes)
+
+    def _prune(self) -> None:
+        """Take what cannot beat its cutoff out of what waits, where either has changed."""
+        for group in sorted(self._improved & self._waiting.keys(), key=str):
+            entries = self._waiting[group]
+            lost = [entry for entry in entries if entry[0] > self.cutoff(entry[1])]
+            if not lost:
+                continue
+            self._waiting[group] = [entry for entry in entries if entry[0] <= self.cutoff(entry[1])]
+            heapify(self._waiting[group])
+            pruned: list[PointOutcome] = []
+            for bound, index in sorted(lost):
+                family = self.families.pop(index, None)
+                points = (index,) if family is None else family.indices
+                pruned += (PointOutcome(i, self.points[i], "pruned", bound_us=bound) for i in points)
+                if family is not None:
+                    del self.bounds[index]
+            self.keep(pruned)
+        self._improved.clear()
 
     def _merge(self) -> None:
         """Give points that are the same program what that one gave."""
+        merged = []
         for index, surveyed in sorted(self.bounds.items()):
             same_as, point = surveyed.same_as, self.points[index]
             if same_as is not None and same_as in self.outcomes:
-                outcome = self.outcomes[same_as]
-                self.keep([replace(outcome, index=index, point=point, status="merged", same_as=same_as)])
+                merged.append(
+                    replace(self.outcomes[same_as], index=index, point=point, status="merged", same_as=same_as)
+                )
+        self.keep(merged)
+
+    def _check(self, workers: Executor) -> None:
+        """Check pruned points for races: all, or so few that every value of an axis is in one that was checked."""
+        pruned = [i for i, o in sorted(self.outcomes.items()) if o.status == "pruned"]
+        if not pruned:
+            return
+        self._tell("races")
+        if self.options.check_all:
+            for _, fitting in self.done(workers, prove, _parts(pruned, 1)):
+                self.checked += len(fitting)
+            return
+        seen = set().union(*(self._values(i) for i, o in self.outcomes.items() if o.status == "ok"))
+        candidates: dict[tuple[object, ...], list[int]] = {}
+        for index in pruned:
+            for value in self._values(index) - seen:
+                candidates.setdefault(value, []).append(index)
+        for attempt in range(TRIED):
+            # Of many points with a value those from its middle on: the first have the other axes' first values.
+            chosen: list[int] = []
+            covered: set[tuple[object, ...]] = set()
+            for value, indices in candidates.items():
+                if value not in seen and value not in covered:
+                    chosen.append(indices[(len(indices) * (attempt + TRIED // 2) // TRIED) % len(indices)])
+                    covered |= self._values(chosen[-1])
+            for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
+                self.checked += len(fitting)
+                for index in fitting:
+                    seen |= self._values(index)
+        self.unseen = tuple(f"{name}={value}" for key in candidates if key not in seen for _, name, value in (key,))
+
+    def _values(self, index: int) -> set[tuple[object, ...]]:
+        point = self.points[index]
+        return {(point.get("schedule"), name, value) for name, value in point.items()}
 
 
 def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
+
+
+def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
+    """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
+    families = len(setting.families(points, range(len(points))))
+    if options.exhaustive:
+        seconds = len(points) * (RUN_S + (BITS_S if options.needs_bits else 0))
+    else:
+        seconds = families * FAMILY_S + len(points) * POINT_S + (BITS_S * families / 8 if options.needs_bits else 0)
+    return Size(len(points), families, seconds / max(1, options.jobs))
 
 
 def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], options: Options) -> Search:
@@ -328,6 +529,8 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
         raise TilingError(f"the space is empty: no combination of {axes_text} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
+    if options.on_size is not None:
+        options.on_size(size_of(setting, points, options))
     search = Search(setting, options, points)
     with ExitStack() as stack:
         # A store is begun when there is somebody to fill it.
@@ -339,6 +542,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
                 "schedules": list(setting.schedules),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
+                "config": setting.config,
                 "limits": options.limits,
             }
             search.store = stack.enter_context(open_store(options.store, about, resume=options.resume))

@@ -11,7 +11,7 @@ import json
 import math
 import pickle
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby, islice
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
@@ -19,23 +19,38 @@ from typing import TYPE_CHECKING, Any, cast
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.tiling import tiling_fields
-from npusim.errors import SpecError, TilingError
-from npusim.schedules import unread_keys
+from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.config.tiling import Tiling, TilingField
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
-__all__ = ["AxisSpan", "Point", "SearchSpec", "Space", "auto_axes", "chunks", "declared", "parse_field", "spec_of"]
+__all__ = [
+    "AUTO",
+    "AxisSpan",
+    "Point",
+    "PointFamily",
+    "SearchSpec",
+    "Space",
+    "auto_axes",
+    "chunks",
+    "declared",
+    "parse_field",
+    "plain_tiling",
+    "spec_of",
+]
 
 Value = int | float | str | None
 Point = dict[str, object]
+#: How a field that is left to its schedule's rule is written.
+AUTO = "auto"
 #: Points that one task of a search has at least, and at most.
 CHUNK, LARGEST_CHUNK = 32, 128
 #: Points that a search has at most: a schedule's declared space has hundreds of thousands.
@@ -108,6 +123,22 @@ class Space:
             yield from self._from(names[1:], {**point, names[0]: value})
 
 
+@dataclass(frozen=True, slots=True)
+class PointFamily:
+    """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
+
+    ``lightest`` has those values; it need not be a point of the space.
+    """
+
+    indices: tuple[int, ...]
+    lightest: Point
+
+    @property
+    def first(self) -> int:
+        """Number of the first of its points, which names it."""
+        return self.indices[0]
+
+
 def chunks(points: Sequence[tuple[int, Point]]) -> Iterator[list[tuple[int, Point]]]:
     """Yield neighbouring points together: those that differ in their last axes alone share what they are built of."""
     names = list(points[0][1]) if points else []
@@ -140,7 +171,7 @@ class SearchSpec:
         """Return what builds the points, for workers."""
         return pickle.dumps(self.variants)
 
-    @property
+    @cached_property
     def scene_names(self) -> tuple[str, ...]:
         """Axes that say what is computed and on what: points that differ in them are no rivals."""
         return ("schedule", *(n for n in self.axes if (n in OPTIONS and n != "schedule") or n in self.device_keys))
@@ -151,20 +182,49 @@ class SearchSpec:
             return list(self.spaces[self.schedules[0]].points())
         return [{"schedule": name, **p} for name, space in self.spaces.items() for p in space.points()]
 
-    def config(self, point: Point) -> dict[str, object]:
-        """Return all that a point's result depends on."""
+    def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[PointFamily]:
+        """Return points in the families that have one bound, in the order of their first points."""
+        fields = {name: self._lightened(name) for name in self.schedules}
+        members: dict[tuple[object, ...], list[int]] = {}
+        for index in indices:
+            point = points[index]
+            name = str(point.get("schedule", self.schedules[0]))
+            light = fields[name]
+            members.setdefault((name, *(v for n, v in point.items() if n not in light)), []).append(index)
+        families = []
+        for listed in members.values():
+            point = points[listed[0]]
+            light = fields[str(point.get("schedule", self.schedules[0]))]
+            lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
+            families.append(PointFamily(tuple(listed), {**point, **lighter}))
+        return families
+
+    def _lightened(self, schedule: str) -> dict[str, Callable[[Sequence[object]], object]]:
+        """Return the axes of a schedule whose lightest value is known, and what chooses it among values."""
+        fields = tiling_fields(replace(self.request, schedule=schedule).find_schedule().tiling)
+        return {f.name: partial(_lightest, f) for f in fields if f.lightest and f.name in self.axes}
+
+    @cached_property
+    def config(self) -> dict[str, object]:
+        """All that results depend on besides their points."""
         r = self.request
         fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": dict(cast("Any", r.tiling or {}))}
-        return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content, "point": point}
+        return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content}
+
+    @cached_property
+    def _config_digest(self) -> Any:
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True, default=str).encode())
 
     def key(self, point: Point) -> str:
-        """Return a digest of :meth:`config`."""
-        return _digest(self.config(point))
+        """Return a digest of :attr:`config` and a point."""
+        digest = self._config_digest.copy()
+        digest.update(json.dumps(point, sort_keys=True, default=str).encode())
+        return str(digest.hexdigest()[:24])
 
     def digest(self, *more: object) -> str:
         """Return a digest of the search."""
         axes = {n: [str(v) for v in values] for n, values in self.axes.items()}
-        return _digest([self.config({}), self.schedules, axes, more])
+        return _digest([self.config, self.schedules, axes, more])
 
     def distance(self, point: Point) -> float:
         """Return how far a point is from its schedule's defaults, in doublings."""
@@ -172,17 +232,40 @@ class SearchSpec:
         doublings = 0.0
         for name, value in point.items():
             default = defaults.get(name)
-            if isinstance(value, int) and isinstance(default, int):
+            if type(value) is int and type(default) is int:
                 doublings += abs(math.log2((abs(value) + 1) / (abs(default) + 1)))
-            elif default is not None:
-                doublings += value != default
+            elif name in defaults:
+                doublings += _word(value) != _word(default)
         return doublings
 
     @cached_property
     def _defaults(self) -> dict[str, dict[str, object]]:
-        """Return the default of each tiling field, by schedule."""
-        schedules = {name: replace(self.request, schedule=name).find_schedule() for name in self.schedules}
-        return {name: {f.name: f.default for f in tiling_fields(s.tiling)} for name, s in schedules.items()}
+        """Return the value that each tiling field has in a plain run, by schedule."""
+        return {name: plain_tiling(self.request, name) for name in self.schedules}
+
+
+def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
+    """Return the tiling that a plain run of a schedule takes, sizes that do not fit made smaller, by field."""
+    of_schedule = replace(request, schedule=schedule)
+    defaults = {f.name: f.default for f in tiling_fields(of_schedule.find_schedule().tiling)}
+    if isinstance(request.machine(), NodeDevice):
+        return defaults
+    try:
+        return {**defaults, **Variants(of_schedule).build(Variant()).plan.tiling.model_dump()}
+    except NpusimError:  # an axis may be what makes it one that runs
+        return {**defaults, **dict(cast("Any", request.tiling) or {})}
+
+
+def _word(value: object) -> str:
+    """Return a value as it is compared with a default: true and True are one."""
+    return AUTO if value is None else str(value).lower()
+
+
+def _lightest(field: TilingField, values: Sequence[object]) -> object:
+    """Return the lightest of a field's values that are within its limits; the first where none is more so."""
+    choose = {"least": min, "most": max}.get(str(field.lightest))
+    within = [v for v in values if isinstance(v, int) and field.takes(v)]
+    return choose(within) if choose and within else values[0]
 
 
 def _digest(what: object) -> str:
@@ -207,7 +290,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
         hw=request.machine() if "hw" not in values else request.hw,
         overrides=None if "hw" not in values else request.overrides,
         tiling=dict(cast("Any", request.tiling) or {}),
-        workload=request.load() if request.problem is None else None,
+        workload=request.load() if request.problem is None and request.workload is not None else None,
     )
     requests = {name: replace(request, schedule=name) for name in names}
     schedules = {name: one.find_schedule() for name, one in requests.items()}
@@ -215,6 +298,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
     everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
     device_keys = {key for key, _ in request.machine().quantities()}
     keys = tuple(n for n in values if n not in everywhere and n in device_keys)
+    values = {n: _opened(n, listed, schedules.values()) for n, listed in values.items()}
     spaces = {}
     for name, (tiling, precision) in fields.items():
         known = [*tiling, *precision, *OPTIONS, *keys]
@@ -258,6 +342,15 @@ def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         raise SpecError(f"{name}={listed}: write positive whole numbers: 4096, 8k (8,192)") from None
 
 
+def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -> tuple[Any, ...]:
+    """Return an axis's values, ``auto`` as None where that leaves a field to its schedule's rule."""
+    if AUTO not in values:
+        return values
+    fields = [f for s in schedules for f in tiling_fields(s.tiling) if f.name == name]
+    is_open = bool(fields) and all(f.default is None and AUTO not in f.choices for f in fields)
+    return tuple(None if v == AUTO else v for v in values) if is_open else values
+
+
 def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     """Return what may vary: fields of the tiling, and those of the precision with its preset, as ``precision``."""
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
@@ -294,19 +387,41 @@ def _content(request: Request) -> str:
 
 
 def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the space that schedules declare together, presets of their precision included."""
-    axes: dict[str, dict[Value, None]] = {}
+    """Return the space that schedules declare together, with the tilings that plain runs of them take.
+
+    Raises `TilingError` where a schedule declares no field to vary.
+    """
+    axes: dict[str, list[Value]] = {}
     for name in schedules:
         device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
         unsearched = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
+        plain = plain_tiling(request, name)
         for field, values in declared(schedule.tiling).items():
             if field not in unsearched:
-                axes.setdefault(field, {}).update(dict.fromkeys(values))
+                listed = dict.fromkeys((*axes.get(field, ()), *values, _plain(values, plain[field])))
+                axes[field] = sorted(listed, key=_rank)
+    if not axes:
+        raise TilingError(
+            f"--auto: {', '.join(schedules)}: no field has limits or choices to take values from; give them: --field"
+        )
     return {name: tuple(values) for name, values in axes.items()}
 
 
+def _plain(values: Sequence[Value], value: Any) -> Value:
+    """Return a plain run's value of a field as its axis has it."""
+    return next((v for v in values if _word(v) == _word(value)), value)
+
+
+def _rank(value: Value) -> tuple[bool, bool, Any]:
+    """Return where a declared value stands: what is left open first, then numbers, then words as they were declared."""
+    return value is not None, isinstance(value, str), value if isinstance(value, int | float) else 0
+
+
 def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
-    """Return the space that a schedule's fields declare: choices, and doublings between a field's limits."""
+    """Return the space that a schedule's fields declare: choices, and doublings between a field's limits.
+
+    A field whose default is a rule's choice may be left to it (None).
+    """
     axes = {field.name: _declared(field, type(field.default)) for field in tiling_fields(tiling)}
     return {name: values for name, values in axes.items() if len(values) > 1}
 
@@ -320,7 +435,8 @@ def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
         return ()
     step = field.multiple_of or 1
     limit = min(field.maximum or MOST_ELEMENTS, MOST_ELEMENTS if field.multiple_of else MOST)
-    values = [field.minimum] if field.minimum == 0 else []
+    values: list[Value] = [None] if field.default is None else []
+    values += [field.minimum] if field.minimum == 0 else []
     value = max(step, field.minimum)
     while value <= limit:
         values.append(value)

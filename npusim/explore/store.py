@@ -1,7 +1,7 @@
 """Results of a search in a SQLite file: a row a point, kept as soon as its task is done.
 
-Columns say what was asked for in full (``config``, JSON), under which ``key`` (a digest of it, of the hardware
-and workload it was asked on, and of the tool), and what came out.  A search that was interrupted, however, goes on
+A table says once what was asked for (``about``: ``config``, JSON); rows have their point, under a ``key`` (a digest of
+both, of the hardware and of the workload), and what came out.  A search that was interrupted, however, goes on
 from its rows.  `open_store` writes, `read_store` reads: other tools need no more.
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import NpusimError, OutputError, SpecError, reason_of
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 
     from npusim.explore.space import Point
 
-    Row = tuple[str, Mapping[str, object], "PointOutcome"]
+    Row = tuple[str, "PointOutcome"]
 
-__all__ = ["PointOutcome", "Store", "check_table", "export", "open_store", "read_store"]
+__all__ = ["PointOutcome", "Store", "check_table", "export", "open_store", "read_store", "text_of"]
 
 #: Version of the tables below.
-SCHEMA = 1
+SCHEMA = 2
 _READ = "key, number, point, outcome"
 Status = Literal["ok", "pruned", "infeasible", "merged", "rejected", "failed"]
+
+
+def text_of(value: object) -> str:
+    """Return an axis's value as a command line has it: ``auto`` for a field left to its schedule's rule."""
+    return "auto" if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class PointOutcome:
 
     def label(self) -> str:
         """Return what it changes in words: ``block_q=64 depth=2``."""
-        return " ".join(f"{name}={value}" for name, value in self.point.items())
+        return " ".join(f"{name}={text_of(value)}" for name, value in self.point.items())
 
     def row(self) -> dict[str, object]:
         """Return the outcome as columns: the axes, then the figures; None where there is none."""
@@ -89,7 +94,7 @@ class Store:
         return dict(_rows(self.connection, self.path))
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows of ``(key, configuration, outcome)``, all or none; raise `OutputError` if that is impossible."""
+        """Keep rows of ``(key, outcome)``, all or none; raise `OutputError` if that is impossible."""
         with _sqlite_errors(self.path), self.connection:
             self._insert(rows)
 
@@ -101,16 +106,12 @@ class Store:
             self._insert(rows)
 
     def _insert(self, rows: Iterable[Row]) -> None:
-        values = [
-            (key, o.index, o.status, json.dumps(o.point), json.dumps(config, sort_keys=True, default=str), _figures(o))
-            for key, config, o in rows
-        ]
-        self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?)", values)
+        values = [(key, o.index, o.status, json.dumps(o.point), _figures(o)) for key, o in rows]
+        self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?)", values)
 
 
 def _figures(outcome: PointOutcome) -> str:
-    figures = asdict(outcome)
-    return json.dumps({k: v for k, v in figures.items() if k not in ("index", "point")}, sort_keys=True)
+    return json.dumps({name: getattr(outcome, name) for name in sorted(FIGURES)})
 
 
 def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, PointOutcome]]:
@@ -206,14 +207,13 @@ def _begin(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
             connection.execute(f"DROP TABLE IF EXISTS {table}")
         connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
         connection.execute(
-            "CREATE TABLE points (key TEXT PRIMARY KEY, number INTEGER, status TEXT, point TEXT, config TEXT, "
-            "outcome TEXT)"
+            "CREATE TABLE points (key TEXT PRIMARY KEY, number INTEGER, status TEXT, point TEXT, outcome TEXT)"
         )
         _write_about(connection, about)
 
 
 def _write_about(connection: sqlite3.Connection, about: Mapping[str, Any]) -> None:
-    values = [(name, json.dumps(value)) for name, value in {"schema": SCHEMA, **about}.items()]
+    values = [(name, json.dumps(value, default=str)) for name, value in {"schema": SCHEMA, **about}.items()]
     connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", values)
 
 

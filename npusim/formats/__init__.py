@@ -3,7 +3,7 @@
 Importing this package imports numpy but not numba; the first call of a kernel does.
 """
 
-from npusim.formats.cast import ROUNDINGS, cast
+from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format
 from npusim.formats.matmul import matmul
@@ -26,6 +26,7 @@ __all__ = [
     "fma",
     "get_arithmetic",
     "get_format",
+    "is_all_finite",
     "log",
     "log2",
     "matmul",

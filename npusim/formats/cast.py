@@ -29,7 +29,7 @@ OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate")
 NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CastPlan:
     """The target side of one conversion, as the integers the kernels read."""
 
@@ -40,7 +40,7 @@ class CastPlan:
     over_keeps_sign: bool
     nan_keeps_sign: bool
 
-    @property
+    @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
         """Kernel arguments, in the order the kernels unpack them."""
         return (
@@ -257,6 +257,15 @@ def _apply_policy(values: Array, plan: CastPlan) -> Array:
         signed = np.copysign(code, values) if plan.over_keeps_sign else code
         values = np.where(is_infinite & ~np.isnan(values), signed, values)
     return _with_nan(values, plan)
+
+
+def is_all_finite(values: Array) -> bool:
+    """Return whether no element of an array in a format's dtype is Inf or NaN."""
+    if values.dtype != np.float16:
+        with np.errstate(invalid="ignore"):
+            return bool(np.isfinite(values).all())
+    # numpy looks at float16 one by one; as patterns, magnitudes are in the order of their numbers.
+    return values.size == 0 or bool((values.view(np.uint16) & 0x7FFF).max() < FORMATS["float16"].max_code + 1)
 
 
 def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:

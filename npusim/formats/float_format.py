@@ -167,10 +167,12 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     return fmt or lookup(FORMATS, name, "number format")
 
 
+_BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if item.name != "tf32"})
+
+
 def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
     """Return the format stored as ``dtype`` (float32, not tf32, for ``np.float32``), if any."""
-    by_dtype = {item.dtype: item for item in FORMATS.values() if item.name != "tf32"}
-    return by_dtype.get(np.dtype(dtype))
+    return _BY_DTYPE.get(np.dtype(dtype))
 
 
 Value = TypeVar("Value")

@@ -1,84 +1,370 @@
-"""Compile numeric kernels with numba, cached on disk, and give them bit-level intrinsics.
+"""Kernels: functions that numba compiles once, kept as machine code and called by address.
 
-Importing this module imports numba (half a second), so only kernel modules do, and those are
-imported by the functions that call them.
+A kernel takes contiguous arrays, whole numbers, floats, truth values, None and tuples of these, and returns nothing
+or a whole number; it allocates nothing, so that its machine code needs nothing but the processor.  Kept code is loaded
+by LLVM alone: numba, which takes a third of a second to import, is imported only where something is compiled.
 """
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import dis
+import functools
+import hashlib
 import os
+import re
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
-import numba
-from numba import types
-from numba.extending import intrinsic
+import numpy as np
 
+from npusim import cache
 from npusim.errors import NpusimError
-
-if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-    raise NpusimError(
-        "NUMBA_DISABLE_JIT is set, and this needs compiled code: unset it, or take --no-numerics --method des"
-    )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Set to 1: only what numba documents, which compiles more slowly and keeps no machine code.
 PLAIN_VARIABLE = "NPUSIM_PLAIN_NUMBA"
 #: The newest numba whose internals are known to serve (the oldest is what the package asks for).
 KNOWN_NUMBA = (0, 68)
+HERE = Path(__file__).parent
+#: What a call of machine code takes for an argument, by the letter that stands for its type.
+_C_TYPES: Mapping[str, Any] = MappingProxyType(
+    {"i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_uint8, "n": ctypes.c_void_p}
+)
+_LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b", type(None): "n"})
+#: An array: whose memory it is (nobody's), its size, the bytes of an element, its address, then shape and strides.
+_C_ARRAY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+#: What is known of an argument's type: a letter, (dtype's letter, dimensions), a `TableKind`, or a tuple of these.
+ArgumentType = Any
 
 
-def _internals() -> Any:
+@dataclass(frozen=True)
+class InlinedFunction:
+    """A function for kernels to call, compiled into each of them; it cannot be called from Python."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *_: object) -> Any:
+        """Raise `TypeError`."""
+        name = self.function.__qualname__
+        raise TypeError(f"{name} is compiled into the kernels that call it and cannot be called from Python")
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """An operation on bits that Python has no word for: a cast between types of one size, or ``fma`` of one type."""
+
+    source: str
+    target: str
+
+    def __call__(self, *_: object) -> Any:
+        """Raise `TypeError`."""
+        raise TypeError("an operation of kernels cannot be called from Python")
+
+
+float32_bits: Any = Intrinsic("float32", "uint32")
+bits_float32: Any = Intrinsic("uint32", "float32")
+float64_bits: Any = Intrinsic("float64", "uint64")
+bits_float64: Any = Intrinsic("uint64", "float64")
+fma32: Any = Intrinsic("fma", "float32")
+fma64: Any = Intrinsic("fma", "float64")
+
+
+def inline(function: Function) -> Function:
+    """Return a function that is compiled into the kernels that call it; it cannot be called from Python."""
+    part: Any = InlinedFunction(function)
+    return part  # type: ignore[no-any-return]
+
+
+def kernel(function: Function) -> Function:
+    """Return ``function`` compiled: on its first call, or read from the cache folder where it is kept.
+
+    No ``fastmath``: every operation rounds where it is written.  Without the GIL, like any call of machine code.
+    """
+    compiled: Any = CompiledKernel(function)
+    functools.update_wrapper(compiled, function)
+    return compiled  # type: ignore[no-any-return]
+
+
+class TableKind(NamedTuple):
+    """The type of a `Table`: its name, and each array's name, dtype and dimensions."""
+
+    name: str
+    arrays: tuple[tuple[str, np.dtype[Any], int], ...]
+
+
+class Table:
+    """The addresses of a named tuple of arrays, which it keeps alive: one pointer for a kernel."""
+
+    __slots__ = ("address", "arrays", "kind", "words")
+
+    def __init__(self, arrays: Any) -> None:
+        fields = arrays._asdict()
+        self.arrays = arrays
+        self.kind = TableKind(type(arrays).__name__, tuple((n, a.dtype, a.ndim) for n, a in fields.items()))
+        self.words = np.array([n for a in fields.values() for n in (_address(a), *a.shape)], np.int64)
+        self.address = _address(self.words)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    if not array.flags.c_contiguous:
+        raise AssertionError("kernels find entries of an array one after the other")
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _flatten(value: Any, words: list[Any]) -> ArgumentType:
+    """Append what a call takes for a value to ``words``; return the value's type."""
+    kind = type(value)
+    if kind is np.ndarray:
+        shape = value.shape
+        words += (None, None, value.size, value.itemsize, _address(value), *shape, *value.strides)
+        return value.dtype.char, len(shape)
+    if kind is tuple:
+        letters = _letters(tuple(map(type, value)))
+        if letters is None:
+            return tuple([_flatten(entry, words) for entry in value])
+        words += value
+        return letters
+    if letter := _LETTERS.get(kind):
+        words.append(value)
+        return letter
+    if kind is Table or hasattr(value, "_fields"):
+        table = value if kind is Table else Table(value)
+        words.append(table.address)
+        return table.kind
+    return _flatten(value.item() if isinstance(value, np.generic) else np.asarray(value), words)
+
+
+@functools.cache
+def _letters(kinds: tuple[type, ...]) -> tuple[str, ...] | None:
+    """Return the letters of a tuple of numbers by their types; None where anything else is in it."""
+    letters = tuple(_LETTERS.get(kind, "") for kind in kinds)
+    return letters if all(letters) else None
+
+
+def _c_types(kind: ArgumentType) -> list[Any]:
+    """Return the C types of what `_flatten` appends for a type."""
+    if isinstance(kind, str):
+        return [_C_TYPES[kind]]
+    if isinstance(kind, TableKind):
+        return [ctypes.c_void_p]
+    if is_array(kind):
+        return [*_C_ARRAY, *[ctypes.c_int64] * (2 * kind[1])]
+    return [c for entry in kind for c in _c_types(entry)]
+
+
+def is_array(kind: ArgumentType) -> bool:
+    """Return whether an argument's type is that of an array."""
+    return isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[1], int)
+
+
+class CompiledKernel:
+    """One kernel, and its machine code for each combination of types that it was called with."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._native: dict[ArgumentType, Callable[[list[Any]], int | None]] = {}
+        self._plain: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the machine code; arrays are contiguous, and of any shape that the function takes."""
+        if self._plain is not None:
+            return self._plain(*map(_untabled, args))
+        words: list[Any] = []
+        kinds = tuple([_flatten(value, words) for value in args])
+        native = self._native.get(kinds) or self._prepare(kinds)
+        return self(*args) if native is None else native(words)
+
+    @property
+    def name(self) -> str:
+        """Under which its machine code is kept: its place, and the constants that it closes over."""
+        constants = [cell.cell_contents for cell in self.function.__closure__ or ()]
+        module = self.function.__module__.rpartition(".")[2]
+        return "-".join([f"{module}.{self.function.__name__}", *map(str, constants)])
+
+    def is_missing(self) -> bool:
+        """Return whether no machine code of it is kept, nor in this process."""
+        return not self._native and self._plain is None and not cache.is_kept(f"{self.name}.", self._stamp())
+
+    def _stamp(self) -> bytes:
+        return cache.digest(sources_stamp(Path(self.function.__code__.co_filename)), *_machine())
+
+    def _prepare(self, kinds: ArgumentType) -> Callable[[list[Any]], int | None] | None:
+        """Return the code for some types, kept or compiled now; None where only numba itself can call it."""
+        file = f"{self.name}.{cache.digest(kinds).hex()[:16]}.code"
+        content = None if os.environ.get(PLAIN_VARIABLE) == "1" else cache.load(file, self._stamp())
+        if content is None:
+            numba_internals = _compiler()
+            if numba_internals is None:
+                self._plain = _plain(self.function)
+                return None
+            _say_once("compiling numeric kernels (first use; then kept)")
+            with cache.alone(file):
+                content = cache.load(file, self._stamp())
+                if content is None:
+                    content = numba_internals.machine_code(self.function, kinds)
+                    cache.store(file, self._stamp(), content)
+        native = self._native[kinds] = _loaded(content, kinds)
+        return native
+
+
+def _untabled(value: Any) -> Any:
+    return value.arrays if isinstance(value, Table) else value
+
+
+# ---------------------------------------------------------------- machine code, kept
+
+
+@functools.cache
+def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
+    """Return the name and digest of a source file, and of those that it imports from its folder or this one.
+
+    All that a kernel's code can come from: an edit of a function that it calls must not leave stale code.
+    """
+    digests: dict[Path, str] = {}
+    left = [path, HERE / "jit.py", HERE / "numba_internals.py"]
+    while left:
+        source = left.pop()
+        text = source.read_text(encoding="utf-8")
+        digests[source] = hashlib.sha256(text.encode()).hexdigest()
+        for module in re.findall(r"^from npusim\.(\S+) import", text, re.MULTILINE):
+            other = HERE.parent.joinpath(*module.split(".")).with_suffix(".py")
+            if other.parent in (path.parent, HERE) and other.exists() and other not in digests:
+                left.append(other)
+    return tuple(sorted((source.name, digest) for source, digest in digests.items()))
+
+
+@functools.cache
+def _machine() -> tuple[str, ...]:
+    """Return what machine code is for: the processor, and who compiled it."""
+    import llvmlite.binding as llvm
+
+    try:
+        compiler = version("numba")
+    except PackageNotFoundError:
+        compiler = ""
+    return llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), compiler
+
+
+@functools.cache
+def _linker() -> Any:
+    """Return what loads machine code into this process."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | None]:
+    """Return a function that calls machine code: a line with its name and whether it returns a number, then the code.
+
+    numba's convention: status = f(result, error, *arguments).
+    """
+    import llvmlite.binding as llvm
+
+    head, _, code = content.partition(b"\n")
+    name, returns = head.decode().split()
+    linker = _linker()
+    linker.add_object_file(llvm.ObjectFileRef.from_data(code))
+    linker.finalize_object()
+    pointers = [ctypes.c_void_p, ctypes.c_void_p]
+    types = [c for kind in kinds for c in _c_types(kind)]
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *types)(linker.get_function_address(name))
+
+    def native(words: list[Any]) -> int | None:
+        result, error = ctypes.c_int64(), ctypes.c_void_p()
+        if call(ctypes.byref(result), ctypes.byref(error), *words):
+            raise AssertionError(f"{name}: a kernel raises nothing")
+        return result.value if returns == "int" else None
+
+    return native
+
+
+# ---------------------------------------------------------------- compilation
+
+
+@functools.cache
+def _compiler() -> Any:
     """Return `npusim.formats.numba_internals`; None where this numba is another from within, which is said."""
+    import numba
+
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        raise NpusimError(
+            "NUMBA_DISABLE_JIT is set, and this needs compiled code: unset it, or take --no-numerics --method des"
+        )
     if os.environ.get(PLAIN_VARIABLE) == "1":
         return None
     try:
-        module = importlib.import_module("npusim.formats.numba_internals")
+        from npusim.formats import numba_internals
+
         if numba.version_info.short > KNOWN_NUMBA:
-            module.check()
+            numba_internals.check()
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
-        sys.stderr.write(
-            f"npusim: numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
-            "in every process, and more slowly\n"
+        _say_once(
+            f"numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
+            "in every process, and more slowly"
         )
         return None
-    module.announce_compilation()
-    return module
+    return numba_internals
 
 
-internals = _internals()
+def with_globals(function: Any, replace: Callable[[Any], Any]) -> Any:
+    """Return a function whose parts and intrinsics are what ``replace`` makes of them."""
+    names = {i.argval for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL"}
+    used = {n: v for n, v in function.__globals__.items() if n in names}
+    others = {n: replace(v) for n, v in used.items() if isinstance(v, InlinedFunction | Intrinsic)}
+    kind = type(function)
+    copy = kind(
+        function.__code__, function.__globals__ | others, function.__name__, function.__defaults__, function.__closure__
+    )
+    return functools.update_wrapper(copy, function)
 
 
-def kernel(function: Function, **options: Any) -> Function:
-    """Compile ``function`` on first call, without the GIL, and keep the machine code on disk.
+def _plain(function: Any) -> Any:
+    """Return a function compiled by what numba documents alone."""
+    import numba
 
-    No ``fastmath``: every operation rounds where it is written.  When no cache folder can be
-    written (`numba_internals`) the kernel is compiled in memory instead.
-    """
-    njit: Any = numba.njit  # its stubs lack an option
-    if internals is None:
-        return njit(nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
-    compiled = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
-    result: Function = internals.kept(compiled, function)
-    return result
-
-
-def inline(function: Function, **options: Any) -> Function:
-    """Compile a function into the kernels that call it; it cannot be called from Python."""
     njit: Any = numba.njit
-    result: Function = internals.part(function, **options) if internals else njit(error_model="numpy")(function)
-    return result
+    return njit(nogil=True, error_model="numpy")(with_globals(function, _plain_part))
 
 
-def is_missing(compiled: Any) -> bool:
-    """Return whether machine code of a kernel could be kept on disk, but there is none yet, nor in this process."""
-    return internals is not None and internals.is_missing(compiled)
+@functools.cache
+def _plain_part(part: InlinedFunction | Intrinsic) -> Any:
+    import numba
+
+    if isinstance(part, Intrinsic):
+        return intrinsic_of(part)
+    njit: Any = numba.njit
+    return njit(error_model="numpy")(with_globals(part.function, _plain_part))
 
 
-def _bitcast(source: Any, target: Any) -> Any:
-    """Return a numba intrinsic reinterpreting the bits of ``source`` as ``target``."""
+@functools.cache
+def intrinsic_of(operation: Intrinsic) -> Any:
+    """Return a numba intrinsic."""
+    from numba import types
+    from numba.extending import intrinsic
+
+    target: Any = getattr(types, operation.target)
+    if operation.source == "fma":
+
+        @intrinsic
+        def fused(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                return builder.fma(*args)
+
+            return target(target, target, target), codegen
+
+        return fused
+    source: Any = getattr(types, operation.source)
 
     @intrinsic
     def cast(typingctx: Any, value: Any) -> Any:
@@ -90,24 +376,6 @@ def _bitcast(source: Any, target: Any) -> Any:
     return cast
 
 
-float32_bits = _bitcast(types.float32, types.uint32)
-bits_float32 = _bitcast(types.uint32, types.float32)
-float64_bits = _bitcast(types.float64, types.uint64)
-bits_float64 = _bitcast(types.uint64, types.float64)
-
-
-def _fma(scalar: Any) -> Any:
-    """Return a numba intrinsic for the fused multiply-add of ``scalar``."""
-
-    @intrinsic
-    def fused(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.fma(*args)
-
-        return scalar(scalar, scalar, scalar), codegen
-
-    return fused
-
-
-fma32 = _fma(types.float32)
-fma64 = _fma(types.float64)
+@functools.cache
+def _say_once(text: str) -> None:
+    sys.stderr.write(f"npusim: {text}\n")

@@ -93,17 +93,20 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
     return count
 
 
+def scratch(columns: int) -> tuple[Any, ...]:
+    """Return what the kernel of so many columns writes on the way."""
+    return np.empty(columns, np.float32), np.empty(columns, np.bool_), np.zeros(LIMBS, np.int64)
+
+
 @functools.cache
 def exact_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
 
     @kernel
-    def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any) -> None:
+    def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any, scratch: Any) -> None:
         (a, b), (a_range, a_unit), (b_range, b_unit) = operands, a_ranges, b_ranges
+        before, doubtful, limbs = scratch
         columns = c.shape[1]
-        before = np.empty(columns, np.float32)
-        doubtful = np.empty(columns, np.bool_)
-        limbs = np.zeros(LIMBS, np.int64)
         for kb in range(a.shape[1] // block):
             k0 = kb * block
             right = (b[k0 : k0 + block], b_unit[kb])

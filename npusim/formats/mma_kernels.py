@@ -162,6 +162,13 @@ def replace_specials(special: Any, c: Any) -> None:
         c[j] = special[j] if special[j] != np.float32(0.0) else c[j]
 
 
+def scratch(columns: int, lane: Any) -> tuple[Any, ...]:
+    """Return what the kernel of so many columns writes on the way; ``lane`` is the dtype of its operands."""
+    names = np.int16, np.int32, lane
+    sums = np.zeros((2, columns), np.int32)
+    return *(np.empty(columns, dtype) for dtype in names), sums, np.empty(columns, np.float32)
+
+
 @functools.cache
 def fused_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
@@ -177,20 +184,17 @@ def fused_kernel(block: int) -> Callable[..., None]:
     parts = block // part
 
     @kernel
-    def fused(left: Any, right: Any, c: Any, plan: Any) -> None:
+    def fused(left: Any, right: Any, c: Any, plan: Any, scratch: Any) -> None:
         (a, ea, a_all, a_marks), (b, eb, b_all, b_marks) = left, right
         fraction, floor, keep, half = plan
         columns = c.shape[1]
-        largest = np.empty(columns, np.int16)
-        exponents = np.empty(columns, np.int32)
-        scales = np.empty(columns, a.dtype)
-        sums = np.zeros((2, columns), np.int32)
-        special = np.empty(columns, np.float32)
+        largest, exponents, scales, sums, special = scratch
         bits, mask = np.int32(fraction), np.int32(keep)
         limits = (bits, np.int32(floor), np.int32(-14 if half == 1 else -126))
         for k0 in range(0, a.shape[1], block):
             for i in range(c.shape[0]):
-                largest[:] = np.int16(2 * ZERO_EXPONENT)
+                for j in range(columns):
+                    largest[j] = np.int16(2 * ZERO_EXPONENT)
                 for first in range(k0, k0 + block, part):
                     for j in range(columns):
                         top = largest[j]

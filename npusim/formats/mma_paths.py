@@ -112,7 +112,7 @@ class ExactMultiplier:
         from npusim.formats import mma_exact
 
         operands = (a.lanes[0], b.lanes[0])
-        mma_exact.exact_kernel(self._block)(operands, a.lanes[1:], b.lanes[1:], c)
+        mma_exact.exact_kernel(self._block)(operands, a.lanes[1:], b.lanes[1:], c, mma_exact.scratch(c.shape[1]))
 
 
 class FusedMultiplier:
@@ -162,7 +162,7 @@ class FusedMultiplier:
             -1 if kept is None else -(1 << (unit.acc.mantissa_bits - kept)),
             int(unit.acc.name == "float16"),
         )
-        mma_kernels.fused_kernel(unit.block)(left, right, c, plan)
+        mma_kernels.fused_kernel(unit.block)(left, right, c, plan, mma_kernels.scratch(c.shape[1], self._lane))
 
     def _run_late(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """Sum each instruction from 0 and add it to c with an IEEE addition."""
@@ -241,7 +241,8 @@ def multiply(problem: MmaProblem, threads: int, path: Path | None) -> None:
 
         operands = (operand_values(problem.a, unit.a, unit, -1), operand_values(problem.b, unit.b, unit, -2))
         index = (problem.a_of, problem.b_of)
-        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(unit))
+        limbs = np.zeros(mma_scalar.LIMBS, np.int64)
+        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(unit), limbs)
         return
     else:
         multiplier = ExactMultiplier(unit) if unit.method == "exact" else FusedMultiplier(unit)

@@ -92,7 +92,8 @@ def round_integer(total: Any, unit: Any, plan: Any) -> Any:
     result = np.float32(np.inf)
     if code <= plan[OUT_TOP]:
         # As a float32: the same fraction and exponent, or a subnormal that float32 can hold.
-        result = np.float32(np.ldexp(np.float64(kept), exponent - plan[OUT_BITS]))
+        power = bits_float64(np.uint64((exponent - plan[OUT_BITS] + 1023) << 52))
+        result = np.float32(np.float64(kept) * power)
     bits = np.int64(float32_bits(result)) >> plan[KEPT_DROP] << plan[KEPT_DROP]
     result = bits_float32(np.uint32(bits))
     # A negative sum that rounds to zero gives +0 (measured on H200).
@@ -214,13 +215,13 @@ def chain(operands: Any, where: Any, c: Any, plan: Any, limbs: Any) -> Any:
 
 
 @kernel
-def matmul_scalar(operands: Any, index: Any, c: Any, plan: Any) -> None:
+def matmul_scalar(operands: Any, index: Any, c: Any, plan: Any, limbs: Any) -> None:
     """Overwrite each c (batch, M, N) with A (M, K) · B (K, N) + C.
 
-    ``operands`` are the stacks of A and B, ``index`` says for each c which of them it uses.
+    ``operands`` are the stacks of A and B, ``index`` says for each c which of them it uses;
+    ``limbs`` are `exact_block`'s.
     """
     (a, b), (left, right) = operands, index
-    limbs = np.zeros(LIMBS, np.int64)
     for n in range(c.shape[0]):
         pair = (a[left[n]], b[right[n]])
         for i in range(c.shape[1]):

@@ -4,10 +4,9 @@
 each level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel
 that calls it, directly or through other parts, links all of them once and optimises the whole once.
 
-**Kept machine code.**  numba keeps it beside the source, in the user's cache folder, or in ``NUMBA_CACHE_DIR``.  In
-a read-only installation without a home none of them can be written; without another place every process (and every
-worker of a search) would compile for half a minute.  Cached code is unpickled and run, so a folder is used only if
-it is this user's alone, and a file only if its content is what was written.
+**Machine code.**  numba keeps its own in a form that only numba reads, and importing it takes a third of a second.
+A kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
+numba's runtime (``_nrt``) nothing is counted or allocated, and the code needs nothing but the processor.
 
 **Arrays by address.**  A tuple of arrays that is handed from function to function costs numba hundreds of values a
 call, to translate and to optimise: 4 s more of the first compilation, and runs that take 1.65 times as long.  A
@@ -22,189 +21,68 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-import os
-import pickle
-import re
-import stat
-import sys
-import tempfile
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, event
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
-from numba.extending import (
-    NativeValue,
-    infer_getattr,
-    lower_builtin,
-    lower_getattr,
-    lower_getattr_generic,
-    models,
-    register_model,
-    unbox,
-)
+from numba.extending import infer_getattr, lower_builtin, lower_getattr, lower_getattr_generic, models, register_model
 
-HERE = Path(__file__).parent
-_DIGEST = hashlib.sha256
-_DIGEST_BYTES = _DIGEST().digest_size
+from npusim.formats import jit
+
+#: What compilers call of their own accord, and every process has.
+_OF_THE_PROCESSOR = frozenset({"memcpy", "memset", "memmove", "ldexp", "floor", "rint"})
 
 
-def kept(compiled: Any, function: Any) -> Any:
-    """Return ``compiled``, of ``function``, its machine code kept on disk where there is a safe place for it."""
-    # Not numba's setting: that may come from a file in the current folder.
-    for place in (lambda: os.environ.get("NUMBA_CACHE_DIR", ""), private_folder):
-        if (folder := place()) is not None and (cache := _cache_in(str(folder), function)):
-            compiled._cache = cache
-            break
-    return compiled
+def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
+    """Return a kernel's machine code for arguments of some types, led by a line: its name, and what it returns.
 
-
-class _CheckedFiles(IndexDataCacheFile):
-    """numba's index and its entries, each led by a digest, without which nothing in it is unpickled.
-
-    A file begins with the digest of the rest, and then with that of what it was compiled from.
+    Raises `TypeError` for a kernel whose code would need more than the processor, or returns something else.
     """
-
-    def load(self, key: object) -> Any:
-        # Two processes that add to one index at once can give two kernels one file: it names its own.
-        found = super().load(key)
-        return found[1] if found is not None and found[0] == key else None
-
-    def save(self, key: object, data: object) -> None:
-        super().save(key, (key, data))
-
-    def _load_index(self) -> Any:
-        return self._read(Path(self._index_path)) or {}
-
-    def _save_index(self, overloads: object) -> None:
-        self._write(self._index_path, overloads)
-
-    def _load_data(self, name: str) -> Any:
-        return self._read(Path(self._data_path(name)))
-
-    def _save_data(self, name: str, data: object) -> None:
-        self._write(self._data_path(name), data)
-
-    def _stamp(self) -> bytes:
-        return _DIGEST(repr((self._version, self._source_stamp)).encode()).digest()
-
-    def _read(self, path: Path) -> Any:
-        """Return the content of a file; None where there is none, it is of other sources, or it is damaged."""
-        try:
-            content = path.read_bytes()
-        except OSError:
-            return None
-        rest = content[_DIGEST_BYTES:]
-        if _DIGEST(rest).digest() != content[:_DIGEST_BYTES]:
-            _say(f"{path} is damaged: what it held is compiled anew")
-            with suppress(OSError):
-                path.unlink()
-            return None
-        return pickle.loads(rest[_DIGEST_BYTES:]) if rest.startswith(self._stamp()) else None
-
-    def _write(self, path: str, data: object) -> None:
-        rest = self._stamp() + self._dump(data)
-        with self._open_for_write(path) as file:  # beside it, then moved there
-            file.write(_DIGEST(rest).digest() + rest)
+    dispatcher = numba.njit(
+        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+    )(jit.with_globals(function, _part_of))
+    wanted = tuple(map(_type_of, kinds))
+    dispatcher.compile(wanted)
+    (compiled,) = dispatcher.overloads.values()
+    library, returned = compiled.library, compiled.fndesc.restype
+    undefined = {f.name for f in library._final_module.functions if f.is_declaration} - _OF_THE_PROCESSOR
+    foreign = sorted(name for name in undefined if not name.startswith("llvm."))
+    if foreign or returned not in (types.none, types.intp):
+        raise TypeError(f"{function.__qualname__}: needs {', '.join(foreign) or 'nothing'}, returns {returned}")
+    result = "none" if returned is types.none else "int"
+    code: bytes = library._get_compiled_object()
+    return f"{compiled.fndesc.llvm_func_name} {result}\n".encode() + code
 
 
-class _Cache(FunctionCache):
-    """The machine code of one function on disk; where it cannot be kept, that is said, and the work goes on.
-
-    numba looks at the time of the function's own file only; an edit of a function it calls from another
-    file would leave stale machine code.  So the stamp is what all files say whose code a kernel can contain.
-    """
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        # Files of numba's own form, which an earlier npusim left, have other names.
-        base = f"{self._impl.filename_base}.checked"
-        self._cache_file = _CheckedFiles(self._cache_path, base, sources_stamp(Path(function.__code__.co_filename)))
-
-    def save_overload(self, sig: object, data: object) -> None:
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            _say_once(f"compiled kernels cannot be kept in {self._cache_path}: {error.strerror or error}")
-
-
-def _cache_in(folder: str, function: Any) -> _Cache | None:
-    """Return a cache in a folder, or in one of numba's own places where that is empty; None where there is none."""
-    config: Any = numba.config
-    before, config.CACHE_DIR = config.CACHE_DIR, folder
-    try:
-        return _Cache(function)
-    except RuntimeError:  # numba: "no locator available": nowhere to write
-        return None
-    finally:
-        config.CACHE_DIR = before
-
-
-def is_missing(compiled: Any) -> bool:
-    """Return whether machine code of a function could be kept on disk, but there is none yet, nor in this process."""
-    file: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    return file is not None and not compiled.signatures and not file._load_index()
+def _type_of(kind: Any) -> Any:
+    """Return numba's type for an argument's."""
+    if isinstance(kind, str):
+        return {"i": types.int64, "d": types.float64, "b": types.boolean, "n": types.none}[kind]
+    if isinstance(kind, jit.TableKind):
+        return _table_type(kind)
+    if jit.is_array(kind):
+        return types.Array(numba.from_dtype(np.dtype(kind[0])), kind[1], "C")
+    return types.BaseTuple.from_types(tuple(_type_of(entry) for entry in kind))
 
 
 @functools.cache
-def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and digest of a source file, and of those that it imports from its folder or this one."""
-    found: dict[Path, str] = {}
-    left = [path, Path(__file__)]
-    while left:
-        source = left.pop()
-        text = source.read_text(encoding="utf-8")
-        found[source] = hashlib.sha256(text.encode()).hexdigest()
-        for module in re.findall(r"^from npusim\.(\S+) import", text, re.MULTILINE):
-            other = HERE.parent.joinpath(*module.split(".")).with_suffix(".py")
-            if other.parent in (path.parent, HERE) and other.exists() and other not in found:
-                left.append(other)
-    return tuple(sorted((source.name, digest) for source, digest in found.items()))
+def _table_type(kind: Any) -> TableType:
+    rows = ((name, RowsType(numba.from_dtype(dtype), dims)) for name, dtype, dims in kind.arrays)
+    return TableType(kind.name, tuple(rows))
 
 
 @functools.cache
-def private_folder() -> Path | None:
-    """Return this user's temporary cache folder, made (and said) if it is not there; None if unsafe.
-
-    It is a folder, no link, owned by this user, and nobody else may enter it (mode 0700).
-    """
-    user = os.geteuid() if hasattr(os, "geteuid") else "user"
-    folder = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        found = folder.lstat()
-        is_own = user in (found.st_uid, "user") and not stat.S_IMODE(found.st_mode) & 0o077
-        if not stat.S_ISDIR(found.st_mode) or not is_own:
-            _say(
-                f"{folder} is not this user's alone and is not used: kernels are compiled anew in every process; "
-                "set NUMBA_CACHE_DIR to a folder of your own"
-            )
-            return None
-    except OSError as error:
-        _say(
-            f"no folder for compiled kernels can be written ({folder}: {error.strerror}): they are compiled anew "
-            "in every process; set NUMBA_CACHE_DIR"
-        )
-        return None
-    else:
-        _say(f"no cache folder can be written; compiled kernels are kept in {folder}")
-    return folder
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"npusim: {text}\n")
-
-
-_say_once = functools.cache(_say)
+def _part_of(part: Any) -> Any:
+    """Return what numba calls for a part or an intrinsic."""
+    if isinstance(part, jit.Intrinsic):
+        return jit.intrinsic_of(part)
+    return _translated(jit.with_globals(part.function, _part_of))
 
 
 class _PartLibrary(JITCodeLibrary):
@@ -249,42 +127,21 @@ class _PartCompiler(Compiler):
         return compiled
 
 
-def part(function: Any, **options: Any) -> Any:
-    """Return ``function`` for kernels to call; it cannot be called from Python."""
-    return numba.njit(error_model="numpy", pipeline_class=_PartCompiler, **options)(function)
-
-
-class _CompilationListener(event.Listener):
-    """Announce the first real compilation of a kernel of this package; cache hits stay silent."""
-
-    def on_start(self, event: Any) -> None:
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
-        if getattr(function, "__module__", "").startswith("npusim."):
-            _say_once("compiling numeric kernels (first use; then kept)")
-
-    def on_end(self, event: Any) -> None:
-        """Do nothing: only the start is of interest."""
-
-
-def announce_compilation() -> None:
-    """Say once a process, on stderr, why the first call takes seconds."""
-    register: Any = event.register
-    register("numba:compile", _CompilationListener())
+def _translated(function: Any) -> Any:
+    return numba.njit(error_model="numpy", pipeline_class=_PartCompiler, _nrt=False)(function)
 
 
 def check() -> None:
     """Raise whatever numba raises where its compiler is not one that parts can be built with."""
 
-    @functools.partial(part)
+    @_translated
     def twice(x: Any) -> Any:
         return x + x
 
-    @numba.njit
     def four_times(x: Any) -> Any:
         return twice(twice(x))
 
-    if four_times(3) != 12:
-        raise TypeError("a part computes something else")
+    machine_code(four_times, ("i",))
 
 
 # ---------------------------------------------------------------- arrays by address
@@ -319,33 +176,6 @@ class TableType(types.Type):
         super().__init__(f"{name}_{_short(shapes)}")
 
 
-class Table:
-    """The addresses of a tuple of arrays, which it keeps alive."""
-
-    __slots__ = ("_numba_type_", "address", "arrays", "words")
-
-    def __init__(self, arrays: NamedTuple) -> None:
-        self.arrays = arrays
-        fields = arrays._asdict()
-        self._numba_type_ = _kind(type(arrays), tuple((a.dtype, a.ndim) for a in fields.values()))
-        self.words = np.array([n for a in fields.values() for n in (_address(a), *a.shape)], np.int64)
-        self.address = _address(self.words)
-
-
-@functools.cache
-def _kind(arrays: Any, shapes: tuple[tuple[Any, int], ...]) -> TableType:
-    """Return the type of a tuple of arrays of these dtypes and dimensions."""
-    rows = (RowsType(numba.from_dtype(dtype), dims) for dtype, dims in shapes)
-    return TableType(arrays.__name__, tuple(zip(arrays._fields, rows, strict=True)))
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    if not array.flags.c_contiguous:
-        raise AssertionError("kernels find entries of an array one after the other")
-    address, _ = array.__array_interface__["data"]
-    return address
-
-
 @register_model(RowsType)
 class _RowsModel(models.StructModel):
     def __init__(self, manager: Any, rows: RowsType) -> None:
@@ -354,15 +184,6 @@ class _RowsModel(models.StructModel):
 
 
 register_model(TableType)(models.OpaqueModel)
-
-
-@unbox(TableType)
-def _unbox(_kind: Any, value: Any, c: Any) -> NativeValue:
-    number = c.pyapi.object_getattr_string(value, "address")
-    address = c.pyapi.long_as_longlong(number)
-    c.pyapi.decref(number)
-    pointer = c.builder.inttoptr(address, cgutils.voidptr_t)
-    return NativeValue(pointer, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
 
 
 @infer_getattr

@@ -68,15 +68,14 @@ def sum_rows(x: Any, start: Any, out: Any) -> None:
 
 
 @kernel
-def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any) -> None:
+def sum_rows_rounded(x: Any, start: Any, out: Any, plan: Any, scratch: Any) -> None:
     """As :func:`sum_rows`, each sum of float32 values rounded to the narrower format of ``plan``.
 
     ``plan`` = (mantissa bits, smallest exponent, largest finite value).  The float64 sum is
     rounded twice at most where 53 bits are innocuous (they exceed 2p + 2).
     """
     mantissa_bits, min_exponent, limit = plan
-    totals = np.empty(ROWS, np.float64)
-    turned = np.empty((x.shape[1], ROWS), np.float32)
+    totals, turned = scratch
     for first in range(0, x.shape[0], ROWS):
         rows = min(ROWS, x.shape[0] - first)
         for row in range(rows):

@@ -112,7 +112,9 @@ def _sequential(values: Array, target: FloatFormat, first: Array | None) -> Arra
     if plan is None:
         reduction_kernels.sum_rows(body, begin, out)
     else:
-        reduction_kernels.sum_rows_rounded(body, begin, out, plan)
+        rows = reduction_kernels.ROWS
+        scratch = np.empty(rows, np.float64), np.empty((body.shape[1], rows), np.float32)
+        reduction_kernels.sum_rows_rounded(body, begin, out, plan, scratch)
     return _stored(out, target).reshape(shape)
 
 

@@ -196,6 +196,8 @@ class Pricing(Protocol):
 
     #: How many of the other core groups work beside one, by phase: what costs of a tile handed on depend on.
     crowds: dict[str, float]
+    #: Whether costs depend on where tiles lie; else conflicts of banks are left out, for bounds.
+    is_placed: bool
 
     @property
     def residency(self) -> Residency:

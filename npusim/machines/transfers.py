@@ -38,6 +38,7 @@ class Transfers:
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
         #: How many of the other core groups work beside one, by phase, where that costs something.
         self.crowds: dict[str, float] = {}
+        self.is_placed = True
 
     @cached_property
     def residency(self) -> Residency:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    import networkx as nx
 
     from npusim.config.node import NodeLink, NodeSpec
 
@@ -40,6 +40,8 @@ class Topology:
     """
 
     def __init__(self, node: NodeSpec, ranks: int | None = None) -> None:
+        import networkx as nx
+
         self.name = node.name
         self.ranks = ranks or node.device_count.value
         self.graph: nx.DiGraph[Vertex] = nx.DiGraph()
@@ -73,6 +75,8 @@ class Topology:
         self.graph.add_edge(source, target, edge=edge, weight=1 / rate)
 
     def _check(self) -> None:
+        import networkx as nx
+
         parts = sorted(
             (sorted(v for v in part if isinstance(v, int)) for part in nx.weakly_connected_components(self.graph)),
             key=lambda part: (-len(part), part),
@@ -91,6 +95,8 @@ class Topology:
         """Return the links that a transfer crosses, the fastest path with the fewest of them."""
         key = (source, target)
         if key not in self._routes:
+            import networkx as nx
+
             path = nx.shortest_path(self.graph, source, target, weight="weight")
             self._routes[key] = tuple(self.graph.edges[a, b]["edge"] for a, b in pairwise(path))
         return self._routes[key]

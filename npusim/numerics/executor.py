@@ -60,10 +60,10 @@ class EventLog:
         event: only elements whose sources are all finite count as overflow, and only NaN from
         sources without NaN as a new NaN.
         """
+        if formats.is_all_finite(result):
+            return
         with np.errstate(invalid="ignore"):
             finite = np.isfinite(result)
-            if finite.all():
-                return
             matmul = step.opcode.name == "MATMUL"
             clean, known = _finite_and_number(sources, result.shape, matmul)
             nan = np.isnan(result) & known

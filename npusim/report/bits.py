@@ -68,21 +68,28 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
     if used:
         units = ", ".join(f"{name} ({evidence})" for name, evidence in used.items())
         stated = Cell(units, "warn" if "assumed" in used.values() else "")
-        others = list(map(_spread, record.spread))
-        if not is_full:
-            stated, others = replace(stated, text=f"{units}{_reach(record.spread)}"), []
-        yield "arithmetic", (stated, *cells(*others))
+        if is_full:
+            others = [*map(_spread, record.spread), *([_compared(record).strip()] if record.spread else [])]
+            yield "arithmetic", (stated, *cells(*filter(None, others)))
+        else:
+            reach = _reach(record.spread)
+            yield "arithmetic", (replace(stated, text=f"{units}{reach}{reach and _compared(record)}"),)
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield what the schedule's other presets gave on the same rows."""
+    """Yield what the run's precision and the schedule's other presets gave on the same rows."""
     rows = []
     for p in record.presets:
-        error = "not finite" if p.relative_rmse is None else f"relative RMSE {scientific(p.relative_rmse)}"
+        error = "not finite" if p.relative_rmse is None else f"relative RMSE {p.relative_rmse:.1e}"
         time = "" if p.latency_us is None else f" {format_duration(p.latency_us * 1e-6)},"
         rows.append(f"{p.precision}{time} {error}")
     if rows:
-        yield "presets", cells("; ".join(rows))
+        yield "presets", cells(f"{'; '.join(rows)}{_compared(record)}")
+
+
+def _compared(record: RunRecord) -> str:
+    """Return on which rows alternatives were computed."""
+    return f" (of {record.compared})" if record.compared else ""
 
 
 def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:

@@ -70,6 +70,7 @@ class RunRecord:
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
     digest: str = ""
+    compared: str = ""
 
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
@@ -97,6 +98,7 @@ def record_of(result: RunData) -> RunRecord:
         ignored=result.ignored,
         presets=result.presets,
         digest=result.digest,
+        compared=result.compared,
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
 from npusim.explore.exploration import best_of, front
-from npusim.explore.store import FIGURES, read_store
+from npusim.explore.store import FIGURES, read_store, text_of
 from npusim.report import charts
 from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.exploration import Exploration
+    from npusim.explore.search import Progress
     from npusim.explore.store import PointOutcome
     from npusim.report.charts import Row, Spec
     from npusim.report.text import Block
@@ -58,19 +59,21 @@ def exploration_table(
     name: str,
     outcomes: Sequence[PointOutcome],
     exploration: Exploration | None,
+    last: Progress,
     *,
-    total: int,
     top: int,
     is_pareto: bool,
     is_robust: bool,
 ) -> tuple[Block, ...]:
     """Return the ranking of each problem and device, the fastest first, and what became of the other points.
 
-    ``exploration`` is None where the search was interrupted: ``outcomes`` are then those of ``total`` that are done.
+    ``exploration`` is None where the search was interrupted: ``outcomes`` are then those that are done of the points
+    that ``last``, the search's last report, counts.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
-    count = f"{len(outcomes)} of {total} points" if len(outcomes) < total else f"{total} points"
-    statuses = ", ".join(f"{counts[status]} {words}" for status, words in _COUNTED.items() if counts[status])
+    total = max(last.points, len(outcomes))
+    count = f"{whole(len(outcomes))} of {whole(total)} points" if len(outcomes) < total else f"{whole(total)} points"
+    statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
     blocks: list[Block] = [Heading(f"{name}: {count}", statuses)]
     apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
     sensitive = exploration.sensitive_to() if exploration is not None and is_robust else {}
@@ -82,6 +85,8 @@ def exploration_table(
             blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
         chosen = front(of_scene) if is_pareto and exploration is not None else None
         blocks += _ranking_blocks(of_scene, apart, chosen, top, sensitive)
+    if total > len(outcomes):
+        blocks.append(Facts((("left", tuple(_left(outcomes, last, exploration))),)))
     ignored = next((o.ignored for o in outcomes if o.ignored), "")
     if ignored:
         blocks.append(Facts((("ignored", cells(ignored, style="warn")),)))
@@ -95,8 +100,23 @@ def exploration_table(
     return tuple(blocks)
 
 
+def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
+    """Yield how many points have no verdict, and how much faster than the best one of them may be."""
+    yield Cell(f"{whole(last.points - len(outcomes))} points without a verdict; --resume goes on", "warn")
+    best, least = best_of(outcomes), _remaining_us(last, exploration)
+    if least is None:
+        yield Cell("some have no bound yet", "warn")
+    elif best is not None and best.latency_us is not None:
+        gap = max(0.0, 1 - least / best.latency_us)
+        yield Cell(f"none is below {least:,.2f} us: at most {percent(gap)} less than {best.latency_us:,.2f}")
+
+
+def _remaining_us(last: Progress, exploration: Exploration | None) -> float | None:
+    return last.remaining_us if exploration is None else exploration.remaining_us
+
+
 def exploration_document(
-    schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None
+    schedule: str, outcomes: Sequence[PointOutcome], exploration: Exploration | None, last: Progress
 ) -> dict[str, object]:
     """Return the points of a search as JSON data, with the best, and the front of a search that is over."""
     best = best_of(outcomes)
@@ -108,7 +128,9 @@ def exploration_document(
     return document(
         "explore",
         schedule=schedule,
-        complete=exploration is not None,
+        complete=exploration is not None and not exploration.undecided,
+        undecided=max(0, last.points - len(outcomes)),
+        remaining_us=_remaining_us(last, exploration),
         best=point(best) if best else None,
         front=[] if exploration is None else [*map(point, exploration.front)],
         points=[*map(point, outcomes)],
@@ -135,7 +157,7 @@ def _ranking_blocks(
         return "not finite" if o.relative_rmse is None else scientific(o.relative_rmse)
 
     def axis(name: str) -> Column:
-        return Column(name, lambda o: str(o.point.get(name, "")), align=">")
+        return Column(name, lambda o: text_of(o.point.get(name, "")), align=">")
 
     table = Columns(
         *(axis(n) for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart),
@@ -178,7 +200,7 @@ def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
         alike[outcome.reason.partition(":")[0]].append(outcome)
     ranked = sorted(alike.values(), key=len, reverse=True)
     for stopped in ranked[:_SHOWN_REASONS]:
-        at = " ".join(f"{axis}={value}" for axis, value in stopped[0].point.items())
+        at = stopped[0].label()
         yield Cell(f"{len(stopped)} x, first at {at}:", "warn")
         yield Cell(stopped[0].reason, "dim")
     if len(ranked) > _SHOWN_REASONS:
@@ -189,10 +211,11 @@ def _assurances(exploration: Exploration) -> list[Block]:
     """Return notes on the schedules searched, and how far pruned points were checked for races."""
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
     counts = exploration.counts()
-    if pruned := counts.get("pruned", 0):
+    if counts.get("pruned", 0) and not exploration.undecided:
         also = f" and {exploration.checked} pruned" if exploration.checked else ""
-        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis"
-        is_part = exploration.checked < pruned
+        but = f" but {', '.join(exploration.unseen)}" if exploration.unseen else ""
+        some = f"in the {counts.get('ok', 0)} simulated{also}, which have every value of every axis{but}"
+        is_part = not exploration.options.check_all
         facts.append(
             ("races", cells(f"none {some}; --check-all looks at all" if is_part else "none in any point that fits"))
         )

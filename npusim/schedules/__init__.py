@@ -6,35 +6,69 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.config.device import MACHINES
+from npusim.config.device import FAMILIES, MACHINES
 from npusim.config.layers import ModelProblem
 from npusim.config.messages import choices
+from npusim.config.node import NODE_FAMILY
 from npusim.config.packaged import installed
 from npusim.errors import SpecError
-from npusim.schedules import allreduce, flash, fp8, gemm, layer, pasa, plugins, split_kv, standard
-from npusim.schedules.define import unread_keys
+from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
-__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models", "unread_keys"]
+__all__ = ["SCHEDULES", "Schedule", "default_hw", "find_schedule", "is_of_models"]
 
-SCHEDULES: Mapping[tuple[str, str], Schedule] = MappingProxyType(
+#: Files of the packaged schedules by name, and the core families of each: a file is imported when one of its own is
+#: asked for.
+_PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        (s.name, s.family): s
-        for s in chain(
-            *(flash.FLASH, pasa.SCHEDULES, flash.FAST, *(m.SCHEDULES for m in (fp8, split_kv, standard, gemm))),
-            *(m.SCHEDULES for m in (allreduce, layer)),
-            flash.VOLTA_FLASH,
-        )
+        "flash": ("flash", tuple(FAMILIES)),
+        "pasa": ("pasa", ("ascend", "nvidia")),
+        "two_level": ("flash", ("ascend",)),
+        "unified": ("flash", ("ascend",)),
+        "fp8_attention": ("fp8", ("ascend", "nvidia")),
+        "split_kv": ("split_kv", ("ascend", "nvidia")),
+        "standard": ("standard", ("ascend", "nvidia")),
+        "gemm": ("gemm", ("ascend", "nvidia")),
+        "copy": ("gemm", ("ascend", "nvidia")),
+        "rows": ("gemm", ("ascend",)),
+        "tiling_allreduce": ("allreduce", (NODE_FAMILY,)),
+        "gemm_allreduce": ("allreduce", (NODE_FAMILY,)),
+        "allreduce": ("allreduce", (NODE_FAMILY,)),
+        "offload_classic": ("layer", (NODE_FAMILY,)),
+        "offload_cooperative": ("layer", (NODE_FAMILY,)),
+        "layer": ("layer", (NODE_FAMILY,)),
+        "volta_flash": ("flash", ("nvidia",)),
     }
 )
+
+
+class _Packaged(Mapping[tuple[str, str], Schedule]):
+    """The packaged schedules by name and core family."""
+
+    def __getitem__(self, key: tuple[str, str]) -> Schedule:
+        file, families = _PACKAGED[key[0]]
+        if key[1] not in families:
+            raise KeyError(key)
+        listed: tuple[Schedule, ...] = importlib.import_module(f"{__name__}.{file}").SCHEDULES
+        return next(s for s in listed if (s.name, s.family) == key)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return ((name, family) for name, (_, families) in _PACKAGED.items() for family in families)
+
+    def __len__(self) -> int:
+        return sum(len(families) for _, families in _PACKAGED.values())
+
+
+SCHEDULES: Mapping[tuple[str, str], Schedule] = _Packaged()
 
 
 def schedules_called(name: str) -> dict[str, Schedule]:
@@ -43,7 +77,7 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     A package may offer one of our names for a core family of its own.  Raises :class:`SpecError` where a file or
     package offers no schedule, or takes one of our names for one of our families.
     """
-    ours = {family: s for (n, family), s in SCHEDULES.items() if n == name}
+    ours = {family: SCHEDULES[name, family] for family in _PACKAGED.get(name, ("", ()))[1]}
     plugins.refuse_twice(name)
     outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(outside)} if outside else {}

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision, NamedFormats, flash
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, attention
@@ -48,7 +48,13 @@ class TwoLevelTiling(FlashTiling):
     """B_r x B_c for the matrix unit, B_b rows for the vector cores."""
 
     # One tile of scores ahead: two slots between the cores, the paper's double buffering.
-    depth: int = Field(default=1, ge=0, le=14, description="tiles that Q K^T and softmax run ahead of P V")
+    depth: int = Field(
+        default=1,
+        ge=0,
+        le=14,
+        description="tiles that Q K^T and softmax run ahead of P V",
+        json_schema_extra=lightest("least"),
+    )
     kernel: KernelName | None = Field(default="cann", description="whose kernel: CANN's, PTO's or TileLang's")
     barriers: Barriers | None = Field(
         default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
@@ -131,3 +137,5 @@ VOLTA_FLASH = attention(
     precisions=[VoltaPrecision(f"acc_fp{n}", f"float{n}", f"float{n}") for n in (16, 32)],
     summary="FlashAttention-2 with m8n8k4, accumulators FP16 or FP32",
 )
+
+SCHEDULES = (*FLASH, *FAST, *VOLTA_FLASH)

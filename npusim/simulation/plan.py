@@ -83,6 +83,7 @@ class ComputedBits:
     finite: tuple[FiniteChoice, ...] = ()
     inputs: str | None = None
     notes: tuple[str, ...] = ()
+    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +105,20 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
+<<<<<<< HEAD
     #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
     is_open: bool = False
     #: References that all presets are compared with: computed once.
+=======
+    #: References that all presets are compared with, and what a problem's recipe draws: computed once.
+>>>>>>> main
     exact: References = field(default_factory=dict, repr=False, compare=False)
+    sources: dict[Problem, HeadSource] = field(default_factory=dict, repr=False, compare=False)
 
     def source(self, problem: Problem) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
         if self.tensors is None:
-            return drawn_source(problem)
+            return self.sources.setdefault(problem, drawn_source(problem))
         return without_padding(array_source(self.tensors, problem.data), problem)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
@@ -238,6 +244,7 @@ class Plan:
             notes=(*notes, *self._cache_note(), *bits.notes),
             ignored=self.ignored,
             presets=presets,
+            compared=bits.compared,
             asked=request.asked(),
             digest=self.digest(),
             folder=self.folder(),

@@ -304,7 +304,7 @@ class Request:
     def machine(self) -> DeviceSpec:
         """Return the device or node, numbers of it changed; raise `SpecError` as `load_machine`."""
         from npusim.config.node import load_machine
-        from npusim.schedules import unread_keys
+        from npusim.schedules.define import unread_keys
 
         return load_machine(self.named_device(), self.overrides, unread_keys)
 

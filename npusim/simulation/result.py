@@ -29,7 +29,7 @@ _WEAKEST_FIRST = ("assumed", "fitted", "derived", "measured", "vendor")
 
 @dataclass(frozen=True)
 class PresetOutcome:
-    """What another preset of the schedule gives on the same rows.
+    """What a preset of the schedule gives, the run's own or another: its error is that of the rows `RunData.compared`.
 
     ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
     """
@@ -94,6 +94,7 @@ class RunData:
     notes: tuple[str, ...] = field(default=())
     ignored: tuple[str, ...] = ()
     presets: tuple[PresetOutcome, ...] = ()
+    compared: str = ""
     asked: Asked | None = None
     digest: str = ""
     folder: str = ""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
+from npusim.formats.float_format import format_of_dtype
 from npusim.formats.reductions import ORDERS
-from npusim.numerics.evaluate import execute_rows
+from npusim.numerics.evaluate import execute_rows, named_choices
+from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
 from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
 
@@ -21,22 +23,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
+    from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
     from npusim.simulation.plan import Plan
+
+
+#: Batch, head and first row of a block of the output.
+BlockRows = tuple[int, int, int]
 
 
 # ---------------------------------------------------------------- assumed arithmetic
 
 
 def arithmetic_uncertainty(bits: NumericResult, plan: Plan) -> tuple[Spread, ...]:
-    """Return how much the first computed block of a plan changes under each alternative arithmetic.
+    """Return how much the rows of `compared_block` change under each alternative arithmetic of a plan.
 
     Nothing is assumed: no alternatives.  An output that is not finite is at no distance from another: none either.
     """
     if not bits.rows:
         return ()
-    (batch, head, row), block = next(iter(bits.rows.items()))
-    before = block.astype(np.float64)
+    at = compared_block(bits)
+    before = bits.rows[at].astype(np.float64)
     if not np.isfinite(before).all():
         return ()
     spreads = []
@@ -45,10 +52,42 @@ def arithmetic_uncertainty(bits: NumericResult, plan: Plan) -> tuple[Spread, ...
             program = plan.program(changes)
         except SpecError:  # the schedule leaves no choice of it
             continue
-        problem: Any = plan.problem
-        _, written = execute_rows(program, plan.source(problem), [row], {head}, problem.group_size)
-        spreads.append(Spread(name, *_distance(before, written[batch, head, row].astype(np.float64))))
+        spreads.append(Spread(name, *_distance(before, block_of(program, plan, at).astype(np.float64))))
     return tuple(spreads)
+
+
+def compared_block(bits: NumericResult) -> BlockRows:
+    """Return the rows of ``bits`` on which alternatives are computed: the last block of the first head."""
+    batch, head, _ = next(iter(bits.rows))
+    return max(at for at in bits.rows if at[:2] == (batch, head))
+
+
+def compared_rows(bits: NumericResult) -> str:
+    """Return in words which rows `compared_block` are."""
+    batch, head, row = at = compared_block(bits)
+    of_batch = f" of batch {batch}" if bits.shape[0] > 1 else ""
+    return f"rows {row}..{row + len(bits.rows[at]) - 1} of head {head}{of_batch}"
+
+
+def block_of(program: TileProgram, plan: Plan, at: BlockRows) -> NDArray[Any]:
+    """Return what another program of a plan computes for some rows, (rows, dv); they are a block of it too."""
+    (batch, head, row), problem = at, cast("Problem", plan.problem)
+    _, written = execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, batches={batch})
+    return written[at]
+
+
+def block_rmse(block: NDArray[Any], plan: Plan, at: BlockRows) -> float | None:
+    """Return the relative RMSE of some rows; None where they are not finite."""
+    reference = plan.exact[*at, len(block)]
+    if not np.isfinite(block.astype(np.float64)).all():
+        return None
+    fmt = format_of_dtype(block.dtype)
+    return summarise_errors([block], [reference], fmt.name).rmse if fmt else None
+
+
+def alternative_arithmetics(program: TileProgram) -> list[str]:
+    """Return the arithmetics that `arithmetic_uncertainty` computes with, beside the program's own."""
+    return sorted({other for used in named_choices(program)[0] for other in _other_arithmetics(used)})
 
 
 def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:

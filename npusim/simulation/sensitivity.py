@@ -9,7 +9,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.load import reader_of
 from npusim.config.node import NodeDevice, load_machine
 from npusim.errors import SpecError
-from npusim.schedules import unread_keys
+from npusim.schedules.define import unread_keys
 from npusim.simulation.simulate import simulate_program
 from npusim.timing import METHODS
 

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.node import run_on_node, time_on_node
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
+<<<<<<< HEAD
 from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices
 from npusim.simulation.tile import program_of
+=======
+from npusim.simulation.robustness import (
+    alternative_arithmetics,
+    arithmetic_uncertainty,
+    block_of,
+    block_rmse,
+    compared_block,
+    compared_rows,
+    finite_choices,
+)
+>>>>>>> main
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
@@ -25,6 +36,8 @@ from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
@@ -41,6 +54,8 @@ def run_request(request: Request, *, is_bare: bool = False) -> RunData:
 def run_plan(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan."""
     if isinstance(plan.device, NodeDevice):
+        from npusim.simulation.node import run_on_node
+
         return run_on_node(plan)
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
@@ -53,13 +68,11 @@ def run_plan(plan: Plan) -> RunData:
     if not (r.numerics and device.is_timed and r.method != "des"):
         timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
     else:
-        with compiled_meanwhile() as wait:
-            timing = None if wait else timed()
+        with compiled_meanwhile(alternative_arithmetics(program)) as is_compiling:
+            timing = None if is_compiling else timed()
             bits = _evaluate(plan, program)
-            if wait:
-                wait()
-                timing = timed()
-    presets = _beside(plan) if r.numerics and r.presets else ()
+            timing = timing or timed()
+    presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
     return plan.result(program, timing, bits, _notes(program, device, bits.numerics, timing), presets)
 
 
@@ -95,12 +108,24 @@ def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
         return ComputedBits()
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress)
     spread, finite = arithmetic_uncertainty(bits, plan), finite_choices(bits, plan)
-    return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite)
+    compared = compared_rows(bits) if bits.rows else ""
+    return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
 
 
-def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
-    """Return what the schedule's other presets give on the same rows, with the same matrix arithmetic."""
-    outcomes, r = [], plan.request
+def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) -> tuple[PresetOutcome, ...]:
+    """Return what the run's precision and the schedule's other presets give, with the same matrix arithmetic.
+
+    Their errors are those of the same rows, a sample of the run's: `compared_block`.
+    """
+    outcomes: list[PresetOutcome] = []
+
+    def add(name: str, block: NDArray[Any], timing: TimingResult | None) -> None:
+        latency_us = None if timing is None else timing.latency_s * 1e6
+        outcomes.append(PresetOutcome(name, block_rmse(block, plan, at), latency_us))
+
+    if not bits.rows:
+        return ()
+    at = compared_block(bits)
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -108,9 +133,12 @@ def _beside(plan: Plan) -> tuple[PresetOutcome, ...]:
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
         other = replace(plan, precision=plan.schedule.precision(preset))
         program = other.program()
-        bits = plan.bits(program, rows=r.rows, heads=r.heads)
-        timing = simulate_program(program, plan.device, r.method) if plan.device.is_timed else None
-        outcomes.append(PresetOutcome(name, bits.error.rmse, None if timing is None else timing.latency_s * 1e6))
+        timing = None
+        if plan.device.is_timed:
+            timing = simulate_program(program, plan.device, plan.request.method)
+        if not outcomes:
+            add(plan.precision.name, bits.rows[at], own_timing)
+        add(name, block_of(program, plan, at), timing)
     return tuple(outcomes)
 
 
@@ -132,6 +160,8 @@ def simulate_program(
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
     if isinstance(device, NodeDevice):
+        from npusim.simulation.node import time_on_node
+
         return time_on_node(program, device, method, trace_groups)
     streams = Streams(program, device)
     more = {"progress": progress} if method == "des" else {}

@@ -128,7 +128,7 @@ class Variants:
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)
         request = Variant(options=options, problem=problem, overrides=overrides).on(self.request)
-        load = request.load() if request.problem is None else None
+        load = request.load() if request.problem is None and request.workload is not None else None
         return _Scene(replace(request, hw=request.machine(), overrides=None, workload=load))
 
 

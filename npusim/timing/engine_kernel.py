@@ -10,6 +10,7 @@ first come, first served are granted last.
 
 from __future__ import annotations
 
+from npusim.formats.jit import inline
 from npusim.timing.engine_arrays import (
     ASKING,
     CALL,
@@ -37,7 +38,6 @@ from npusim.timing.engine_arrays import (
     Program,
     Records,
 )
-from npusim.timing.engine_jit import inline
 from npusim.timing.gpu_pipes import ONE_BITS
 from npusim.timing.gpu_pipes import speeds as pipe_speeds
 from npusim.timing.link import FRACTION_BITS

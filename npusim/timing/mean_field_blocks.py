@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from npusim.timing.link import FRACTION_BITS
 from npusim.timing.mean_field_arrays import ANY, BEFORE, NO_BLOCK, PART_BITS, WINDOW, build_results, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from npusim.timing.engine_arrays import Ints, Program
     from npusim.timing.engine_code import Code
@@ -65,7 +65,7 @@ class BlockTable:
     """
 
     def __init__(self, code: Code, groups: int, leader: int, blocks: Iterable[CutBlock]) -> None:
-        from npusim.timing.engine_jit import argument
+        from npusim.formats.jit import Table
         from npusim.timing.periodic import build_snapshots, run_engine
 
         self.code, self.leader = code, leader
@@ -75,7 +75,8 @@ class BlockTable:
         self.state = build_state(self.program, history_of(code.streams), code.levels)
         self.memory = memory_of(self.state)
         self.snapshots = build_snapshots(self.program, self.state)
-        self._run_engine = partial(run_engine, *map(argument, (self.program, self.state, self.snapshots)))
+        tables: Any = tuple(map(Table, (self.program, self.state, self.snapshots)))
+        self._run_engine: Callable[[int], int] = partial(run_engine, *tables)
         rates = self.program.link["rate"].tolist()
         self.results = build_results(list(zip(rates, slack(self.program), strict=True)), len(self.booked()))
         #: Last results of every queue, of blocks after which there is none.

@@ -5,8 +5,8 @@ What a block takes is known from `npusim.timing.mean_field_blocks`, or asked for
 
 from __future__ import annotations
 
+from npusim.formats.jit import inline, kernel
 from npusim.timing import mean_field_arrays
-from npusim.timing.engine_jit import inline, kernel
 from npusim.timing.link import FRACTION_BITS
 from npusim.timing.mean_field_arrays import ANY, BEFORE, NO_BLOCK, PART_BITS, SPAN, WINDOW, BlockResults, GroupStates
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from npusim.formats.jit import inline, kernel
 from npusim.timing.engine_arrays import (
     CROSSED,
     EVENTS,
@@ -30,7 +31,6 @@ from npusim.timing.engine_arrays import (
     indices_of,
     memory_of,
 )
-from npusim.timing.engine_jit import inline, kernel
 from npusim.timing.engine_kernel import advance
 
 #: Snapshots kept of each level of loops.  A joint period longer than that many iterations is not found.

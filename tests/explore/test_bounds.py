@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,9 @@ from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
 from npusim.explore.bounds import alone_bound, work_bound
+from npusim.explore.space import auto_axes, spec_of
 from npusim.schedules import find_schedule
+from npusim.simulation.request import Request
 from npusim.simulation.variants import program_key
 from npusim.timing import METHODS, des
 from npusim.timing.engine_code import Code
@@ -88,3 +91,28 @@ def test_pruned_is_exhaustive_by_des_on_100_spaces() -> None:
             if o.status == "pruned":
                 assert o.bound_us <= other.latency_us
     assert min(counts["pruned"], counts["ok"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "hw"), [("flash", "ascend_910b2"), ("flash", "ascend_950"), ("flash", "h200"), ("flash", "v100")]
+)
+def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> None:
+    request = Request(name, hw=hw, workload="qwen2_7b", seq=256, tensor_parallel=4)
+    spec = spec_of(request, auto_axes(request, [name]))
+    points, rng = spec.points(), random.Random(hw)
+    families, done = spec.families(points, range(len(points))), 0
+    assert sorted(i for f in families for i in f.indices) == list(range(len(points)))
+    while done < 4:
+        family = rng.choice(families)
+        with suppress(TilingError):
+            built = [
+                spec.variants.build(spec.variants.named(points[i]), is_hinted=False)
+                for i in rng.sample(family.indices, 2)
+            ]
+            lightest = spec.variants.build(spec.variants.named(family.lightest), is_hinted=False)
+            least = work_bound(lightest.program, lightest.plan.device, is_relaxed=True).cycles
+            for one in built:
+                cycles = one.timing().cycles
+                assert 0 < least <= work_bound(one.program, one.plan.device).cycles <= cycles
+                assert cycles < 12 * least
+            done += 1

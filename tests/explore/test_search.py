@@ -4,13 +4,15 @@ import csv
 import pickle
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from npusim.config.load import load_device, load_workload
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.points import Sensitive
-from npusim.explore.space import AxisSpan
+from npusim.explore.search import Options, Progress
+from npusim.explore.space import AxisSpan, auto_axes, plain_tiling, spec_of
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.search import front_of
@@ -18,7 +20,6 @@ from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.simulation import simulate
 from npusim.simulation.request import Request
-from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +74,37 @@ def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
             assert exact.cycles == whole.outcomes[o.same_as].cycles
         else:
             assert (o.cycles, o.status == "infeasible") == (exact.cycles, exact.status == "infeasible")
+
+
+def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_is_left(tmp_path: Path) -> None:
+    fields = {"block_q": [32, 64, 128], "block_kv": [64, 512], "depth": [1, 2, 4], "vector_rows": ["auto", 4, 8]}
+    plain, reports = run("flash", seq=256, numerics=False), list[Progress]()
+    axes = {n: tuple(v) for n, v in fields.items()}
+    for budget in (1e-9, None):
+        options = Options(store=tmp_path / "s.sqlite", resume=not budget, budget_s=budget, on_progress=reports.append)
+        found = exploration.search(Request("flash", seq=256, numerics=False), axes, options)
+        assert len(found.undecided) + len(found.outcomes) == 54
+        assert bool(found.undecided) == bool(budget)
+    assert found.best is not None
+    assert found.best.latency_us <= plain.latency_us
+    assert {o.point["vector_rows"] for o in found.outcomes} == {None, 4, 8}
+    assert all(r.remaining_us <= found.best.latency_us for r in reports if r.remaining_us is not None)
+    assert reports[-1].decided == 54
+
+
+def test_tensors_need_no_workload_beside_them() -> None:
+    q, k, v = (np.ones((1, 1, 64, 64), np.float16) for _ in range(3))
+    found = explore("flash", {"block_kv": [64, 128]}, tensors={"q": q, "k": k, "v": v}, pareto=True)
+    assert found.best is not None
+
+
+def test_a_declared_space_has_what_a_plain_run_takes() -> None:
+    request = Request("flash", workload="pangu_38b", seq=512)
+    axes, plain = auto_axes(request, ["flash"]), plain_tiling(request, "flash")
+    assert all(plain[name] in values for name, values in axes.items())
+    assert axes["vector_rows"][0] is None
+    spec = spec_of(request, axes)
+    assert min(map(spec.distance, spec.points())) == 0
 
 
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
@@ -150,7 +182,8 @@ def test_of_equally_fast_points_the_front_has_the_one_nearest_to_float64() -> No
 
 def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[object] = []
-    monkeypatch.setattr(points, "run_request", lambda r: computed.append(r.tiling) or run_request(r))
+    bits_of = points._bits_of
+    monkeypatch.setattr(points, "_bits_of", lambda job, task: computed.append(task.point) or bits_of(job, task))
     fields = {"depth": [1, 2], "vector_rows": [8, 16], "block_kv": [128, 256], "precision": ["fa2_fp32", "fa16"]}
     found = explore("flash", fields, seq=256, pareto=True)
     assert len(found.outcomes) == 16

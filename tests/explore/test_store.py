@@ -24,7 +24,7 @@ ONE = PointOutcome(0, {"block_kv": 128}, "ok", cycles=5, latency_us=1.5, is_fini
 
 def fill(path: Path, outcomes: list[PointOutcome], *, resume: bool = False) -> None:
     with open_store(path, ABOUT, resume=resume) as store:
-        store.add((str(o.index), {"point": o.point}, o) for o in outcomes)
+        store.add((str(o.index), o) for o in outcomes)
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_another_search_version_or_file_is_refused_and_left_alone(tmp_path: Path
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE about SET value = '99' WHERE name = 'schema'")
     connection.close()
-    with pytest.raises(SpecError, match="has schema 99, this npusim reads 1"):
+    with pytest.raises(SpecError, match="has schema 99, this npusim reads 2"):
         read_store(path)
     notes = tmp_path / "notes.txt"
     notes.write_text("not a store at all, " * 100)
@@ -157,11 +157,11 @@ def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_pat
 def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     with open_store(path, ABOUT) as store:
-        store.add([("0", {}, ONE)])
+        store.add([("0", ONE)])
         for resume in (False, True):
             with pytest.raises(SpecError, match="another search is writing to it"):
                 fill(path, [], resume=resume)
-        store.add([("1", {}, replace(ONE, index=1))])
+        store.add([("1", replace(ONE, index=1))])
     assert len(read_store(path)[1]) == 2
     fill(path, [replace(ONE, index=2)], resume=True)
     assert len(read_store(path)[1]) == 3
@@ -179,10 +179,10 @@ def test_a_search_that_finds_no_workers_leaves_the_store_alone(tmp_path: Path) -
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     with pytest.raises(OutputError, match="disk is full; what is in it stays"), open_store(path, ABOUT) as store:
-        store.add([("0", {}, ONE)])
+        store.add([("0", ONE)])
         (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
         store.connection.execute(f"PRAGMA max_page_count = {pages}")
-        store.add((str(n), {"text": "x" * 1000}, replace(ONE, index=n)) for n in range(1, 50))
+        store.add((str(n), replace(ONE, index=n, reason="x" * 1000)) for n in range(1, 50))
     assert read_store(path)[1] == (ONE,)
 
 

@@ -20,7 +20,8 @@ from npusim.ir.check import check
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.pricing import vector_cycles
-from npusim.schedules import find_schedule, unread_keys
+from npusim.schedules import find_schedule
+from npusim.schedules.define import unread_keys
 from npusim.simulation.result import peak_flops_per_s
 from npusim.simulation.simulate import simulate_program
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from typing import TYPE_CHECKING, Any
 
 from npusim.run import run
 from npusim.timing.periodic import run_engine
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
 
 def test_what_is_compiled_ahead_is_what_a_run_takes() -> None:
     run("flash", numerics=False, seq=256)
-    compiled = run_engine.is_missing.args[0]  # type: ignore[attr-defined]
-    taken = list(compiled.signatures)
+    taken = list(run_engine._native)  # type: ignore[attr-defined]
     compile_engine()
-    assert compiled.signatures == taken
-    with compiled_meanwhile() as wait:
-        assert wait is None
+    assert list(run_engine._native) == taken  # type: ignore[attr-defined]
+    with compiled_meanwhile() as is_compiling:
+        assert not is_compiling
 
 
 def test_no_file_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,15 @@ def test_no_file_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(run_engine, "is_missing", lambda: True)
-    with compiled_meanwhile() as wait:
-        assert wait is not None
-        assert wait() == 0
+    processes = list[subprocess.Popen[bytes]]()
+    start = subprocess.Popen
+
+    def noted(*args: Any, **how: Any) -> subprocess.Popen[bytes]:
+        processes.append(start(*args, **how))
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    with compiled_meanwhile(["ascend.cube.k16.f16.f32"]) as is_compiling:
+        assert is_compiling
+        assert processes[0].wait() == 0
     assert not (tmp_path / "ran").exists()

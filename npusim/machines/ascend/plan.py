@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.blocks import BlockOrder
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, lightest
 from npusim.formats import get_format
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
 
@@ -161,9 +161,12 @@ class VectorFields(Tiling):
         ge=0,
         le=14,
         description="tiles that Q K^T and softmax run ahead of P V; the flag counter allows 15 slots",
+        json_schema_extra=lightest("least"),
     )
     deal: BlockOrder = Field(
-        default="round_robin", description="blocks to cores: in turn, longest first, or a persistent kernel's list"
+        default="round_robin",
+        description="blocks to cores: in turn, longest first, or a persistent kernel's list",
+        json_schema_extra=lightest("any"),
     )
 
 
@@ -178,7 +181,10 @@ class KernelFields(VectorFields):
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"
     )
     together: int | None = Field(
-        default=None, ge=1, description="tiles that cores hand one another at a time; default: the kernel's"
+        default=None,
+        ge=1,
+        description="tiles that cores hand one another at a time; default: the kernel's",
+        json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(
         default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"

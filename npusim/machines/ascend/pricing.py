@@ -131,7 +131,7 @@ class EnginePricing(Transfers):
         if (core, engine) not in self._units:
             spec = self.device.engine(core, engine)
             of_buffers = (b.banks for b in self.device.core(core).buffers.values())
-            banks = next((b for b in of_buffers if b is not None), None)
+            banks = next((b for b in of_buffers if b is not None), None) if self.is_placed else None
             self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
         return self._units[core, engine]
 

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, lightest
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Opcode
@@ -305,7 +305,9 @@ class SmFields(GroupFields, BlockFields):
         default="shuffle", description="whether P may cross lanes on its way to P V"
     )
     launch: Literal["in_order", "longest_first"] = Field(
-        default="in_order", description="blocks start head by head, or those with most keys first"
+        default="in_order",
+        description="blocks start head by head, or those with most keys first",
+        json_schema_extra=lightest("any"),
     )
 
     @property

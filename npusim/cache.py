@@ -1,0 +1,169 @@
+"""The cache folder: machine code of kernels, and device files as they were read.
+
+It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
+private temporary one, whichever can be written.  What is in it is used as it is (machine code is run), so a file is
+taken only if its content is what was written, and a temporary folder only if it is this user's alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+try:
+    import fcntl
+except ImportError:  # another system than Unix: no locks
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VARIABLE = "NPUSIM_CACHE"
+_DIGEST = hashlib.sha256
+_DIGEST_BYTES = _DIGEST().digest_size
+
+
+def digest(*parts: object) -> bytes:
+    """Return a digest of what ``parts`` say."""
+    return _DIGEST(repr(parts).encode()).digest()
+
+
+def load(name: str, stamp: bytes) -> bytes | None:
+    """Return what was kept under a name with a stamp (`digest`); None where there is none, or it is damaged."""
+    for place in _folders():
+        content = _content(place / name)
+        if content is not None and content.startswith(stamp):
+            return content[_DIGEST_BYTES:]
+    return None
+
+
+def store(name: str, stamp: bytes, data: bytes) -> None:
+    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once."""
+    faults = list[str]()
+    for place in _folders():
+        try:
+            _write(place / name, stamp + data)
+        except OSError as error:
+            faults.append(f"{place}: {error.strerror or error}")
+        else:
+            return
+    if faults:
+        _say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Wait while another process makes what is kept under a name; without locks, both make it."""
+    place = folder()
+    with ExitStack() as held:
+        if fcntl is not None and place is not None:
+            lock = place / f".{name}.lock"
+            with suppress(OSError):
+                place.mkdir(parents=True, exist_ok=True)
+                fcntl.flock(held.enter_context(lock.open("w")), fcntl.LOCK_EX)
+                held.callback(lock.unlink, missing_ok=True)  # before it is released: who waits finds what was made
+        yield
+
+
+def is_kept(prefix: str, stamp: bytes) -> bool:
+    """Return whether anything is kept with a stamp under a name that begins so."""
+    return any(
+        (content := _content(file)) is not None and content.startswith(stamp)
+        for place in _folders()
+        for file in (place.glob(f"{prefix}*") if place.is_dir() else ())
+    )
+
+
+def folder() -> Path | None:
+    """Return the folder in which things are kept; None where none can be written."""
+    return next(filter(_is_writable, _folders()), None)
+
+
+def _folders() -> list[Path]:
+    """Return where things are looked for, and kept: in the first that can be written."""
+    if named := os.environ.get(VARIABLE):
+        return [Path(named)]
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - needs no home
+    folders = [Path(__file__).parent / "__pycache__", Path(users) / "npusim"]
+    if not any(map(_is_writable, folders)) and (private := private_folder()):
+        folders.append(private)
+    return folders
+
+
+@functools.cache
+def _is_writable(folder: Path) -> bool:
+    existing = next((p for p in (folder, *folder.parents) if p.exists()), None)
+    return existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    rest = content[_DIGEST_BYTES:]
+    if _DIGEST(rest).digest() == content[:_DIGEST_BYTES]:
+        return rest
+    _say_once(f"{file} is damaged: what it held is made anew")
+    with suppress(OSError):
+        file.unlink()
+    return None
+
+
+def _write(file: Path, rest: bytes) -> None:
+    """Write a file beside its place, then move it there: nobody reads half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as fresh:
+            fresh.write(_DIGEST(rest).digest() + rest)
+        Path(name).chmod(0o644)
+        Path(name).replace(file)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+# ---------------------------------------------------------------- a folder of this user's alone
+
+
+@functools.cache
+def private_folder() -> Path | None:
+    """Return this user's temporary cache folder, made (and said) if it is not there; None if unsafe.
+
+    It is a folder, no link, owned by this user, and nobody else may enter it (mode 0700).
+    """
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    private = Path(tempfile.gettempdir()) / f"npusim-cache-{user}"
+    try:
+        private.mkdir(mode=0o700)
+    except FileExistsError:
+        status = private.lstat()
+        is_users = user in (status.st_uid, "user") and not stat.S_IMODE(status.st_mode) & 0o077
+        if not stat.S_ISDIR(status.st_mode) or not is_users:
+            _say_once(
+                f"{private} is not this user's alone and is not used: kernels are compiled anew in every process; "
+                f"set {VARIABLE} to a folder of your own"
+            )
+            return None
+    except OSError as error:
+        _say_once(
+            f"no folder for compiled kernels can be written ({private}: {error.strerror}): they are compiled anew "
+            f"in every process; set {VARIABLE}"
+        )
+        return None
+    else:
+        _say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
+    return private
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    sys.stderr.write(f"npusim: {text}\n")

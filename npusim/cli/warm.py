@@ -1,0 +1,31 @@
+"""``npusim warm``: compile ahead what runs usually need."""
+
+from npusim.cli import options as o
+from npusim.cli.console import progress, say, show_json
+from npusim.cli.help import Verbs
+from npusim.report.text import document
+
+app = Verbs()
+
+
+@app.verb("warm", ("npusim warm", "once, before a container is closed or CI's jobs begin"))
+def warm(json: o.Json = False) -> None:
+    """Compile ahead what runs usually need, into the cache folder: no first run then takes longer than others.
+
+    NPUSIM_CACHE names the folder; without it, it is the package's own __pycache__, or the user's cache folder.
+    """
+    from npusim import cache
+    from npusim.simulation.warm import USUAL, warm
+
+    with progress("compiling") as advance:
+        runs = []
+        for run in warm():
+            runs.append(run)
+            advance(len(runs), len(USUAL))
+    folder = cache.folder()
+    if json:
+        show_json(document("warm", folder=None if folder is None else str(folder), runs=runs))
+    elif folder is None:
+        say("nothing is kept: no cache folder can be written")
+    else:
+        say(f"machine code is kept in {folder}")
