@@ -105,13 +105,9 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
-<<<<<<< HEAD
     #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
     is_open: bool = False
-    #: References that all presets are compared with: computed once.
-=======
     #: References that all presets are compared with, and what a problem's recipe draws: computed once.
->>>>>>> main
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Problem, HeadSource] = field(default_factory=dict, repr=False, compare=False)
 

@@ -13,10 +13,6 @@ from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
-<<<<<<< HEAD
-from npusim.simulation.robustness import arithmetic_uncertainty, finite_choices
-from npusim.simulation.tile import program_of
-=======
 from npusim.simulation.robustness import (
     alternative_arithmetics,
     arithmetic_uncertainty,
@@ -26,7 +22,7 @@ from npusim.simulation.robustness import (
     compared_rows,
     finite_choices,
 )
->>>>>>> main
+from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
