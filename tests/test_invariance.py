@@ -146,7 +146,7 @@ def test_differences_are_those_of_the_result() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("split_kv", "--require", "batches"), "--require batches: there are batch, position, splits"),
+        (("split_kv", "--require", "batches"), "Did you mean `batch`? There are batch, position, page"),
         (("split_kv", "--vary", "tile", "--require", "batch"), "--require batch: it is not among --vary tile"),
         (("tiling_allreduce", "--hw", "ascend_910b2_x8"), "ascend_910b2_x8: invariance is of one device"),
         (("gemm", "--problem", "m=64,n=64,k=64"), "schedule gemm is no attention: nothing to examine"),
@@ -156,3 +156,80 @@ def test_what_cannot_be_examined_is_said(words: tuple[str, ...], message: str) -
     code, text = call(*words)
     assert code == 2
     assert message in text
+
+
+# ---------------------------------------------------------------- as it is served
+
+RAGGED = Problem(heads=3, kv_heads=1, seq_q=1, lengths=(64, 1600, 200), head_dim=32, page=16, causal=True)
+#: A kernel that splits by how many sequences there are, not by their own lengths.
+PLANTED_COUNT = """
+from dataclasses import replace
+from npusim.schedules import find_schedule
+
+ASCEND = find_schedule("split_kv", "ascend")
+
+
+def build(problem, tiling, device, precision):
+    splits = {} if tiling.split_keys else {"splits": 2 if problem.batch > 3 else 4}
+    return ASCEND.build(problem, tiling.model_copy(update=splits), device, precision)
+
+
+KERNEL = replace(ASCEND, name="planted", build=build)
+"""
+
+
+def test_a_planted_split_count_that_hangs_on_the_batch_is_named_and_priced(tmp_path: Path) -> None:
+    file = tmp_path / "planted.py"
+    file.write_text(PLANTED_COUNT)
+    words = (f"{file}:KERNEL", "--lengths", "64,1600,200", "--seq-q", "1", "--page", "16", "-t", "block_kv=32")
+    code, text = call(*words, "--precision", "output=float32", "--require", "batch,page,position", "--json")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert code == 1
+    assert found["required"] == {"batch": False, "page": True, "position": True}
+    batch = found["aspects"]["batch"]
+    assert batch["guarantee"] == "split_keys=416"  # 50 tiles in four parts, the first of 13
+    assert batch["cost_us"] is not None
+    changed = {t["what"] for t in batch["tried"] if t["difference"]}
+    assert changed == {"2 times these lengths", "8 times these lengths", "a neighbour of 3200 keys"}
+
+
+def test_a_fixed_size_of_splits_leaves_company_and_chunks_no_say() -> None:
+    found = npusim.invariant(
+        "split_kv",
+        problem=RAGGED,
+        tiling={**FIELDS, "split_keys": 256},
+        vary=["batch", "position", "page", "chunk", "prefill", "rule"],
+    )
+    assert {f.aspect: f.verdict for f in found.findings} == {
+        **dict.fromkeys(("batch", "position", "page"), "cannot"),
+        **dict.fromkeys(("chunk", "prefill"), "not seen"),  # masks are other steps
+        "rule": "none",
+    }
+    assert found.sequence == 1
+
+
+def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:
+    found = npusim.invariant(
+        "split_kv",
+        problem=RAGGED,
+        precision="output=float32",
+        tiling={**FIELDS, "splits": "fa3"},
+        vary=["rule", "prefill"],
+    )
+    assert found["rule"].verdict == "changes"
+    assert found["rule"].guarantee == "splits=fa3"
+    same = {t.what for t in found["rule"].tried if t.is_same_structure}
+    prefill = found["prefill"]
+    assert prefill.verdict == "changes"
+    assert prefill.first is not None
+    assert "block 0 of the row" in prefill.first.parted
+    for one in found["rule"].tried:
+        done = npusim.run(
+            "split_kv",
+            problem=RAGGED,
+            precision="output=float32",
+            tiling={**FIELDS, "splits": one.what.removeprefix("splits=")},
+            numerics=False,
+        )
+        assert done.latency_us == one.latency_us
+    assert len(same) < len(found["rule"].tried)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
-from npusim.ir.op import PLAIN, Attributes, Opcode, Step
+from npusim.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -63,6 +63,14 @@ class Instruction:
     attributes: Attributes = PLAIN
     only: str = ""
     line: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        wanted = SOURCES[self.opcode]
+        if len(self.srcs) not in wanted:
+            raise ProgramError(
+                f"{self.dst} = {self.opcode.name}({', '.join(self.srcs)}): it takes {' or '.join(map(str, wanted))} "
+                f"sources, not {len(self.srcs)}"
+            )
 
 
 Table = tuple[Instruction, ...]
@@ -206,7 +214,7 @@ class WorkTile:
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""
         sizes = tuple(size for _, _, size in self.spans)
-        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs)
+        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs), self.causal_offset
 
     @property
     def family(self) -> Hashable:

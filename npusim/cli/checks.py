@@ -282,6 +282,7 @@ def diff(
     "invariant",
     ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step, all that may vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
+    ("npusim invariant split_kv -w qwen2_7b --lengths 1k,7k,32k --page 64 --require batch,page", "as it is served"),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
 )
 @o.takes(SeedOptions, own_first=True)
@@ -301,7 +302,7 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "What to vary: batch, position, splits, merge, tile, packing, ranks, order.",
+            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, order.",
             panel="How",
             shown="all",
         ),

@@ -23,7 +23,7 @@ NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 def _counted(value: object) -> object:
     """Return what a text such as ``8k`` says, anything else as it is: the number's own check names the fault."""
     try:
-        return parse_count(value) if isinstance(value, str) else value
+        return parse_count(value) if isinstance(value, str) and value[-1:].isalpha() else value  # '2' is no number
     except ValueError:
         return value
 

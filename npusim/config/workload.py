@@ -215,15 +215,15 @@ class Workload(SpecModel):
             parts["softcap"] = f"scores capped at {self.softcap:g}"
         return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
 
-    def ignored(self, keys: int, ignore: Collection[str]) -> tuple[str, ...]:
-        """Return what a run over ``keys`` keys leaves out, as a table says it.
+    def ignored(self, keys: int, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
+        """Return what a run over ``keys`` keys leaves out, as a table says it; ``models``: what its schedule computes.
 
         Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
         """
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        parts = self.left_out(keys)
+        parts = {name: what for name, what in self.left_out(keys).items() if name not in models}
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(

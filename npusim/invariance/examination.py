@@ -1,6 +1,7 @@
 """Varies a call, aspect by aspect, and compares the bits of one row block with those of the call as it is.
 
-Aspects are other batches, places in them, splits, tiles, ranks, and orders of a sum.
+Aspects are other batches, places in them, pages, queries at a time, splits and their rules, tiles, ranks, and orders of
+a sum.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from npusim import formats
+from npusim.algorithms.split_rules import RULES
 from npusim.config.node import NodeDevice, list_nodes, load_node
 from npusim.config.problem import CopyProblem, Problem
 from npusim.config.tiling import tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
+from npusim.invariance.company import (
+    VariedCall,
+    batches,
+    chunks,
+    inputs_of,
+    pages,
+    positions,
+    prefills,
+    structural_difference,
+)
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.reduction import execute, normal_samples
 from npusim.node.topology import Topology
@@ -31,16 +43,18 @@ if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Algorithm, Transfer
-    from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed
     from npusim.simulation.result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
+#: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
 #: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
-Aspect = Literal["batch", "position", "splits", "merge", "tile", "packing", "ranks", "order"]
+Aspect = Literal[
+    "batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks", "order"
+]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
-#: Other sizes of a batch, split counts and numbers of devices that are tried.
-BATCHES, SPLITS, RANKS = (2, 8), (1, 2, 8), (2, 4)
+#: Other split counts and numbers of devices that are tried.
+SPLITS, RANKS = (1, 2, 8), (2, 4)
 #: Sizes of blocks whose halves are other tiles.
 BLOCKS = ("block_kv", "block_q", "block")
 #: Keys of all KV heads whose bits are compared: bounds the time of a variant.
@@ -110,12 +124,16 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Invariance:
-    """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect."""
+    """What changes the bits of a call's last block of rows from ``row`` on in some ``heads``, aspect by aspect.
+
+    ``sequence``: whose rows they are, the first one's; of sequences that differ in length the longest one's.
+    """
 
     base: RunData
     row: int
     heads: int
     findings: tuple[Finding, ...]
+    sequence: int = 0
 
     def __getitem__(self, aspect: str) -> Finding:
         """Return what was found of one aspect; raise `SpecError` naming those there are."""
@@ -180,19 +198,6 @@ def examine(
     return _Examination(request, base, base.problem, on_tried).findings(vary)
 
 
-@dataclass(frozen=True)
-class _VariedCall:
-    """A varied call, and where its first sequence lies in the batch."""
-
-    what: str
-    variant: Variant
-    position: int = 0
-
-    @classmethod
-    def of_field(cls, name: str, value: object) -> _VariedCall:
-        return cls(f"{name}={value}", Variant(tiling={name: value}))
-
-
 class _Examination:
     """A call as it is run, and its variants."""
 
@@ -201,8 +206,10 @@ class _Examination:
     ) -> None:
         self.request, self.base, self.problem = request, base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
-        self.source = drawn_source(problem)
-        self.place = Place(_row(base))
+        self._made: dict[tuple[int, Place], Computed] = {}
+        self.source = drawn_source(problem.model_copy(update={"page": 0}))
+        self.sequence = problem.lengths.index(problem.seq_kv) if problem.lengths else 0
+        self.place = Place(_row(base, self.sequence), batch=self.sequence)
         # What the user chose, or the rule for them: one kernel, whatever it is called with.
         self.variants = Variants(
             Request(
@@ -216,7 +223,6 @@ class _Examination:
             )
         )
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
-        self.key = row_key(base.program, self.place, problem.group_size)
         self.latency = None if base.timing is None else base.latency_us
 
     def findings(self, vary: Collection[str]) -> Invariance:
@@ -227,7 +233,7 @@ class _Examination:
         if "order" in vary:
             findings["order"] = self._orders()
         listed = tuple(findings[name] for name in ASPECTS if name in findings)
-        return Invariance(self.base, self.place.row, self.heads, listed)
+        return Invariance(self.base, self.place.row, self.heads, listed, self.sequence)
 
     def _counted(self, tried: Tried) -> Tried:
         self.count += 1
@@ -237,24 +243,29 @@ class _Examination:
 
     # ---------------------------------------------------------------- what is tried
 
-    def _calls(self) -> dict[Aspect, list[_VariedCall]]:
+    def _calls(self) -> dict[Aspect, list[VariedCall]]:
         """Return the calls to try, by aspect; none where a call cannot be varied."""
-        batches = [n * self.problem.batch for n in BATCHES]
-        largest = Variant(problem={"batch": batches[-1]})
+        of_problem = self.problem, self.sequence
         return {
-            "batch": [_VariedCall(f"batch={n}", Variant(problem={"batch": n})) for n in batches],
-            "position": [_VariedCall(f"sequence {n} of {batches[-1]}", largest, n) for n in (1, batches[-1] - 1)],
+            "batch": batches(*of_problem),
+            "position": positions(*of_problem),
+            "page": pages(*of_problem),
+            "chunk": chunks(*of_problem),
+            "prefill": prefills(*of_problem),
             **self._calls_of_fields(),
             "ranks": list(self._calls_of_ranks()),
         }
 
-    def _calls_of_fields(self) -> dict[Aspect, list[_VariedCall]]:
+    def _calls_of_fields(self) -> dict[Aspect, list[VariedCall]]:
         """Return calls with other values of tiling fields."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
-        values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "merge": [], "tile": [], "packing": []}
+        values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "rule": [], "merge": [], "tile": []}
+        values["packing"] = []
         if "splits" in known:
             values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
+        if "split_keys" in known and not tiling.split_keys:  # type: ignore[attr-defined]
+            values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]  # type: ignore[attr-defined]
         if "merge" in known:
             values["merge"] = [("merge", m) for m in known["merge"].choices if m != getattr(tiling, "merge", None)]
         for name in (n for n in BLOCKS if n in known):
@@ -264,7 +275,10 @@ class _Examination:
         if "pack" in known and self.problem.group_size > 1:
             # Packed: rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
-        return {aspect: [_VariedCall.of_field(*value) for value in listed] for aspect, listed in values.items()}
+        return {aspect: [self._of_field(*value) for value in listed] for aspect, listed in values.items()}
+
+    def _of_field(self, name: str, value: object) -> VariedCall:
+        return replace(VariedCall.of_field(name, value), position=self.sequence)
 
     @cached_property
     def splits(self) -> int:
@@ -272,51 +286,56 @@ class _Examination:
         spans = [span for block in self.base.program.phases[0].blocks for span in block.spans]
         return max((start for axis, start, _ in spans if axis == "split"), default=0) + 1
 
-    def _calls_of_ranks(self) -> Iterator[_VariedCall]:
+    def _calls_of_ranks(self) -> Iterator[VariedCall]:
         """Yield shares of the heads: whole groups, or a KV head that several ranks have."""
         p = self.problem
         for ranks in RANKS:
             heads, kv_heads = p.heads // ranks, max(1, p.kv_heads // ranks)
             if p.heads % ranks == 0 and heads % kv_heads == 0 and heads // kv_heads <= p.group_size:
-                yield _VariedCall(f"tensor_parallel={ranks}", Variant(problem={"heads": heads, "kv_heads": kv_heads}))
+                shares = Variant(problem={"heads": heads, "kv_heads": kv_heads})
+                yield VariedCall(f"tensor_parallel={ranks}", shares, self.sequence)
 
-    def _try(self, call: _VariedCall) -> Tried:
+    def _try(self, call: VariedCall) -> Tried:
         try:
             built = self.variants.build(call.variant)
         except TilingError as error:
             return Tried(call.what, reason=one_line(error))
-        latency, program, key = _latency(built), built.program, self.key
+        latency, program, group = _latency(built), built.program, self.problem.group_size
         problem = cast("Problem", built.plan.problem)
-        place, group = replace(self.place, batch=call.position), problem.group_size
-        if call.position:
-            key = row_key(program, self.place, group)
-        if row_key(program, place, group) == key:
+        # Places of sequences of one length are compared within the larger batch.
+        is_moved = call.position != self.sequence and not problem.lengths
+        base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
+        place = self._row_of(call, problem, replace(self.place, batch=call.position))
+        keys = row_key(*base, group), row_key(program, place, problem.group_size)
+        if keys[0] == keys[1]:
             return Tried(call.what, is_same_structure=True, latency_us=latency)
-        base = self._computed(program, group) if call.position else self._base_bits
-        changed = compute(program, place, group, self._swapped_inputs(call.position), min(self.heads, problem.heads))
-        at, difference = first_difference(base.rows, changed.rows), None
+        expected = self._computed(*base, problem if is_moved else self.problem)
+        changed = self._computed(program, place, problem)
+        at, difference = first_difference(expected.rows, changed.rows), None
         if at is not None:
             head, row, column = at
-            values = (float(one.rows[head][row, column]) for one in (base, changed))
-            difference = BitDifference(f"O head {head} row {self.place.row + row} column {column}", *values)
-        return Tried(call.what, False, difference, str(parting(base.events, changed.events) or ""), latency)
+            values = (float(one.rows[head][row, column]) for one in (expected, changed))
+            difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
+        parted = str(parting(expected.events, changed.events) or "")
+        return Tried(
+            call.what, False, difference, structural_difference(*keys) if call.is_last_query else parted, latency
+        )
 
-    @cached_property
-    def _base_bits(self) -> Computed:
-        """The bits of the call itself."""
-        return self._computed(self.base.program, self.problem.group_size)
+    def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
+        """Return the place of the row of a varied call, or of the call itself, that is compared."""
+        return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
 
-    def _computed(self, program: TileProgram, group: int) -> Computed:
-        return compute(program, self.place, group, self.source, self.heads)
-
-    def _swapped_inputs(self, position: int) -> HeadSource:
-        """Return the inputs with the first sequence at another place of the batch."""
-        swapped = {0: position, position: 0}
-        return lambda name, batch, head: self.source(name, swapped.get(batch, batch), head)
+    def _computed(self, program: TileProgram, place: Place, problem: Problem) -> Computed:
+        """Return the bits of rows of the examined sequence from a place on; those of the call itself are kept."""
+        made = id(program), place
+        if made not in self._made:
+            source = inputs_of(self.source, self.sequence, problem)
+            self._made[made] = compute(program, place, problem.group_size, source, min(self.heads, problem.heads))
+        return self._made[made] if program is self.base.program else self._made.pop(made)
 
     # ---------------------------------------------------------------- guarantees
 
-    def _finding(self, aspect: Aspect, calls: list[_VariedCall]) -> Finding:
+    def _finding(self, aspect: Aspect, calls: list[VariedCall]) -> Finding:
         tried = [self._counted(self._try(call)) for call in calls]
         finding, latency = Finding(aspect, tuple(tried)), self.latency
         if finding.verdict != "changes":
@@ -328,6 +347,9 @@ class _Examination:
                 cost = None if latency is None or one is None else one - latency
                 where = "" if cost is None else "this call"
                 return replace(finding, guarantee="splits=1", cost_us=cost, cost_at=where)
+            case "rule":
+                rule = f"splits={getattr(self.base.tiling, 'splits', '')}"
+                return _against(replace(finding, guarantee=rule), latency, times)
             case "tile" | "merge":
                 names = dict.fromkeys(name for call in calls for name in call.variant.tiling)
                 fixed = " ".join(f"{n}={getattr(self.base.tiling, n)}" for n in names)
@@ -335,27 +357,54 @@ class _Examination:
             case _:
                 return self._fixed_splits(finding, calls)
 
-    def _fixed_splits(self, finding: Finding, calls: list[_VariedCall]) -> Finding:
+    def _fixed(self, *, is_size: bool) -> dict[str, object]:
+        """Return the tiling in which splits go by nothing but a sequence: its count of them, or the size of one."""
+        if not is_size:
+            return {"splits": self.splits}
+        blocks = (b for b in self.base.program.phases[0].blocks if b.batch == self.sequence)
+        first = next(iter(blocks), None)
+        tiles = sum(run.count for run in first.runs) if first is not None else 1
+        return {"splits": "auto", "split_keys": tiles * cast("Any", self.base.tiling).block_kv}
+
+    def _fixed_splits(self, finding: Finding, calls: list[VariedCall]) -> Finding:
         """Return what it costs that splits do not go by the number of blocks."""
         if "splits" not in type(self.base.tiling).model_fields:
             return finding
+        is_size = bool(self.problem.lengths) or finding.aspect in ("chunk", "prefill")
+        if is_size and "split_keys" not in type(self.base.tiling).model_fields:
+            return finding
+        fixed_fields = self._fixed(is_size=is_size)
+        base = self.variants.build(Variant(tiling=fixed_fields)) if is_size else None
+        call_latency = None if base is None else _latency(base)
         costs: list[tuple[float, str]] = []
         for tried, call in zip(finding.tried, calls, strict=True):
             if not tried.difference:
                 continue
-            variant = replace(call.variant, tiling={**call.variant.tiling, "splits": self.splits})
-            fixed = self.variants.build(variant)
-            group = cast("Problem", fixed.plan.problem).group_size
-            if row_key(fixed.program, replace(self.place, batch=call.position), group) != self.key:
+            fixed = self.variants.build(replace(call.variant, tiling={**call.variant.tiling, **fixed_fields}))
+            if not self._is_alike(call, base.program if base else self.base.program, fixed):
                 return finding  # it is not the splits
             latency = _latency(fixed)
             if tried.latency_us is not None and latency is not None:
-                costs.append((latency - tried.latency_us, tried.what))
-        finding = replace(finding, guarantee=f"splits={self.splits}")
+                costs.append((latency - tried.latency_us, f"at {tried.what}"))
+        if call_latency is not None and self.latency is not None and costs:
+            costs.append((call_latency - self.latency, "this call"))
+        finding = replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fixed_fields.items() if v != "auto"))
         if not costs:
             return finding
         cost, what = max(costs)
-        return replace(finding, cost_us=cost, cost_at=f"at {what}")
+        return replace(finding, cost_us=cost, cost_at=what)
+
+    def _is_alike(self, call: VariedCall, base: TileProgram, fixed: BuiltPlan) -> bool:
+        """Return whether the row has the same bits in a varied call as in a program of the call itself."""
+        problem = cast("Problem", fixed.plan.problem)
+        place = self._row_of(call, problem, replace(self.place, batch=call.position))
+        own = self._row_of(call, self.problem, self.place)
+        if row_key(base, own, self.problem.group_size) == row_key(fixed.program, place, problem.group_size):
+            return True
+        if not call.is_last_query:
+            return False
+        rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
+        return first_difference(rows[0].rows, rows[1].rows) is None
 
     # ---------------------------------------------------------------- a collective's order
 
@@ -397,10 +446,11 @@ def _against(finding: Finding, latency: float | None, times: list[tuple[float, s
     return replace(finding, cost_us=latency - min(latency, best), cost_at=where)
 
 
-def _row(base: RunData) -> int:
-    """Return the first row of head 0's last block."""
+def _row(base: RunData, sequence: int) -> int:
+    """Return the first row of head 0's last block in a sequence."""
     out = base.program.tensors["o"]
-    parts = (part for b in base.program.phases[-1].blocks for part in out.heads_of(b.head, b.row, b.rows))
+    blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
+    parts = (part for b in blocks for part in out.heads_of(b.head, b.row, b.rows))
     return max(row for head, row, _, _ in parts if head == 0)
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @unique
@@ -55,6 +59,17 @@ class Opcode(Enum):
 
     def __repr__(self) -> str:
         return self.name
+
+
+#: How many sources an operation takes; a row sum, a start value too.
+SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
+        Opcode.ROW_SUM: (1, 2),
+        Opcode.SELECT: (3,),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,10 +99,15 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
     details = [(f.aspect, tuple(_details(f))) for f in findings if f.first or any(t.reason for t in f.tried)]
     return (
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
-        Facts((("bits of", cells(f"the first sequence, {heads}, rows from {invariance.row} on")),)),
+        Facts((("bits of", cells(f"{_ordinal(invariance)} sequence, {heads}, rows from {invariance.row} on")),)),
         ASPECTS.grid(findings),
         *([Facts(tuple(details))] if details else []),
     )
+
+
+def _ordinal(invariance: Invariance) -> str:
+    keys = getattr(invariance.base.problem, "lengths", ())
+    return f"the longest ({invariance.sequence}, {keys[invariance.sequence]} keys)" if keys else "the first"
 
 
 def _details(f: Finding) -> Iterator[Cell]:

@@ -101,7 +101,8 @@ def schedule(
     families
         Core families it is for; none: all there are, those that installed packages bring too.
     more
-        Other fields of `Schedule`: ``summary``, ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
+        Other fields of `Schedule`: ``summary``, ``models`` (what of a workload's attention it computes beyond the plain
+        one, ``("softcap",)``: no run refuses it), ``problem`` (`Problem`, `GemmProblem` or `CopyProblem`) and
         ``reference(q, k, v, problem, row, tiling)``, which returns what it computes, (rows, dv), in float64: errors
         are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.

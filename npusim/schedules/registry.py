@@ -5,6 +5,7 @@ Defaults are made smaller where a buffer overflows, and an error offers what wou
 
 from __future__ import annotations
 
+import inspect
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import VARIANTS, get_arithmetic, get_format
 from npusim.formats.reductions import ORDERS
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
 
 
+#: What a reference is given, in order.
+REFERENCE = ("q", "k", "v", "problem", "row", "tiling")
 #: FlashAttention-2 (its README): "all head dimensions up to 256".
 LARGEST_HEAD = 256
 #: Tokens beyond which no tile grows: every field of a tiling is smaller.
@@ -63,8 +67,10 @@ class Schedule:
     that it is for on a device, where a call says none; None: the workload's.  ``left(device)``: fields that a space
     of its own leaves at their defaults: without effect there, a compiler's result, or chosen well already.
     ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
-    that ``sees(problem, tiling)(q, k)`` says; ``is_hooked``: it does more to scores than that.  ``elsewhere``:
-    its fields on a core family that an installed package brings; None: it is for its own family alone.
+    that ``sees(problem, tiling)(q, k)`` says; ``models``: what a workload asks for beyond plain attention, and the
+    schedule itself computes (``softcap``, ``window``, ...): runs do not refuse it; ``is_hooked``: it does more to
+    scores than that.  ``elsewhere``: its fields on a core family that an installed package brings; None: it is for
+    its own family alone.
     ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
     """
 
@@ -90,8 +96,13 @@ class Schedule:
     elsewhere: type[Tiling] | None = None
     takes_lengths: bool = False
     is_of_decoding: bool = False
+    models: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if wrong := [name for name in self.models if name not in IGNORABLE]:
+            raise SpecError(f"schedule {self.name}: models: no {wrong[0]!r}{choices(wrong[0], IGNORABLE)}")
+        if self.reference is not None:
+            _check_reference(self.name, self.reference)
         try:
             file_name(self.name)  # runs are written to folders named after it
         except ValueError as error:
@@ -178,6 +189,19 @@ class Schedule:
                 few |= {"seq_q": LONG_ENOUGH, "seq_kv": LONG_ENOUGH}
             problem = problem.model_copy(update=few)
         return lambda tiling: self.build(problem, tiling, device, precision)
+
+
+def _check_reference(called: str, reference: Callable[..., Any]) -> None:
+    """Raise `SpecError` for a reference that cannot be called as references are."""
+    try:
+        inspect.signature(reference).bind(*REFERENCE)
+    except TypeError:
+        name, takes = getattr(reference, "__name__", "reference"), inspect.signature(reference)
+        raise SpecError(
+            f"schedule {called}: reference: {name}{takes} is called with {len(REFERENCE)}: {', '.join(REFERENCE)}"
+        ) from None
+    except ValueError:  # a function without a signature, of C
+        return
 
 
 # ---------------------------------------------------------------- what fits

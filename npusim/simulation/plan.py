@@ -301,7 +301,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
-        ignored = workload.ignored(problem.seq_kv, request.ignore)
+        ignored = workload.ignored(problem.seq_kv, request.ignore, schedule.models)
     is_open = node is None and not isinstance(request.tiling, Tiling)
     return Plan(
         request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored, is_open

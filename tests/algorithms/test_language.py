@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from npusim import kernel as words
+from npusim.algorithms.phase import Instruction
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError, SpecError, TilingError
+from npusim.ir.op import SOURCES, Opcode
 from npusim.kernel import FlashPrecision, GlobalTensor, TilingMask, attention, kernel
 from npusim.schedules import find_schedule
 
@@ -302,3 +304,11 @@ def test_a_name_of_npusims_own_is_refused_with_file_and_line(tmp_path: Path) -> 
     )  # fmt: skip
     with pytest.raises(SpecError, match=re.escape(f"{path}:4: schedule 'flash' is one of npusim's own; call it")):
         find_schedule(f"{path}:MINE", "ascend")
+
+
+def test_a_row_has_as_many_sources_as_its_operation_takes() -> None:
+    with pytest.raises(ProgramError, match=r"x = SELECT\(mask, s\): it takes 3 sources, not 2"):
+        Instruction(Opcode.SELECT, "x", ("mask", "s"))
+    with pytest.raises(ProgramError, match="it takes 1 or 2 sources, not 3"):
+        Instruction(Opcode.ROW_SUM, "l", ("e", "l", "l"))
+    assert set(SOURCES) == set(Opcode)

@@ -55,8 +55,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "run flash -C clock=1e9",
             "run flsh",
         ),
-        "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1",),
-        "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json",),
+        "explore": ("explore flash -f block_kv=128,256 -f block_q=64,2048 --seq 256 -j1 -o tiles.csv",),
+        "explore_json": ("explore flash -f depth=1,2 --seq 128 -j1 --json -o depths.csv",),
         "compare": (
             "run flash --seq 256 --heads 0 -o a",
             "run flash --seq 256 --heads 0 -t block_kv=128 -o b",

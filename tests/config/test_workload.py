@@ -168,6 +168,7 @@ def test_what_is_not_modelled_is_refused_unless_named(write: Callable[..., Path]
     both = ("window (512 keys)", "softcap (scores capped at 50)")
     assert workload.ignored(1024, ("softcap", "window")) == both
     assert workload.ignored(512, ("softcap", "window")) == both[1:]
+    assert workload.ignored(1024, ("window",), models=("softcap",)) == both[:1]
     assert fault(workload.ignored, 512, ("windows",)) == (
         "ignore windows: there are window, softcap, alibi, bias, chunks, layers, rotary, sinks, sparse"
     )

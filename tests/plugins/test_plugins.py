@@ -358,6 +358,14 @@ def faulty(tmp_path: Path, body: str) -> str:
         ("S = (", r"mine\.py:\d+: SyntaxError"),
         ("import no_such_package\n", r"mine\.py:9: ModuleNotFoundError: No module named 'no_such_package'"),
         ("T = schedule('t', usual, precisions=[P])\n", r"mine\.py: no 'S'; there are T"),
+        (
+            "def wrong(q, k, v):\n    return q\n\n\nS = schedule('s', usual, precisions=[P], reference=wrong)\n",
+            r"schedule s: reference: wrong\(q, k, v\) is called with 6: q, k, v, problem, row, tiling",
+        ),
+        (
+            "S = schedule('s', usual, precisions=[P], models=('softcab',))\n",
+            r"schedule s: models: no 'softcab'\. Did you mean `softcap`\? There are window, softcap,",
+        ),
         ("S = 3\n", r"mine\.py: S is a int, not what attention\(\) or schedule\(\) returns"),
         ("S = schedule('s', usual, precisions=[])\n", r"mine\.py:9: schedule s: it needs at least one precision"),
         (
@@ -391,6 +399,8 @@ def faulty(tmp_path: Path, body: str) -> str:
         "syntax",
         "import",
         "name",
+        "reference",
+        "models",
         "kind",
         "no preset",
         "error",

@@ -95,6 +95,13 @@ def test_equal_lengths_are_a_batch() -> None:
     assert np.array_equal(lengths.output.view(np.uint8), batch.output.view(np.uint8), equal_nan=False)
 
 
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+def test_a_decoding_step_sees_all_keys_of_its_sequence(machine: Machine) -> None:
+    causal = RAGGED.model_copy(update={"causal": True})
+    found, expected = (computed(p, machine, splits=2, pack="off") for p in (causal, RAGGED))
+    assert all(map(np.array_equal, found, expected))
+
+
 @pytest.mark.parametrize("deal", ["round_robin", "balanced", "work_list"])
 def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
     problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)

@@ -1,0 +1,125 @@
+"""Calls in which a sequence has the same inputs otherwise: in other company, in other pages, some queries at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.numerics.inputs import drawn_pages, paged
+from npusim.simulation.variants import Variant
+
+if TYPE_CHECKING:
+    from npusim.config.problem import Problem
+    from npusim.numerics.executor import HeadSource
+    from npusim.numerics.inputs import Array
+
+#: Other sizes of a batch, and of pages in keys, that are tried; queries at a time beside a decoding step, in a prompt.
+BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
+
+
+@dataclass(frozen=True)
+class VariedCall:
+    """A varied call, and where its sequence lies in the batch.
+
+    ``is_last_query``: other queries are beside it, so that the last one's row is compared.
+    """
+
+    what: str
+    variant: Variant
+    position: int = 0
+    is_last_query: bool = False
+
+    @classmethod
+    def of_field(cls, name: str, value: object) -> VariedCall:
+        """Return a call with another value of a tiling field."""
+        return cls(f"{name}={value}", Variant(tiling={name: value}))
+
+
+def batches(problem: Problem, sequence: int) -> list[VariedCall]:
+    """Return calls with other sequences beside one."""
+    if not problem.lengths:
+        counts = [n * problem.batch for n in BATCHES]
+        return [VariedCall(f"batch={n}", Variant(problem={"batch": n})) for n in counts]
+    lengths = problem.lengths
+    companies = {f"{n} times these lengths": lengths * n for n in BATCHES}
+    companies[f"a neighbour of {2 * max(lengths)} keys"] = (*lengths, 2 * max(lengths))
+    calls = [VariedCall(what, _of_lengths(problem, one), sequence) for what, one in companies.items()]
+    if len(lengths) > 1:
+        calls.append(VariedCall("alone", _of_lengths(problem, (lengths[sequence],))))
+    return calls
+
+
+def positions(problem: Problem, sequence: int) -> list[VariedCall]:
+    """Return calls with a sequence at other places of the batch."""
+    if not problem.lengths:
+        largest = BATCHES[-1] * problem.batch
+        variant = Variant(problem={"batch": largest})
+        return [VariedCall(f"sequence {n} of {largest}", variant, n) for n in (1, largest - 1)]
+    own, others = problem.lengths[sequence], [n for i, n in enumerate(problem.lengths) if i != sequence]
+    places = [n for n in range(len(problem.lengths)) if n != sequence]
+    return [
+        VariedCall(f"sequence {n} of {len(problem.lengths)}", _of_lengths(problem, (*others[:n], own, *others[n:])), n)
+        for n in dict.fromkeys((*places[:1], *places[-1:]))
+    ]
+
+
+def pages(problem: Problem, sequence: int) -> list[VariedCall]:
+    """Return calls with pages of other sizes, in another order, and without."""
+    calls = [VariedCall(f"page={n}", Variant(problem={"page": n}), sequence) for n in PAGES if n != problem.page]
+    if problem.page:
+        order = Variant(problem={"page_seed": problem.page_seed + 1})
+        calls.insert(0, VariedCall("pages in another order", order, sequence))
+        calls.append(VariedCall("no pages", Variant(problem={"page": 0}), sequence))
+    return calls
+
+
+def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
+    """Return calls with other numbers of queries at a time: speculated ones, halves of a prompt."""
+    counts = SPECULATED if problem.seq_q == 1 else (problem.seq_q // 2, problem.seq_q // 4)
+    return [_queries(problem, n, sequence) for n in counts if 1 < n <= problem.keys[sequence]]
+
+
+def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
+    """Return a prompt's last queries beside a decoding step, or the step beside a prompt."""
+    return [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.seq_q == 1 else 1, sequence)]
+
+
+def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:
+    update = {"seq_q": count, "causal_offset": problem.seq_kv - count}
+    what = "one query (decoding)" if count == 1 else f"the last {count} queries at once"
+    return VariedCall(what, Variant(problem=update), sequence, is_last_query=True)
+
+
+def _of_lengths(problem: Problem, lengths: tuple[int, ...]) -> Variant:
+    longest = max(lengths)
+    queries = longest if problem.seq_q == problem.seq_kv else min(problem.seq_q, longest)
+    sizes = {"batch": len(lengths), "seq_q": queries, "seq_kv": longest, "causal_offset": longest - queries}
+    return Variant(problem={"lengths": lengths, **sizes})
+
+
+def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource:
+    """Return the inputs of a varied call in which every sequence is this one, queries before its first repeated."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values = source(name, sequence, head)
+        if name != "q":
+            return values
+        rows = problem.queries[batch]
+        more = max(0, rows - len(values))
+        return np.concatenate([np.resize(values, (more, values.shape[1])), values])[-rows:] if more else values[-rows:]
+
+    return paged(read, problem, drawn_pages(problem)) if problem.page else read
+
+
+def structural_difference(one: Any, two: Any) -> str:
+    """Return where the steps of a row (`row_key`) part in two programs: how often both do the first that differs."""
+    for number, (block, other) in enumerate(zip(one, two, strict=False)):
+        counterparts = dict(other)
+        for label, steps in block:
+            others = counterparts.get(label, ())
+            if others != steps:
+                how = f"{len(steps)} times | {len(others)}" if len(steps) != len(others) else "on other columns"
+                return f"block {number} of the row, {label}: {how}"
+    return f"{len(one)} blocks of the row | {len(two)}"
