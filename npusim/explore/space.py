@@ -103,7 +103,11 @@ class Space:
                     if isinstance(end, str) and end not in checked:
                         raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(checked))}")
             checked[name] = listed
-        _check_count(" ".join(checked), prod(map(len, checked.values())))
+        most = max(checked, key=lambda n: len(checked[n]), default="")
+        advice = (
+            f"; fix some of them, or give fewer values: --field {most}=... has {len(checked[most])}" if most else ""
+        )
+        _check_count(" ".join(checked), prod(map(len, checked.values())), advice)
         return cls(checked)
 
     def points(self) -> Iterator[Point]:
@@ -497,9 +501,9 @@ def _listed(axis: str, start: int, stop: int, step: int) -> range:
     return range(start, stop + 1, step)
 
 
-def _check_count(axes: str, count: int) -> None:
+def _check_count(axes: str, count: int, advice: str = "") -> None:
     if count > MOST_POINTS:
-        raise TilingError(f"{axes}: {count:,} points or more; a search has {MOST_POINTS:,} at most")
+        raise TilingError(f"{axes}: {count:,} points or more; a search has {MOST_POINTS:,} at most{advice}")
 
 
 def _value(text: str) -> Value:

@@ -72,6 +72,8 @@ def distinct(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.ND
     if not len(rows):
         return rows, np.zeros(0, np.int64)
     varying = rows[:, (rows != rows[0]).any(0)]
+    if not varying.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.int64)
     if varying.shape[1] == 1:  # many times as fast
         _, first, which = np.unique(varying[:, 0], return_index=True, return_inverse=True)
     else:

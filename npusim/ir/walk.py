@@ -256,7 +256,8 @@ def ends_of(program: TileProgram) -> Hashable:
 
 
 def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
-    key = None if loop.key is None else (loop.name, loop.key)
+    body_key = loop.key
+    key = None if body_key is None else (loop.name, body_key)
     if isinstance(loop.body, Body) and loop.body.memo_key is not None:
         bodies = memo(loop.body.memo_key, walker.ends, "templates")
     body = bodies.get(key) if key else None

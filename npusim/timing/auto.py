@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: Operations of all classes that are simulated one by one, in some 0.2 s; up to here spans are kept too.
 #: A longer timeline takes ``fold`` or ``des`` by name.
 FEW_OPERATIONS = 2_000_000
+#: Operations of groups that all differ that take less time than looking for a state that they repeat: 0.05 s.
+SHORT_OPERATIONS = 500_000
 #: Operations that are simulated one by one, in some 2 s, rather than stated with a wide band.
 MANY_OPERATIONS = 20_000_000
 #: A band is wide beyond the 2 % that issue 5 allows.
@@ -54,4 +56,5 @@ def simulate(
         except ProgramError:
             pass  # its blocks cannot be told apart, or the band is too wide
     traced = trace_groups if operations <= FEW_OPERATIONS else ()
-    return Run(code, classes, traced, periodic=True).result("steady")
+    is_periodic = operations > SHORT_OPERATIONS or len(classes.groups) <= FEW_CLASSES
+    return Run(code, classes, traced, periodic=is_periodic).result("steady")

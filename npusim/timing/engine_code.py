@@ -291,9 +291,8 @@ class Classes:
     blocks: tuple[tuple[tuple[int, ...], ...], ...]
 
     def every_block(self) -> Iterator[int]:
-        """Yield the blocks of one core group of each class."""
-        for phase in self.blocks:
-            yield from chain(*phase)
+        """Return the blocks of one core group of each class, one by one."""
+        return chain.from_iterable(chain.from_iterable(self.blocks))
 
     def one_by_one(self) -> Classes:
         """Return the same core groups, each as a class of its own."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ LONG = HEAD + SPAN + TAIL
 FEW_CLASSES = 3
 #: Operations of each part that is simulated exactly too: beginning and end of a part are where it differs most, so
 #: that longer ones tell less of the whole, not more (14 calls of 10 to 57 million: 0.24 % at most, the whole 0.23 %).
-SAMPLE_OPERATIONS = 400_000
+SAMPLE_OPERATIONS = 200_000
 #: A result's band beside the difference on that part, and how much the whole may differ more than it
 #: does: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and
 #: never further than this (tests/timing/test_band.py).
@@ -158,16 +158,18 @@ class MeanField:
 
     def _beside_others(self, number: int, phase: Sequence[Sequence[int]]) -> PhaseBooking:
         """Run one phase group by group, each beside the mean traffic of the others."""
+        from npusim.formats.jit import Table
         from npusim.timing.mean_field_kernel import run_groups
 
         table, cut, extra = self._table(number, phase)
         blocks = [np.array(sequence, np.int64) for sequence in phase]
         states = build_groups([(cut[sequence], extra[sequence]) for sequence in blocks], table.results)
         most = len(phase) * len(table.program.queue) << PART_BITS
-        while (asks := run_groups(states, table.results, most)) >= 0:
+        arguments: Any = Table(states), Table(table.results), most
+        while (asks := run_groups(*arguments)) >= 0:
             group = states.group[asks]
             window = states.block["number"][group["at"] - BEFORE :][:WINDOW]
-            table.add(int(group["state"]), window.tolist(), states.others)
+            table.add(int(group["state"]), window, states.others)
         ends = np.zeros((len(phase), self._widths[0]), np.int64)
         for mine, group in zip(ends, states.group, strict=True):
             if group["state"] < 0:

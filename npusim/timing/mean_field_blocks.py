@@ -36,13 +36,14 @@ from npusim.timing.link import FRACTION_BITS
 from npusim.timing.mean_field_arrays import ANY, BEFORE, NO_BLOCK, PART_BITS, WINDOW, build_results, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from npusim.timing.engine_arrays import Ints, Program
     from npusim.timing.engine_code import Code
 
 #: States kept; with more, blocks have too little in common for this method.
 STATES = 2048
+PLACES = np.arange(WINDOW)
 
 
 class CutBlock(NamedTuple):
@@ -79,6 +80,9 @@ class BlockTable:
         self._run_engine: Callable[[int], int] = partial(run_engine, *tables)
         rates = self.program.link["rate"].tolist()
         self.results = build_results(list(zip(rates, slack(self.program), strict=True)), len(self.booked()))
+        calls = [(CALL, block.body, block.operand) for block in code.blocks]
+        #: Calls of blocks by number, that of no block last.
+        self._calls = np.array([*calls, (HALT, 0, 0)], self.program.code.dtype)
         #: Last results of every queue, of blocks after which there is none.
         self.ends: dict[int, Ints] = {}
         self._states: dict[object, int] = {None: 0}
@@ -99,18 +103,17 @@ class BlockTable:
     def _refusal(self) -> ProgramError:
         return ProgramError(f"{self.code.streams.program.name}: its blocks cannot be simulated one by one")
 
-    def add(self, state: int, numbers: Sequence[int], others: Ints) -> None:
+    def add(self, state: int, numbers: Ints, others: Ints) -> None:
         """Simulate a block entered in ``state`` beside so many parts of transfers of others, and keep what it takes.
 
         ``numbers`` are those of the block and of what is around it, `WINDOW` in all.  Raises `ProgramError` where
         scalar units are too far apart, or blocks have too little in common.
         """
-        r, m, window = self.results, self.state, [self.blocks.get(number) for number in numbers]
-        index, block, is_last = int(r.known[0]), window[BEFORE], window[BEFORE + 1] is None
-        assert block is not None
+        r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]
+        index, is_last = int(r.known[0]), bool(numbers[BEFORE + 1] == NO_BLOCK)
         if index == len(r.result):
             raise self._refusal()
-        moment, now = self._enter(state, window, others)
+        moment, now = self._enter(state, numbers, others)
         done, before = int(m.engine[self.leader]["done"]), self.booked()
         span_cycles = 0
         r.span_booked[index] = 0
@@ -123,30 +126,24 @@ class BlockTable:
         now = self._run(now, NEVER if is_last else done + block.work)
         m.link["load"] -= others
         r.booked[index], r.others[index] = self.booked() - before, others
-        fetched = int(m.size[FETCHED])
-        for place, number in enumerate(numbers):
-            r.neighbour[index, place] = number if fetched >> place & 1 and place != BEFORE else ANY
+        r.neighbour[index] = np.where(m.size[FETCHED] >> PLACES & 1, numbers, ANY)
+        r.neighbour[index, BEFORE] = ANY
         cycles, following = int(m.size[MOMENT]) - moment, NO_BLOCK
         if is_last:
             self.ends[index] = m.engine["end"] - moment
             cycles = max(0, int(self.ends[index].max()))
         else:
-            following = self._leave(now, window[-1])
+            following = self._leave(now, has_more=bool(numbers[-1] != NO_BLOCK))
         head = head_of(state, block.number, is_last)
         r.result[index] = (state, block.number, is_last, following, cycles, span_cycles, r.head[head])
         r.head[head] = index
         r.known[0] += 1
 
-    def _enter(self, state: int, window: Sequence[CutBlock | None], others: Ints) -> tuple[int, int]:
+    def _enter(self, state: int, numbers: Ints, others: Ints) -> tuple[int, int]:
         """Put the engine where a block is entered, with others' transfers on the links; return when that is."""
-        m, calls = self.state, self.program.code[self.window : self.window + WINDOW]
+        m = self.state
         self.memory[:], now, moment = self._entered[state]
-        for call, cut in zip(calls, window, strict=True):
-            if cut is None:
-                call["kind"] = HALT
-            else:
-                block = self.code.blocks[cut.number]
-                call["kind"], call["argument"], call["operand"] = CALL, block.body, block.operand
+        self.program.code[self.window : self.window + WINDOW] = self._calls[numbers]
         self.program.link["others"] = others
         m.link["load"] += others
         m.link["due"][m.link["flows"] > 0] = now
@@ -164,13 +161,13 @@ class BlockTable:
         m.size[CROSSED] = 0
         return now
 
-    def _leave(self, now: int, last: CutBlock | None) -> int:
+    def _leave(self, now: int, *, has_more: bool) -> int:
         """Return the number of the state in which the next block is entered, keeping it if it is new."""
         m, pending = self.state, []
         for d, dispatcher in enumerate(m.dispatcher):
             level = dispatcher["level"]
             if dispatcher["pending"] == HALTED:
-                if last is not None:
+                if has_more:
                     raise self._refusal()  # it would have had more to issue
                 continue
             # The calls move up by one.

@@ -80,7 +80,7 @@ def test_a_range_may_begin_or_end_at_another_axis() -> None:
 
 def test_more_points_than_a_search_can_have_are_refused_by_their_count() -> None:
     known, thousand = ["a", "b", "c"], tuple(range(1001))
-    with pytest.raises(TilingError, match="a b: 1,002,001 points or more; a search has 1,000,000 at most"):
+    with pytest.raises(TilingError, match=r"a b: 1,002,001 points or more; .* at most; fix some .* a=\.\.\."):
         Space.of({"a": thousand, "b": thousand}, known)
     with pytest.raises(TilingError, match="1:a:1: 100,000,000 points or more"):
         list(Space.of({"a": [10**8], "b": [AxisSpan(1, "a", 1)]}, known).points())

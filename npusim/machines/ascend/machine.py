@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.errors import TilingError
+from npusim.ir.content import Itself
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
 from npusim.machines.ascend.phase import AscendPhase
@@ -85,7 +87,7 @@ class AscendMachine(Machine):
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return replace(phase, cells=dealt(phase.cells, self.places, deal, self._heads_in_l2(phase)))
+        return _dealt(Itself(phase), self.places, deal, self._heads_in_l2(phase))
 
     def _heads_in_l2(self, phase: Phase) -> int | None:
         """Return how many query heads at a time have keys and values that L2 holds; None where it holds all."""
@@ -139,6 +141,13 @@ class AscendMachine(Machine):
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
+
+
+@lru_cache(maxsize=16)  # of phases and orders
+def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
+    """Return a phase with its blocks in another order, one for all tilings that have it."""
+    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
+    return ordered
 
 
 def _is_attention(phase: Phase) -> bool:

@@ -325,13 +325,13 @@ class AscendPhase:
                     yield from v.items(self.rows[s], block, WHOLE, one)
 
 
-@lru_cache(maxsize=4)  # of phases
+@lru_cache(maxsize=16)  # of phases, in each order of their blocks
 def _frame(phase: Itself) -> Frame:
     """Return the frame of a phase, one for all tilings that have it."""
     return Frame(phase.thing)
 
 
-@lru_cache(maxsize=4)  # of phases
+@lru_cache(maxsize=16)  # of phases, in each order of their blocks
 def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     """Return a tile of each shape, in a block that has it, and how many of them each of the blocks has."""
     shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
