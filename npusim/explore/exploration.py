@@ -120,7 +120,12 @@ class Exploration:
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
         """Return an outcome's configuration for a build script."""
         fixed = dict(cast("Any", self.request.tiling or {}))
-        return {"schedule": self.request.schedule, **fixed, **outcome.point, "latency_us": outcome.latency_us}
+        point = {"schedule": self.request.schedule, **fixed, **outcome.point}
+        return {**self.chosen(outcome), **point, "latency_us": outcome.latency_us}
+
+    def chosen(self, outcome: PointOutcome) -> dict[str, object]:
+        """Return the tiling fields of an outcome that are no axes and that nobody named: chosen."""
+        return self.setting.variants.chosen(outcome.point)
 
     def why_none(self) -> str:
         """Return in words why no point is left."""

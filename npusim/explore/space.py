@@ -255,7 +255,7 @@ def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
     if isinstance(request.machine(), NodeDevice):
         return defaults
     try:
-        return {**defaults, **Variants(of_schedule).build(Variant()).plan.tiling.model_dump()}
+        return {**defaults, **Variants(of_schedule, is_open=True).build(Variant()).plan.tiling.model_dump()}
     except NpusimError:  # an axis may be what makes it one that runs
         return {**defaults, **dict(cast("Any", request.tiling) or {})}
 

@@ -286,28 +286,26 @@ class Trial:
         r = self._result
         if isinstance(r.problem, Problem) and r.problem.heads * r.problem.pairs() > MOST_PAIRS:
             return None
-        fixed = self._variants(r.tiling.model_dump(exclude_unset=True))
-        times = [(self._latency_us(fixed, c), c) for c in changes(self.fields) if c.items() - self.fields.items()]
+        own = r.tiling.model_dump(exclude_unset=True)
+        times = [(self._latency_us({**own, **c}), c) for c in changes(self.fields) if c.items() - self.fields.items()]
         named = self._named()
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
             # As the command runs it: what is not named is chosen anew.
-            latency_us = fixed_us if named is None else self._latency_us(self._variants(named, is_open=True), change)
+            latency_us = fixed_us if named is None else self._latency_us({**named, **change}, is_open=True)
             share = 1 - latency_us / r.latency_us
             if share >= WORTH:
                 return Gain(change, latency_us, share, self._command(change))
         return None
 
-    def _variants(self, fields: Fields, *, is_open: bool = False) -> Variants:
+    def _latency_us(self, fields: Fields, *, is_open: bool = False) -> float:
+        """Return the time of the run with other fields; infinity where they do not fit."""
         r = self._result
         request = Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
-        return Variants(replace(request, warm=r.program.is_warm), is_open=is_open)
-
-    def _latency_us(self, variants: Variants, change: Fields) -> float:
-        """Return the time of the run with a change; infinity where it does not fit."""
+        variants = Variants(replace(request, warm=r.program.is_warm), is_open=is_open)
         try:
-            timing = variants.build(Variant(tiling=change), is_hinted=False).timing()
+            timing = variants.build(Variant(), is_hinted=False).timing()
         except (NpusimError, ValueError):
             return inf
         return inf if timing is None else timing.latency_s * 1e6

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, SpecError
-from npusim.ir.content import Itself
+from npusim.errors import NpusimError, SpecError, one_line
+from npusim.ir.check import check
+from npusim.ir.content import Itself, Known, uncollected
 from npusim.schedules.define import machine_class
+from npusim.schedules.registry import SHRINKING
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from npusim.schedules.registry import Precision
     from npusim.simulation.plan import Plan
 
-__all__ = ["PAIRS", "WORTH", "TileChoice", "choose_tile", "judged_problem", "program_of", "warmed"]
+__all__ = ["PAIRS", "WORTH", "TileChoice", "choose_tile", "completed", "judged_problem", "program_of", "warmed"]
 
 #: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
 WORTH = 0.01
@@ -49,18 +51,33 @@ class TileChoice(NamedTuple):
     note: str = ""
 
 
+class _Tried(NamedTuple):
+    """A tile that was simulated: the time of the call, launches included, and the fields that the tile has."""
+
+    seconds: float
+    fields: Mapping[str, object]
+
+
 def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram]:
     """Return a plan whose tiling is chosen and fits, and its program, warm where that is asked for.
 
     Raises `TilingError` where none fits, with what would if ``is_hinted``.
     """
-    choice = choose_tile(plan) if plan.is_open else TileChoice()
+    choice = choose_tile(plan)
     tiling = plan.tiling.model_copy(update=choice.fields)
     tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, plan.precision, is_hinted=is_hinted)
     if choice.note:
         program = replace(program, notes=(*program.notes, choice.note))
     program = warmed(program, plan.device) if plan.request.warm else program
     return replace(plan, tiling=tiling), program
+
+
+def completed(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
+    """Return the tiling with ``fields`` for those that were not named; sizes among them may be halved to fit."""
+    named = tiling.model_fields_set
+    others = {name: value for name, value in fields.items() if name not in named}
+    kept = named | (others.keys() - set(SHRINKING))
+    return type(tiling).model_construct(_fields_set=kept, **{**tiling.model_dump(), **others})
 
 
 def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
@@ -77,40 +94,62 @@ def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
 # ---------------------------------------------------------------- which tile
 
 
-def choose_tile(plan: Plan) -> TileChoice:
-    """Return the fields that the rule chooses; none on a device without times, or for what is no attention."""
-    if not isinstance(plan.problem, Problem) or not plan.device.is_timed:
+def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
+    """Return the fields that the rule chooses, none of those ``held``: they stay as declared.
+
+    None are chosen on a device without times, nor for what is no attention.
+    """
+    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
         return TileChoice()
     precision: Any = plan.precision
-    named = frozenset(plan.tiling.model_fields_set)
-    return _choice(Itself(plan.schedule), Itself(plan.device), plan.problem, precision, plan.tiling, named)
+    named, is_warm = plan.tiling.model_fields_set.union(held), plan.request.warm
+    with uncollected():
+        return _choice(
+            Itself(plan.schedule), _one_device(plan.device), plan.problem, precision, plan.tiling, frozenset(named), is_warm
+        )
+
+
+def _one_device(device: DeviceSpec) -> Itself:
+    """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
+    return _first(Known(device.model_dump_json(), device))
+
+
+@lru_cache(maxsize=64)
+def _first(device: Known) -> Itself:
+    return Itself(device.thing)
 
 
 @lru_cache(maxsize=256)
 def _choice(
-    schedule: Itself, device: Itself, problem: Problem, precision: Any, tiling: Tiling, named: frozenset[str]
+    schedule: Itself,
+    device: Itself,
+    problem: Problem,
+    precision: Any,
+    tiling: Tiling,
+    named: frozenset[str],
+    is_warm: bool,
 ) -> TileChoice:
     """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
     settings = machine_class(device.thing.family)(device.thing).settings(tiling)
     groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()
-    trial = _Trial(schedule.thing, device.thing, judged_problem(problem), precision, tiling)
-    declared_s = trial.seconds({})
-    best: dict[str, object] = {}
-    best_s = inf if declared_s is None else declared_s
+    trial = _Trial(schedule.thing, device.thing, judged_problem(problem), precision, tiling, is_warm=is_warm)
+    declared = trial.tried({})
+    best = declared or _Tried(inf, {})
     for group in groups:
-        for fields in [{**best, **setting} for setting in group]:
-            seconds = trial.seconds(fields)
-            if seconds is not None and seconds < best_s * (1 - WORTH):
-                best, best_s = fields, seconds
-    changed = {n: v for n, v in best.items() if v != getattr(tiling, n)}
-    if not changed:
-        return TileChoice(note="" if declared_s is None else f"tile=auto: the declared one, of {trial.count} tried")
-    words = " ".join(f"{n}={v}" for n, v in changed.items())
+        for fields in [{**best.fields, **setting} for setting in group]:
+            tried = trial.tried(fields)
+            if tried is not None and tried.seconds < best.seconds * (1 - WORTH):
+                best = tried
+    if best is declared or not best.fields:
+        return TileChoice(note=f"tile=auto: the declared one, of {trial.count} tried")
+    words = " ".join(f"{n}={v}" for n, v in best.fields.items())
+    if refusal := trial.refusal(best.fields):
+        return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
     length = "" if trial.problem == problem else f" on {trial.problem.heads} heads of {trial.problem.seq_kv} tokens"
-    gain = f"{(1 - best_s / declared_s) * 100:.1f} % faster than the declared tile" if declared_s else "which fits"
-    return TileChoice(changed, f"tile=auto: {words}, {gain}, of {trial.count} tried{length}")
+    gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
+    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, of {trial.count} tried{length}")
 
 
 def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
@@ -125,34 +164,56 @@ class _Trial:
     """Times of one call by fields of its tiling."""
 
     def __init__(
-        self, schedule: Schedule, device: DeviceSpec, problem: Problem, precision: Precision, tiling: Tiling
+        self,
+        schedule: Schedule,
+        device: DeviceSpec,
+        problem: Problem,
+        precision: Precision,
+        tiling: Tiling,
+        *,
+        is_warm: bool,
     ) -> None:
         self.schedule, self.device, self.problem = schedule, device, problem
-        self.precision, self.tiling = precision, tiling
-        self._known: dict[Tiling, float | None] = {}
+        self.precision, self.tiling, self.is_warm = precision, tiling, is_warm
+        self._known: dict[Tiling, _Tried | None] = {}
 
     @property
     def count(self) -> int:
         """How many tiles were simulated."""
-        return sum(seconds is not None for seconds in self._known.values())
+        return sum(tried is not None for tried in self._known.values())
 
-    def seconds(self, fields: Mapping[str, object]) -> float | None:
-        """Return the time of a call, launches included; None where the tile does not fit."""
+    def tried(self, fields: Mapping[str, object]) -> _Tried | None:
+        """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
         try:
-            tiling = build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
+            tiling = self._tiling(fields)
+            if tiling not in self._known:
+                self._known[tiling] = None
+                self._known[tiling] = self._simulated(tiling, fields)
+            return self._known[tiling]
         except NpusimError:
             return None
-        if tiling not in self._known:
-            self._known[tiling] = self._simulated(tiling)
-        return self._known[tiling]
 
-    def _simulated(self, tiling: Tiling) -> float | None:
+    def refusal(self, fields: Mapping[str, object]) -> str:
+        """Return what is wrong with the program of a tile: a race, or what else a run is checked for."""
         try:
-            _, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)
-            streams = Streams(program, self.device)
-            return METHODS["auto"](program, self.device, trace_groups=(), streams=streams).latency_s
-        except NpusimError:
-            return None
+            check(self._fitted(self._tiling(fields))[1], self.device.flags)
+        except NpusimError as error:
+            return one_line(error)
+        return ""
+
+    def _tiling(self, fields: Mapping[str, object]) -> Tiling:
+        return build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
+
+    def _fitted(self, tiling: Tiling) -> tuple[Tiling, TileProgram]:
+        tiling, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)
+        return tiling, warmed(program, self.device) if self.is_warm else program
+
+    def _simulated(self, tiling: Tiling, fields: Mapping[str, object]) -> _Tried:
+        tiling, program = self._fitted(tiling)
+        streams = Streams(program, self.device)
+        timing = METHODS["auto"](program, self.device, trace_groups=(), streams=streams)
+        changed = {n: v for n, v in tiling if v != getattr(self.tiling, n)} if fields else {}
+        return _Tried(timing.latency_s, changed)
 
 
 def judged_problem(problem: Problem) -> Problem:

@@ -22,7 +22,7 @@ from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
-from npusim.simulation.tile import program_of
+from npusim.simulation.tile import choose_tile, completed, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -85,7 +85,8 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs share what depends on them.
-    ``is_open``: fields that none names are chosen, as for a run; else they have their declared values.
+    ``is_open``: fields that neither the request nor a variant names are chosen as in a run in which those that the
+    variant names are as declared: the same for all its values of them.  Else they have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
@@ -112,18 +113,34 @@ class Variants:
         return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)
 
     def request_of(self, changes: Mapping[str, object]) -> Request:
-        """Return the request with changes by name alone, as :meth:`named`."""
-        return self.named(changes).on(self.request)
+        """Return the request with changes by name alone, as :meth:`named`; all its fields where they are open."""
+        variant = self.named(changes)
+        request = variant.on(self.request)
+        return replace(request, tiling=self._plan(variant).tiling) if self.is_open else request
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
         """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+        return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
+
+    def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
+        """Return the fields of a variant that were chosen for it; changes by name alone."""
+        plan = self._plan(self.named(changes))
+        declared = {n: f.default for n, f in type(plan.tiling).model_fields.items()}
+        named = {**_fields(self.request.tiling), **changes}
+        return {n: v for n, v in plan.tiling if n not in named and v != declared[n]}
+
+    def _plan(self, variant: Variant) -> Plan:
+        """Return a variant's plan, with all that is to be chosen."""
         scenery = (variant.options, variant.problem, variant.overrides)
         plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
-        precision = plan.schedule.precision(request.changed_precision())
-        tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
-        plan = replace(plan, tiling=tiling, precision=precision, is_open=self.is_open)
-        return BuiltPlan(*program_of(plan, is_hinted=is_hinted))
+        kind = plan.schedule.tiling
+        tiling = build_tiling(kind, request.chosen_tiling(kind))
+        plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
+        if self.is_open and plan.is_open:
+            own = build_tiling(kind, self.request.chosen_tiling(kind))
+            tiling = completed(tiling, choose_tile(replace(plan, tiling=own), variant.tiling).fields)
+        return replace(plan, tiling=tiling, is_open=False)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)
