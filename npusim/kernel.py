@@ -17,8 +17,8 @@ from npusim.algorithms.blocks import (
     kv_runs,
     with_columns,
 )
-from npusim.algorithms.flash import FlashPrecision, attend, exponent_factor, flash, online_softmax
-from npusim.algorithms.language import exp, full, log, maximum, per_tile, tiles, where
+from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
+from npusim.algorithms.language import exp, full, log, maximum, per_tile, tanh, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
     Instruction,
@@ -33,8 +33,9 @@ from npusim.algorithms.phase import (
     WorkTile,
     choose,
 )
+from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
-from npusim.algorithms.tiling_mask import TilingMask, causal_mask
+from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import ProgramError, TilingError
@@ -82,7 +83,6 @@ __all__ = [
     "attention_cells",
     "attention_scores",
     "attention_tensors",
-    "causal_mask",
     "choose",
     "dealt",
     "exp",
@@ -94,11 +94,13 @@ __all__ = [
     "kernel",
     "kv_runs",
     "log",
+    "mask_of",
     "maximum",
     "online_softmax",
     "per_tile",
     "schedule",
     "split_kv",
+    "tanh",
     "tiles",
     "tiles_of",
     "where",

@@ -83,6 +83,12 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from
         them, and ``dtype`` rounds them; a ``workload`` named beside them has to be theirs.
+    window, sinks, prefix, chunk, documents
+        Which keys a query sees (`Problem`): the last ``window``, itself included, and the first ``sinks`` beside it,
+        the first ``prefix``, those of its own chunk or document; in place of what the workload says.
+    softcap, alibi
+        What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
+        added.
     lengths, page
         Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie.
     phase
@@ -99,7 +105,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.
     arithmetic
         Registry name of the matrix arithmetic, in place of the device's own.
-    tensors, prefix
+    tensors, tensor_prefix
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
         ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
         it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
@@ -120,7 +126,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         How time is computed; names are those of ``npusim.timing.METHODS``.
     trace_groups
         Core groups whose operations are kept for the timeline: numbers, or ``"last"``, the one that ends last.
-    window
+    timeline
         Part of the timeline that a trace shows, from and to in us; a run of millions of operations has its
         beginning only, up to there.
     overrides

@@ -32,9 +32,10 @@ source: a test
 heads: 2
 head_dim: 64
 layers: 42
-sliding_window: 512
-sliding_layers: 21
+window: 512
+local_layers: 21
 softcap: 50.0
+unmodelled: [rotary]
 seq: 1024
 causal: true
 """
@@ -77,12 +78,12 @@ UNREAD: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     (GEMM, {"tensors": {}, "rows": "all", "diagnose": True}, "tensors, rows, diagnose: read by schedules of attention"),
     (GEMM, {"layout": "bsh", "seed": 3, "presets": True}, "layout, seed, presets: read by schedules of attention"),
     ({**GEMM, "schedule": "copy", "problem": CopyProblem(bytes=64)}, {"tensors": {}}, "tensors: read by schedules of"),
-    ({"schedule": "flash"}, {"prefix": "layer"}, "prefix: read with tensors given"),
+    ({"schedule": "flash"}, {"tensor_prefix": "layer"}, "tensor_prefix: read with tensors given"),
     ({"schedule": "flash", "numerics": False}, {"rows": [0], "diagnose": True}, "rows, diagnose: read where bits are"),
     ({"schedule": "flash", "numerics": False}, {"heads": "0", "seed": 1}, "heads, seed: read where bits are computed"),
     ({"schedule": "flash", "tensors": {}}, {"seed": 1}, "seed: read where inputs are drawn"),
     (HOST, {"method": "des", "warm": True}, "warm, method: read by devices with a timing model"),
-    (HOST, {"trace_groups": [1], "window": (0, 5)}, "trace_groups, window: read by devices with a timing model"),
+    (HOST, {"trace_groups": [1], "timeline": (0, 5)}, "trace_groups, timeline: read by devices with a timing model"),
     (NODE, {"warm": True, "arithmetic": "x"}, "arithmetic, warm: read by kernels of one device"),
     (NODE, {"diagnose": True, "eager": True}, "eager, diagnose: read by kernels of one device"),
     (NODE, {"heads": "0"}, "heads: a node's ranks run all heads"),
@@ -139,32 +140,30 @@ def npusim(*words: str) -> tuple[int, str, str]:
 
 def test_a_run_refuses_what_is_not_modelled_and_says_what_it_ignores(windowed: Path) -> None:
     words = ("run", "flash", "-w", str(windowed), "--no-save", "--no-numerics")
-    code, _, said = npusim(*words)
+    code, _, message = npusim(*words)
     assert code
-    assert "window (512 keys in 21 of 42 layers), softcap (scores capped at 50): not modelled" in said
-    assert "--ignore window,softcap" in said
-    _, table, _ = npusim(*words, "--ignore", "window,softcap")
-    assert "ignored   window (512 keys in 21 of 42 layers), softcap (scores capped at 50)" in table
-    _, text, _ = npusim(*words, "--ignore", "window,softcap", "--json")
-    assert json.loads(text)["ignored"][1] == "softcap (scores capped at 50)"
-    # No longer than the window: that changes nothing.
-    _, table, _ = npusim(*words, "--seq", "512", "--ignore", "softcap")
-    assert "ignored   softcap (scores capped at 50)" in table
+    assert "rotary (keys turned anew in each call): not modelled; to run without: --ignore rotary" in message
+    _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
+    assert "softcap (50.0), rotary (keys turned anew in each call)" in table
+    _, text, _ = npusim(*words, "--ignore", "rotary", "--kind", "local", "--json")
+    document = json.loads(text)
+    assert document["ignored"] == ["rotary (keys turned anew in each call)"]
+    assert (document["problem"]["window"], document["problem"]["softcap"]) == (512, 50.0)
 
 
 def test_a_search_says_what_it_ignores(windowed: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.csv"
     words = ("explore", "flash", "-f", "block_kv=128", "-w", str(windowed), "-o", str(file), "-j1")
-    code, _, said = npusim(*words)
+    code, _, message = npusim(*words)
     assert code
-    assert "not modelled" in said
-    _, table, _ = npusim(*words, "--ignore", "window,softcap")
-    assert "ignored  window (512 keys" in table
+    assert "not modelled" in message
+    _, table, _ = npusim(*words, "--ignore", "rotary,softcap")
+    assert "softcap (50.0), rotary" in table
     assert "steady" in table
     row = next(csv.DictReader(file.open()))
     assert (row["method"], row["band"]) == ("steady", "0.0")
-    assert row["ignored"].startswith("window (512 keys in 21 of 42 layers), softcap")
-    _, text, _ = npusim(*words, "--ignore", "window,softcap", "--json")
+    assert row["ignored"].startswith("softcap (50.0), rotary")
+    _, text, _ = npusim(*words, "--ignore", "rotary,softcap", "--json")
     point = json.loads(text)["best"]
     assert (point["method"], point["band"]) == ("steady", 0.0)
 
@@ -172,12 +171,12 @@ def test_a_search_says_what_it_ignores(windowed: Path, tmp_path: Path) -> None:
 def test_import_lists_what_is_not_modelled(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
-    config.write_text(json.dumps({"model_type": "mistral", "sliding_window": 64, **sizes, "num_key_value_heads": 4}))
-    _, _, said = npusim("workload", "import", str(config))
-    assert "not modelled: window: 64 keys in 2 of 2 layers" in said
-    assert "--ignore window" in said
+    config.write_text(json.dumps({"model_type": "llama", "index_topk": 64, **sizes, "num_key_value_heads": 4}))
+    _, _, message = npusim("workload", "import", str(config))
+    assert "not modelled: sparse: some keys only, chosen as they come" in message
+    assert "--ignore sparse" in message
     _, text, _ = npusim("workload", "import", str(config), "--json")
-    assert json.loads(text)["not_modelled"] == {"window": "64 keys in 2 of 2 layers"}
+    assert json.loads(text)["not_modelled"] == {"sparse": "some keys only, chosen as they come"}
 
 
 def test_an_override_of_no_effect_is_refused() -> None:
@@ -187,5 +186,5 @@ def test_an_override_of_no_effect_is_refused() -> None:
 
 
 def test_a_found_best_is_not_tied_to_an_unmodelled_workload(windowed: Path) -> None:
-    found = explore("flash", {"block_kv": [128]}, workload=windowed, seq=256, ignore=["softcap"])
-    assert found.outcomes[0].ignored == "softcap (scores capped at 50)"
+    found = explore("flash", {"block_kv": [128]}, workload=windowed, seq=256, ignore=["rotary"])
+    assert found.outcomes[0].ignored == "rotary (keys turned anew in each call)"

@@ -89,7 +89,7 @@ def test_formats_offered_are_those_of_a_problem() -> None:
         ({"workload": "qwen2_7b", "seq": 512, "tensor_parallel": 4}, "-w qwen2_7b --seq 512 --tp 4"),
         ({"causal": False, "method": "auto", "numerics": False, "rows": "all"}, "--no-causal"),
         ({"causal": True, "ignore": ("window", "softcap")}, "--causal --ignore window,softcap"),
-        ({"problem": GemmProblem(m=16, n=32, k=64)}, "--problem m=16,n=32,k=64,dtype=float16"),
+        ({"problem": GemmProblem(m=16, n=32, k=64)}, "--problem m=16,n=32,k=64"),
         ({"problem": CopyProblem(bytes=1024), "hw": "v100"}, "--problem bytes=1024 --hw v100"),
         ({"tiling": {"block_kv": 64, "depth": 1}, "overrides": {"a.b": "2"}}, "-C a.b=2 -t block_kv=64 -t depth=1"),
     ],
@@ -165,7 +165,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
     line = (
         "run flash -w deit_b --seq 2k --seq-q 1 --seq-kv 3 --batch 4 --tp 5 --causal --dtype bfloat16 "
         "--ignore window,softcap --problem bytes=1KiB --hw v100 -C a=1 -C b=2 -t x=1,y=2 --precision p "
-        "--arithmetic a --method des --tensors f --prefix g --layout tnd --rows 0-2 --heads all --seed 7 "
+        "--arithmetic a --method des --tensors f --tensor-prefix g --layout tnd --rows 0-2 --heads all --seed 7 "
         "--no-numerics --diagnose --presets --no-save --force"
     )
     CliRunner().invoke(app, line.split())
@@ -190,7 +190,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
         arithmetic="a",
         method="des",
         tensors="f",
-        prefix="g",
+        tensor_prefix="g",
         layout="tnd",
         rows="0-2",
         heads="all",

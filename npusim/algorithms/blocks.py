@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.phase import TileRun, WorkTile
+from npusim.config.seen import KeyRanges, joined
 from npusim.ir.tile import GlobalTensor
-from npusim.units import chunks, round_up
+from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator, Sequence
 
     from npusim.config.problem import Problem
+    from npusim.config.seen import Seen
 
 #: The condition of tiles that a mask cuts through.
 MASKED = frozenset({"mask"})
@@ -81,58 +80,57 @@ def with_columns(
     blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
     """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
-    runs = tuple(replace(run, only=only) for run in kv_runs(0, 0, total, width, None))
+    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total, is_causal=False), 0, 1, total, width))
     return tuple(replace(c, runs=runs) for c in blocks)
 
 
 def attention_cells(
-    problem: Problem, block_q: int, block_kv: int, *, is_reverse: bool = False, is_trimmed: bool = True
+    problem: Problem,
+    block_q: int,
+    block_kv: int,
+    *,
+    seen: Seen | None = None,
+    is_reverse: bool = False,
+    is_trimmed: bool = True,
+    mask_block: int = 0,
 ) -> tuple[WorkTile, ...]:
     """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
-    Keys right of a causal block's last row are left out; a tile that the diagonal crosses is
-    masked, all others need no mask.  Not ``is_trimmed``: tiles are visited whole or not at all.
+    Keys that nobody of a block sees (``seen``: default the problem's) are left out by whole tiles, and behind the last
+    one that is seen; a tile of which a row does not see all is masked.  Not ``is_trimmed``: tiles are visited whole.
+    ``mask_block``: that is decided for squares of so many queries and keys, and those with a mask are visited first
+    (FlexAttention).
     """
     if problem.lengths:
-        how = {"is_reverse": is_reverse, "is_trimmed": is_trimmed}
+        how: dict[str, Any] = {"is_reverse": is_reverse, "is_trimmed": is_trimmed, "mask_block": mask_block}
         return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how))
-    offset = problem.causal_offset if problem.causal else None
-    runs = [
-        kv_runs(row, rows, problem.seq_kv, block_kv, offset, is_trimmed=is_trimmed)
-        for row, rows in chunks(problem.seq_q, block_q)
-    ]
+    seen, offset, runs = seen or problem.seen, problem.causal_offset, list[tuple[TileRun, ...]]()
+    for row, rows in chunks(problem.seq_q, block_q):
+        if not mask_block:
+            runs.append(kv_runs(seen, offset + row, rows, problem.seq_kv, block_kv, is_trimmed=is_trimmed))
+            continue
+        first, last = row // mask_block * mask_block, min(problem.seq_q, round_up(row + rows, mask_block))
+        squares = kv_runs(seen, offset + first, last - first, problem.seq_kv, mask_block, is_trimmed=False)
+        runs.append(tuple(t for run in sorted(squares, key=lambda r: not r.only) for t in _cut(run, block_kv)))
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
-    return _of_every_head(problem, block_q, runs, offset)
-
-
-def _of_every_head(
-    problem: Problem, block_q: int, runs: Iterable[tuple[TileRun, ...]], offset: int | None = None
-) -> tuple[WorkTile, ...]:
-    """Return the Q blocks of all heads, whose blocks of rows visit the same ``runs``."""
-    rows = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
+    visits = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
+    is_placed = problem.causal or problem.alibi or any(run.only for one in runs for run in one)
     return tuple(
-        WorkTile(batch, head, (("row", row, count),), visited, offset)
+        WorkTile(batch, head, (("row", row, count),), visited, offset if is_placed else None)
         for batch in range(problem.batch)
         for head in range(problem.heads)
-        for (row, count), visited in rows
+        for (row, count), visited in visits
     )
 
 
-def seen_blocks(problem: Problem, block_q: int, block_kv: int, seen: NDArray[np.bool_]) -> tuple[WorkTile, ...]:
-    """Return every Q block with the tiles of which it sees a key, masked where it does not see all.
-
-    ``seen``: (queries, keys).  A block that sees no key at all visits one tile, which is masked wholly.
-    """
-    visited = []
-    for row, rows in chunks(problem.seq_q, block_q):
-        runs: list[TileRun] = []
-        for col, cols in chunks(problem.seq_kv, block_kv):
-            tile = seen[row : row + rows, col : col + cols]
-            if tile.any() or not (runs or col + cols < problem.seq_kv):
-                _add(runs, TileRun(col, cols, 1, block_kv, frozenset[str]() if tile.all() else MASKED))
-        visited.append(tuple(runs))
-    return _of_every_head(problem, block_q, visited)
+def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:
+    """Yield a run of tiles in tiles of ``block_kv`` keys, which divide the whole ones."""
+    size = run.cols * run.count
+    for col, cols in ((0, size // block_kv * block_kv), (size // block_kv * block_kv, size % block_kv)):
+        if cols:
+            tile = min(block_kv, cols)
+            yield TileRun(run.col + col, tile, cols // tile, block_kv, run.only)
 
 
 def _add(runs: list[TileRun], run: TileRun) -> None:
@@ -210,20 +208,25 @@ def as_free(
 
 
 def kv_runs(
-    row: int, rows: int, seq_kv: int, block_kv: int, offset: int | None, *, is_trimmed: bool = True
+    seen: Seen, position: int, rows: int, seq_kv: int, block_kv: int, *, is_trimmed: bool = True
 ) -> tuple[TileRun, ...]:
-    """Return the key tiles of queries ``row .. row + rows``, ascending, grouped by shape.
+    """Return the key tiles of queries at ``position .. position + rows``, ascending, grouped by shape.
 
-    With ``offset`` set, query x sees keys up to ``x + offset``: tiles whose last key the first
-    query sees are whole, later ones masked, and none starts right of what the last query sees.
+    Tiles lie on a grid from key 0 on.  Those that all queries see are whole, those that some see masked, and none is
+    visited that nobody sees; the last one ends with the last key that is seen, if they are trimmed.
     """
-    end = seq_kv if offset is None else min(seq_kv, row + rows + offset)
-    if not is_trimmed:
-        end = min(seq_kv, round_up(end, block_kv))
-    clear = end if offset is None else min(end, row + offset + 1)
-    whole = clear // block_kv
-    runs = [TileRun(0, block_kv, whole, block_kv)] if whole else []
-    for col, cols in chunks(end - whole * block_kv, block_kv):
-        start = whole * block_kv + col
-        _add(runs, TileRun(start, cols, 1, block_kv, MASKED if start + cols > clear else frozenset()))
+    first, last = position, position + rows - 1
+    shown = seen.union(first, last)
+    end = shown[-1][1] if is_trimmed else min(seq_kv, round_up(shown[-1][1], block_kv))
+    # Numbers of tiles, the last one as long as it is.
+    count = ceil_div(end, block_kv)
+    clear = [(ceil_div(a, block_kv), count if b >= end else b // block_kv) for a, b in seen.common(first, last)]
+    visited = joined((a // block_kv, min(count, ceil_div(b, block_kv))) for a, b in shown)
+    edges = sorted({edge for span in (*visited, *clear, (count - 1, count)) for edge in span})
+    runs: list[TileRun] = []
+    for start, stop in pairwise(edges):
+        if any(a <= start and stop <= b for a, b in visited):
+            only = frozenset[str]() if any(a <= start and stop <= b for a, b in clear) else MASKED
+            cols = min(block_kv, end - start * block_kv)
+            _add(runs, TileRun(start * block_kv, cols, stop - start, block_kv, only))
     return tuple(runs)

@@ -10,15 +10,14 @@ In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
-from npusim.algorithms.tiling_mask import causal_mask
+from npusim.algorithms.tiling_mask import mask_of
 from npusim.formats import get_format
-from npusim.formats.exponential import LOG2_E
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +34,6 @@ E4M3 = "float8_e4m3fn"
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126
-#: Where a tile may mask a row before any other tile has given it a maximum, this is what the running maximum starts
-#: at, not -Inf: float32's lowest number, so that a masked -Inf stays the lower one.
-LOWEST = -get_format("float32").max_finite
 
 
 class NamedFormats:
@@ -182,7 +178,12 @@ def attend(
     return o, m, l
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key")
+def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision) -> Value:
+    """Return the row sum with a score beside those of the keys, as FlashAttention-4 adds it: behind the last tile."""
+    return l if sink is None else l + exp((sink - m).to(p.exponential)).to(p.running)
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
 def flash(
     q: Value,
     k: Value,
@@ -191,14 +192,14 @@ def flash(
     p: FlashPrecision,
     scale: float,
     score: Callable[[Value], Value] = unchanged,
-    starts: tuple[float, float] = (-math.inf, 0.0),
+    sink: Value | None = None,
 ) -> Value:
-    """FlashAttention-2; ``starts``: of m and l."""
-    o, _, l = attend(q, k, v, mask, p, scale, score, starts=starts)
-    return (o.to(p.running) / l).to(p.output)
+    """FlashAttention-2."""
+    o, m, l = attend(q, k, v, mask, p, scale, score)
+    return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key")
+@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
 def fp8(
     q: Value,
     k: Value,
@@ -206,10 +207,11 @@ def fp8(
     mask: Value,
     p: Fp8Precision,
     scale: float,
-    start: float,
     p_scale: float,
     log_scale: float,
     unscale: float,
+    score: Callable[[Value], Value] = unchanged,
+    sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
 
@@ -217,14 +219,9 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, _, l = attend(q, k, v, mask, p, scale, unchanged, narrow, log_scale, (start, 0.0))
-    result = o / l
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale)
+    result = o / with_sink(l, m, sink, p)
     return (result * unscale if unscale != 1 else result).to(p.output)
-
-
-def exponent_factor(variant: str) -> float:
-    """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
-    return LOG2_E if variant.startswith("exp2.") else 1.0
 
 
 def attention_phase(
@@ -233,7 +230,7 @@ def attention_phase(
     sizes: tuple[int, int],
     p: Any,
     *,
-    mask: Mask | Literal["causal"] | None = "causal",
+    mask: Mask | Literal["problem"] | None = "problem",
     cells: tuple[WorkTile, ...] = (),
     tensors: AttentionTensors | None = None,
     **more: Any,
@@ -242,11 +239,29 @@ def attention_phase(
 
     By default it has the problem's own mask, visits what that shows of all blocks, and binds the call's own tensors.
     """
-    if mask == "causal":
-        mask = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
+    if mask == "problem":
+        mask = mask_of(problem, sizes)  # what does not fit it is said before blocks are made
     cells = cells or attention_cells(problem, *sizes)
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
-    return kernel.phase(
+    phase = kernel.phase(
         "attention", cells, spans, [tensors.o], q=tensors.q, k=tensors.k, v=tensors.v, mask=mask, p=p, **more
     )
+    return phase if mask is None else with_finite_starts(phase)
+
+
+def with_finite_starts(phase: Phase) -> Phase:
+    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
+
+    A tile may hide a row before another has given it a maximum: against a finite one a score of -Inf weighs nothing,
+    against -Inf it is NaN.  All queries of a causal mask see key 0: where tiles begin with it, all stays as it is.
+    """
+    shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
+    firsts = {runs[0] for block in phase.cells if (runs := block.runs)}
+    if all(not run.only or (run.col == 0 and shows_key_0) for run in firsts):
+        return phase
+    names = {
+        n: replace(what, start=-float(get_format(what.fmt).max_finite)) if what.start == -math.inf else what
+        for n, what in phase.names.items()
+    }
+    return replace(phase, names=names)

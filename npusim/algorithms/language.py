@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = "there are + - * /, exp, log, tanh, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
@@ -39,6 +39,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "{}.sum()",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
+        Opcode.TANH: "tanh({})",
         Opcode.ADD: "{} + {}",
         Opcode.SUB: "{} - {}",
         Opcode.MUL: "{} * {}",
@@ -358,6 +359,11 @@ def in_units_of(factor: float) -> Iterator[None]:
 def log(a: Value, variant: str = "") -> Value:
     """Return ln a, or another logarithm named by ``variant``."""
     return _unary(Opcode.LOG, a, variant)
+
+
+def tanh(a: Value, variant: str = "") -> Value:
+    """Return the hyperbolic tangent of a, correctly rounded or as named by ``variant``."""
+    return _unary(Opcode.TANH, a, variant)
 
 
 def _unary(opcode: Opcode, a: Any, variant: str) -> Value:

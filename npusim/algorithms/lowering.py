@@ -93,7 +93,7 @@ class Kernel:
             else:
                 by_name = x if isinstance(x, Mapping) else {n: x} if x is not None else {}
                 masks |= by_name
-                symbols.append((n, tuple(OperandForm(m, "int8", "", "mask") for m in by_name)))
+                symbols.append((n, tuple(OperandForm(m, x.tensor().fmt, "", "mask") for m, x in by_name.items())))
         outs = tuple(
             OperandForm(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
             for n, r in zip(self.results, results, strict=True)

@@ -165,21 +165,30 @@ def shifted_scores(q: Value, kj: Value, p: PasaPrecision, shift: Shift) -> Value
     return s if shift.scale is None else s * shift.scale
 
 
+def tile_weights(s: Value, mask: Value, lowest: float, *, is_hidden: bool) -> tuple[Value, Value]:
+    """Return the row maxima of a tile and e^(S' - m); ``is_hidden``: maxima of rows that see nothing are finite too."""
+    m_tile = s.max()
+    m_seen = maximum(m_tile, lowest, only=mask)
+    return (m_seen if is_hidden else m_tile), exp(s - m_seen)
+
+
 @kernel(q="row head", k="key head", v="key value", mask="row key")
-def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float) -> Value:
+def pasa(
+    q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float, is_hidden: bool
+) -> Value:
     """PASA (Algorithm 1): scores shifted by their block's mean, corrected to a running mean F of all blocks.
 
     The mean is the sum of S' / n: a sum of n scores could leave float16's range (papers.md section 2.4).  A row that
-    the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum.
+    the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum; where it may be hidden
+    before it has seen a key, m starts at a finite number, low enough to weigh nothing and to take every correction.
     """
-    m, l = full("row", -math.inf, p.vector), full("row", 0.0, p.vector)
+    m, l = full("row", lowest if is_hidden else -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
     for kj, vj in tiles(k, v):
         s = shifted_scores(q, kj, p, shift)
         mean = (s.to(p.mean) * (1 / kj.size)).sum()
         s = where(mask, s, -math.inf)
-        m_tile = s.max()
-        e = exp(s - maximum(m_tile, lowest, only=mask))
+        m_tile, e = tile_weights(s, mask, lowest, is_hidden=is_hidden)
         P, l_tile = e.to(p.operand), e.sum()
         f_new = (f * kj.index + mean) / (kj.index + 1)
         d_old = ((f - f_new) * per_tile(shift.inva_before, kj.index, kj.size)).to(p.vector)
@@ -196,9 +205,11 @@ def pasa(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shi
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
-def pasa_fixed(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float) -> Value:
+def pasa_fixed(
+    q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shift: Shift, lowest: float, is_hidden: bool
+) -> Value:
     """PASA corrected to the first block's mean F, to which later tiles add 0; they keep small distances from it."""
-    m, l = full("row", -math.inf, p.vector), full("row", 0.0, p.vector)
+    m, l = full("row", lowest if is_hidden else -math.inf, p.vector), full("row", 0.0, p.vector)
     o, f = full("row value", 0.0, p.vector), full("row", 0.0, p.mean)
     for kj, vj in tiles(k, v):
         s = shifted_scores(q, kj, p, shift)
@@ -206,8 +217,7 @@ def pasa_fixed(q: Value, k: Value, v: Value, mask: Value, p: PasaPrecision, shif
         f = f + (wide * (1 / kj.size)).sum() * per_tile(is_first, kj.index)
         mean = ((wide - f) * (1 / kj.size)).sum()
         s = where(mask, s, -math.inf)
-        m_tile = s.max()
-        e = exp(s - maximum(m_tile, lowest, only=mask))
+        m_tile, e = tile_weights(s, mask, lowest, is_hidden=is_hidden)
         P, l_tile = e.to(p.operand), e.sum()
         candidate = (m_tile - f.to(p.vector)) + (mean * per_tile(shift.inva, kj.size)).to(p.vector)
         m_new = maximum(m, candidate)
@@ -236,6 +246,7 @@ def pasa_attention(
     shift: Shift,
 ) -> Phase:
     """Return PASA's loop over shifted keys; ``problem`` and ``tensors`` are those of prepared inputs."""
+    is_hidden = not problem.seen.is_plain
     return attention_phase(
         pasa_fixed if p.is_fixed_reference else pasa,
         problem,
@@ -245,7 +256,8 @@ def pasa_attention(
         cells=cells,
         tensors=tensors,
         shift=shift,
-        lowest=-float(get_format(p.vector).max_finite),
+        lowest=-float(get_format(p.vector).max_finite) / (2 if is_hidden else 1),
+        is_hidden=is_hidden,
     )
 
 

@@ -25,6 +25,9 @@ from npusim.units import ceil_div, chunks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from npusim.algorithms.lowering import Kernel
+    from npusim.algorithms.phase import Mask
+
 Merge = Literal["sequential", "tree"]
 #: Partial outputs that one step of a merge order takes in; none: all.
 FAN: Mapping[Merge, int | None] = MappingProxyType({"sequential": None, "tree": 2})
@@ -44,7 +47,14 @@ class SplitPrecision(FlashPrecision):
 
 @kernel(results="out lse", q="row head", k="key head", v="key value", mask="row key")
 def split(
-    q: Value, k: Value, v: Value, mask: Value, p: SplitPrecision, scale: float, log_variant: str
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value,
+    p: SplitPrecision,
+    scale: float,
+    log_variant: str,
+    score: Callable[[Value], Value] = unchanged,
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
@@ -53,7 +63,7 @@ def split(
     score that is seen takes both away.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
-    o, m, l = attend(q, k, v, mask, p, scale, unchanged, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
+    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
     return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 
@@ -70,10 +80,11 @@ def merged(parts: Value, lses: Value, variant: str) -> tuple[Value, Value, Value
     return o, total, top
 
 
-@kernel(parts="row value", lses="row")
-def merge_last(parts: Value, lses: Value, fmt: str, exp_variant: str) -> Value:
-    """The last level of a merge."""
-    o, total, _ = merged(parts, lses, exp_variant)
+@kernel(parts="row value", lses="row", sink="row")
+def merge_last(parts: Value, lses: Value, fmt: str, exp_variant: str, sink: Value | None = None) -> Value:
+    """The last level of a merge; ``sink``: a score beside those of the keys."""
+    o, total, top = merged(parts, lses, exp_variant)
+    total = total if sink is None else total + exp(sink - top, exp_variant)
     return (o / total).role("partial").to(fmt)
 
 
@@ -130,11 +141,21 @@ def split_blocks(blocks: tuple[WorkTile, ...], cut: Cut) -> tuple[WorkTile, ...]
     )
 
 
-def split_kv(whole: Phase, splits: int | Cut, merge: Merge, p: FlashPrecision, places: int) -> tuple[Phase, ...]:
+def split_kv(
+    whole: Phase,
+    splits: int | Cut,
+    merge: Merge,
+    p: FlashPrecision,
+    places: int,
+    scored: Callable[[Kernel], tuple[Kernel, Mapping[str, Any]]] | None = None,
+    sink: Mask | None = None,
+) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each block in parts, and the merge's phases.
 
     ``splits``: how each block is cut; a number: in so many parts (as many as it has tiles, at most), as even as can be.
-    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``.
+    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``.  ``scored(kernel)``:
+    the kernel with what is done to scores, and its arguments; default: they are scaled as in ``whole``.  ``sink``: a
+    score beside those of the keys, which the last merge takes in.
     """
     cut = partial(_evenly, splits) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)
@@ -145,18 +166,21 @@ def split_kv(whole: Phase, splits: int | Cut, merge: Merge, p: FlashPrecision, p
     assert isinstance(target, GlobalTensor)
     stacks = _stacks(target, count, p.partial, 0)
     tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
-    first = split.phase(
+    scaled: dict[str, Any] = {"scale": whole.constants["scale"]} if scored is None else {}
+    kernel, arguments = (split, scaled) if scored is None else scored(split)
+    cut_masks = {n: mask for n, mask in whole.masks.items() if n not in (*arguments, "sink")}
+    first = kernel.phase(
         "attention",
         split_blocks(whole.cells, cut),
         {**whole.sizes, "split": 1},
         list(stacks.values()),
         **tensors,
-        mask=whole.masks or None,
+        mask=cut_masks or None,
         p=p,
-        scale=whole.constants["scale"],
         log_variant=_variants(p)[1],
+        **arguments,
     )
-    return (first, *_merge_phases(_shared(whole, places), cut, stacks, FAN[merge] or count, p))
+    return (first, *_merge_phases(_shared(whole, places), cut, stacks, FAN[merge] or count, p, sink))
 
 
 def _evenly(parts: int, block: WorkTile) -> tuple[int, ...]:
@@ -175,7 +199,9 @@ def _shared(whole: Phase, places: int) -> Phase:
     return replace(whole, cells=blocks, sizes={**whole.sizes, "row": min(height, whole.sizes["row"])})
 
 
-def _merge_phases(whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, p: FlashPrecision) -> tuple[Phase, ...]:
+def _merge_phases(
+    whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, p: FlashPrecision, sink: Mask | None
+) -> tuple[Phase, ...]:
     """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
     counts, (exp_variant, log_variant) = [len(cut(block)) for block in whole.cells], _variants(p)
@@ -192,7 +218,7 @@ def _merge_phases(whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, 
             for block, n, groups in zip(whole.cells, counts, left, strict=True)
             for g in range(groups)
         )
-        is_named = phases or not is_last
+        is_named, last = phases or not is_last, dict[str, Any](sink=sink) if is_last else {}
         phase = (merge_last if is_last else merge_level).phase(
             f"merge {len(phases) + 1}" if is_named else "merge",
             blocks,
@@ -203,6 +229,7 @@ def _merge_phases(whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, 
             fmt=target.fmt if is_last else partial_fmt,
             exp_variant=exp_variant,
             log_variant=log_variant,
+            **last,
         )
         phases.append(phase)
         counts, stacks = left, {n: s for n, s in results.items() if isinstance(s, Stacked)}

@@ -9,20 +9,21 @@ mapping and its bound: papers.md section 3.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from npusim.config.seen import KeyRanges
 from npusim.errors import TilingError
 from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 
 if TYPE_CHECKING:
+    from npusim.algorithms.phase import Mask
     from npusim.config.problem import Problem
+    from npusim.config.seen import Seen
 
 #: M of FastAttention section 4.1: a 2M x 2M mask with M = 512.
 DEFAULT_M = 512
@@ -30,17 +31,33 @@ DEFAULT_M = 512
 
 @dataclass(frozen=True, slots=True)
 class TilingMask:
-    """The (2M) x (2M) mask matrix in global memory, 1 where a key is kept."""
+    """The (2M) x (2M) mask matrix in global memory, 1 where a key is kept; with a ``window`` a band of (4M) x (2M).
+
+    A band is as wide as the window, or as 2M: a tile that a wider window's edge crosses lies wholly within the other.
+    """
 
     m: int = DEFAULT_M
+    window: int | None = None
+
+    @property
+    def shows_key_0(self) -> bool:
+        """Whether every query sees key 0."""
+        return self.window is None
+
+    @property
+    def _band(self) -> int:
+        return min(self.window or 2 * self.m, 2 * self.m)
 
     def tensor(self) -> GlobalTensor:
         """Return the mask as a tensor of one byte an element."""
-        return GlobalTensor("mask", 1, 1, 2 * self.m, 2 * self.m, "int8", "constant")
+        rows = 2 * self.m if self.window is None else 4 * self.m
+        return GlobalTensor("mask", 1, 1, rows, 2 * self.m, "int8", "constant")
 
     def values(self) -> npt.NDArray[np.int8]:
-        """Return the matrix, (1, 1, 2M, 2M) int8, ones on and below the diagonal."""
-        return np.tril(np.ones((1, 1, 2 * self.m, 2 * self.m), np.int8))
+        """Return the matrix, (1, 1, rows, 2M) int8, ones on the diagonal and below, as far as the band goes."""
+        shape = self.tensor()
+        lower = np.tril(np.ones((1, 1, shape.rows, shape.cols), np.int8))
+        return lower if self.window is None else lower - np.tril(lower, -self._band)
 
     def check(self, rows: int, cols: int) -> None:
         """Raise :class:`TilingError` if masks of ``rows`` x ``cols`` cannot all be cut from it."""
@@ -62,19 +79,14 @@ class TilingMask:
         return self.tensor().tile(0, 0, down, rows, right, cols)
 
     def _corner(self, rows: int, cols: int, diagonal: int) -> tuple[int, int]:
-        diagonal = max(min(diagonal, cols - 1), -rows)
+        if self.window is None:
+            diagonal = min(diagonal, cols - 1)
+        elif diagonal >= cols - 1:  # only the window's far edge can cross it
+            diagonal = min(max(diagonal - self.window + self._band, cols - 1), self._band + cols - 1)
+        diagonal = max(diagonal, -rows)
         if max(-diagonal, 0) + cols > 2 * self.m:
             raise TilingError(f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}")
         return max(diagonal, 0), max(-diagonal, 0)
-
-
-def causal_mask(problem: Problem, sizes: tuple[int, int]) -> TilingMask | None:
-    """Return the tiling-mask of a causal problem, checked against blocks of ``sizes`` = (rows, keys)."""
-    if not problem.causal:
-        return None
-    mask = TilingMask()
-    mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
-    return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,37 +118,100 @@ class PackedMask:
         return self.tensor().tile(0, 0, down, rows, right, cols)
 
 
-#: ``sees(q, k)``: whether queries at positions q of a sequence see the keys at k; arrays that broadcast.
-Sees = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
-#: Elements of a mask matrix, at most: one byte each.
-MOST_SEEN = 1 << 28
-
-
-@lru_cache(maxsize=2)
-def seen(sees: Sees, rows: int, cols: int) -> npt.NDArray[np.bool_]:
-    """Return which of ``cols`` keys each of the last ``rows`` positions sees; `TilingError` for too many of them."""
-    if rows * cols > MOST_SEEN:
-        raise TilingError(f"a mask function of {rows} x {cols} has {rows * cols:,} elements; {MOST_SEEN:,} at most")
-    queries, keys = np.arange(cols - rows, cols)[:, None], np.arange(cols)[None]
-    return np.broadcast_to(np.asarray(sees(queries, keys), bool), (rows, cols))
+#: How a tile gets its mask: cut from a small constant matrix, where one serves; from the indices of its rows and
+#: columns, by comparisons; loaded from a matrix of all queries and keys.
+MaskKind = Literal["cut", "computed", "loaded"]
 
 
 @dataclass(frozen=True, slots=True)
 class SeenMask:
-    """A whole matrix in global memory, of which each cut tile loads its own part: any function of query and key."""
+    """The mask of any set of keys, each tile its own part of a matrix of all ``rows`` and keys.
 
-    sees: Sees
+    A block whose first query is at position ``offset`` of its sequence takes rows ``offset * rows`` to ``(offset + 1) *
+    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, those of heads
+    below one another.  Not ``is_loaded``, there is no such matrix in memory: masks are computed from indices.
+    """
+
+    seen: Seen
+    last_offset: int
     rows: int
-    cols: int
+    keys: int
+    each: int
+    is_loaded: bool = True
+    shows_key_0 = False  #: whether every query sees key 0: not looked at
 
     def tensor(self) -> GlobalTensor:
         """Return the mask as a tensor of one byte an element."""
-        return GlobalTensor("mask", 1, 1, self.rows, self.cols, "int8", "constant")
+        return GlobalTensor("mask", 1, 1, (self.last_offset + 1) * self.rows, self.keys, "int8", "constant")
 
-    def values(self) -> npt.NDArray[np.int8]:
-        """Return the matrix, int8, 1 where a key is seen."""
-        return seen(self.sees, self.rows, self.cols).astype(np.int8)[None, None]
+    def values(self) -> Any:
+        """Return what gives the matrix part by part, int8, 1 where a key is seen."""
+        return _MaskMatrix(self)
 
-    def cut(self, row: int, rows: int, col: int, cols: int, _offset: int | None) -> GlobalTile:
+    @property
+    def comparisons(self) -> int:
+        """How many comparisons of indices say whether a key is seen."""
+        return self.seen.comparisons
+
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each row and column are read for that."""
+        return self.seen.lookups
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of a block at (row, col)."""
-        return self.tensor().tile(0, 0, row, rows, col, cols)
+        return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, col, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class _MaskMatrix:
+    """A matrix that is never whole: ``[batch, head]`` is itself, ``[rows, columns]`` a part of it, int8."""
+
+    mask: SeenMask
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and keys."""
+        tensor = self.mask.tensor()
+        return tensor.rows, tensor.cols
+
+    def __getitem__(self, part: tuple[Any, Any]) -> Any:
+        rows, cols = part
+        if not isinstance(rows, slice):
+            return self
+        mask, parts, at = self.mask, list[npt.NDArray[np.int8]](), rows.start
+        while at < rows.stop:  # head by head
+            offset, row = divmod(at, mask.rows)
+            query = row % mask.each
+            count = min(rows.stop - at, mask.each - query)
+            parts.append(mask.seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
+            at += count
+        return np.concatenate(parts)
+
+
+def mask_of(
+    problem: Problem, sizes: tuple[int, int], kind: MaskKind | None = None, *, seen: Seen | None = None, packed: int = 1
+) -> Mask | None:
+    """Return the mask of a problem, for blocks of ``sizes`` = (rows, keys); None where every key is seen.
+
+    ``kind``: by default cut where a constant matrix serves (causal masks and windows), else loaded.  ``packed`` heads
+    lie below one another.  Raises `TilingError` where no constant matrix serves, or none for blocks as large.
+    """
+    seen = problem.seen if seen is None else seen
+    if isinstance(seen, KeyRanges):
+        if seen.is_plain and not seen.is_causal:
+            return None
+        is_band = not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
+        if packed > 1 and seen.is_plain and kind in (None, "cut"):
+            return PackedMask(problem.seq_q, *sizes)
+        if packed == 1 and is_band and kind in (None, "cut"):
+            mask = TilingMask(window=seen.window)
+            mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
+            return mask
+    if kind == "cut":
+        raise TilingError(
+            "mask=cut: one constant matrix serves causal masks and windows, whose queries all see alike; sinks, "
+            "prefixes, documents, chunks and functions of one's own take loaded or computed"
+        )
+    rows = problem.seq_q * packed
+    return SeenMask(seen, max(0, problem.causal_offset), rows, problem.seq_kv, problem.seq_q, kind != "computed")

@@ -17,7 +17,8 @@ from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase
-from npusim.algorithms.tiling_mask import TilingMask
+from npusim.algorithms.tiling_mask import TilingMask, mask_of
+from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import Serves
 
 WIDE = "float32"
+LOWEST = -float(get_format(WIDE).max_finite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,9 @@ def softmax_whole(s: Value, fmt: str) -> Iterator[Value]:
 
 
 @kernel(s="row col")
-def softmax_chunked(s: Value, fmt: str) -> Iterator[Value]:
-    """Softmax of rows that do not fit: statistics chunk by chunk, then the probabilities."""
-    m, l = full("row", -math.inf, WIDE), full("row", 0.0, WIDE)
+def softmax_chunked(s: Value, fmt: str, start: float) -> Iterator[Value]:
+    """Softmax of rows that do not fit: statistics chunk by chunk, then the probabilities; ``start``: of the maximum."""
+    m, l = full("row", start, WIDE), full("row", 0.0, WIDE)
     for sj in tiles(s):
         x = sj.to(WIDE)
         m_new = maximum(m, x.max())
@@ -164,14 +166,15 @@ def unfused(
         first = [copy(a, b, sizes[0], b.name) for a, b in inputs if a != b]
         last = [copy(io.o, call.o, sizes[0], io.o.name)] if io.o != call.o else []
     source = raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
-    mask, middle = TilingMask(max(sizes[0], problem.seq_kv)) if problem.causal else None, list[Phase]()
+    is_cut, middle = problem.causal and problem.seen.is_plain, list[Phase]()
+    mask = TilingMask(max(sizes[0], problem.seq_kv)) if is_cut else mask_of(problem, sizes, "loaded")
     hidden = 1 - problem.attended_pairs() / (problem.seq_q * problem.seq_kv)
     for one in OPERATORS[operators]:
         if one.kernel is masked and mask is None:
             continue  # it masks, or prepares for that
         out = replace(raw, name=one.leaves, fmt={"scores": p.scores, "operand": p.operand}.get(one.fmt, one.fmt))
         if one.kernel is None:
-            phase = softmax(source, out, sizes, p)
+            phase = softmax(source, out, sizes, p, -math.inf if problem.seen.is_plain else LOWEST)
         else:
             more: dict[str, Any] = {"scale": problem.scale} if one.kernel is scaled else {}
             seen, offset = mask if one.is_masked else None, problem.causal_offset
@@ -227,8 +230,14 @@ def element_wise(
     )
 
 
-def softmax(source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision) -> Phase:
-    """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes."""
+def softmax(
+    source: GlobalTensor, out: GlobalTensor, sizes: tuple[int, int], p: UnfusedPrecision, start: float
+) -> Phase:
+    """Return the softmax of stored scores: rows of ``sizes[1]`` columns whole, longer ones in two passes.
+
+    ``start``: of their maximum; finite where a mask may leave a row nothing of its first columns.
+    """
     blocks = with_columns(grid(source, ("row", sizes[0])), source.cols, sizes[1])
     kernel = softmax_whole if source.cols <= sizes[1] else softmax_chunked
-    return kernel.phase("softmax", blocks, {"row": sizes[0], "col": sizes[1]}, [out], s=source, fmt=out.fmt, p=p)
+    spans = {"row": sizes[0], "col": sizes[1]}
+    return kernel.phase("softmax", blocks, spans, [out], s=source, fmt=out.fmt, p=p, start=start)

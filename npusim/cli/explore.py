@@ -23,7 +23,7 @@ app = Verbs()
 
 _HOW, _OUT = "How", "Output"
 #: Seconds expected from which a search says how long it takes.
-LONG_S = 5.0
+LONG_S = 2.0
 Fields = Annotated[
     list[str] | None,
     o.option(
@@ -57,7 +57,7 @@ Budget = Annotated[
 Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
 Plot = Annotated[
-    Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes. Needs npusim[report].")
+    Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes: SVG and PNG. Needs npusim[report].")
 ]
 Robust = Annotated[
     bool, o.option("--robust", "Say which assumed constant, a fifth off, would make another point the best.")
@@ -211,21 +211,22 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
 def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:
     from npusim.errors import OutputError, reason_of
 
-    files: dict[Path, str] = {}
+    files: dict[Path, bytes] = {}
     if best is not None and exploration.best is not None:
-        files[best] = json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str) + "\n"
+        files[best] = f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n".encode()
     if plot is not None:
-        from npusim.report.page import svg
+        from npusim.report.page import png, svg
         from npusim.report.search import drawings_of
 
         specs = drawings_of(exploration)
-        files |= {plot / f"{name}.svg": svg(spec) for name, spec in specs.items()}
+        files |= {plot / f"{name}.svg": svg(spec).encode() for name, spec in specs.items()}
+        files |= {plot / f"{name}.png": png(spec) for name, spec in specs.items()}
         if not specs:
             say(f"wrote nothing to {plot}: no point has a time")
-    for file, text in files.items():
+    for file, data in files.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            file.write_bytes(data)
         except OSError as error:
             raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
         say(f"wrote {file}")

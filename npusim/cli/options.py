@@ -85,7 +85,7 @@ ScheduleName = Annotated[
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
 #: Placeholders of numbers in a help text.
-_NUMBERS = ("TOKENS", "N", "KEYS")
+_NUMBERS = ("TOKENS", "KEYS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")
@@ -220,8 +220,12 @@ def _read(name: str, value: Any) -> Any:
             return () if value is None else names(value, option)
         case "trace_groups":
             return LAST if value is None else value
-        case "window":
-            return window(value)
+        case "softcap":
+            return None if value is None else positive(value, option)
+        case "timeline":
+            return span_us(value)
+        case "documents":
+            return None if value is None else tuple(count(option)(word) for word in names(value, option))
         case "numerics":
             return not value  # the option is --no-numerics
     return value
@@ -287,7 +291,18 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     return kernel_problem(sizes, dtype)
 
 
-def window(text: str | None) -> tuple[float, float] | None:
+def positive(text: str, option: str) -> float:
+    """Return a positive number; raise `SpecError` that names the option for any other text."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise SpecError(f"{option} {text}: write a positive number, such as 50")
+    return number
+
+
+def span_us(text: str | None) -> tuple[float, float] | None:
     """Return the ends of ``0:50``; raise `SpecError` where they are no numbers that rise from 0 on."""
     if text is None:
         return None
@@ -297,5 +312,5 @@ def window(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         ends = (0.0, 0.0)
     if not 0 <= ends[0] < ends[1] < math.inf:
-        raise SpecError(f"--window {text}: write from and to in us, such as 0:50 or 12.5:20")
+        raise SpecError(f"--timeline {text}: write from and to in us, such as 0:50 or 12.5:20")
     return ends

@@ -97,7 +97,7 @@ def run(
         "--trace": trace,
         "--save-output": save_output or None,
         "--report": report or None,
-        "--window": request.window,
+        "--timeline": request.timeline,
         "--trace-groups": request.changed().get("trace_groups"),
     }
     if fields:
@@ -120,7 +120,7 @@ def run(
     if no_save:
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
     if trace == "none" and not report:
-        refuse({n: written[n] for n in ("--window", "--trace-groups")}, "no timeline is written with --trace none")
+        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --trace none")
     if not no_save:  # before minutes of simulation
         out = RUNS / plan.folder() if out is None else out
         check_writable(out, None if force else plan.digest())
@@ -129,7 +129,7 @@ def run(
     plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace or "perfetto", "save_output": save_output or request.tensors is not None}
-    how |= {"window": request.window, "report": report, "is_forced": force}
+    how |= {"window": request.timeline, "report": report, "is_forced": force}
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
         folder = None if no_save else save_run(result, out, **how)

@@ -127,6 +127,15 @@ class RunSizes(SpecModel):
     batch: Count | None = None
     tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
     causal: StrictBool | None = None
+    window: PositiveInt | None = Field(default=None, description="keys that a query sees, itself included")
+    sinks: NonNegativeInt | None = Field(default=None, description="first keys seen beside the window")
+    prefix: NonNegativeInt | None = Field(default=None, description="first keys that every query sees")
+    chunk: PositiveInt | None = Field(default=None, description="keys of a chunk")
+    documents: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="lengths of sequences packed end to end"
+    )
+    softcap: PositiveFloat | None = Field(default=None, description="a score s becomes softcap tanh(s / softcap)")
+    alibi: StrictBool | None = Field(default=None, description="a head's slope times the distance is added")
     dtype: Text | None = None
 
 
@@ -232,6 +241,16 @@ class _Options(SpecModel):
         default=None, description="what the host takes there: no back_to_back time is less, a call adds it"
     )
     warm: StrictBool | None = Field(default=None, description="whether inputs lie in L2 when the kernel starts")
+    l2: Literal["dirty", "clean", "warm"] | None = Field(
+        default=None,
+        description="what L2 holds when the kernel starts: lines of something else still to be written back (as the "
+        "device file's launch has it), nothing of use, or (warm) the inputs",
+    )
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether inputs lie in L2 when the kernel starts."""
+        return bool(self.warm) or self.l2 == "warm"
 
     @property
     def kind(self) -> Timing:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import clash, installed
 from npusim.config.quantity import Choice, HardwareModel, Positive, PositiveWhole, Quantity, WholeQuantity, format_limit
@@ -306,10 +306,16 @@ class DeviceSpec(HardwareModel):
         return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
 
     @property
-    def row_sum(self) -> Choice[Literal["vector_lanes", "tree_halves"]] | None:
+    def row_sum(self) -> Choice[Any] | None:
         """Order in which its vector unit adds up a row; None where it has none."""
         engines = (e for core in self.cores.values() for e in core.engines.values())
-        return next((e.row_sum for e in engines if isinstance(e, VectorEngine)), None)
+        return next((e.row_sum for e in engines if isinstance(e, VectorEngine | RegisterVectorEngine)), None)
+
+    @property
+    def row_sums(self) -> tuple[str, ...]:
+        """Orders in which its vector unit could add up a row, by name."""
+        engines = (e for core in self.cores.values() for e in core.engines.values())
+        return next((e.row_sums for e in engines if isinstance(e, VectorEngine | RegisterVectorEngine)), ())
 
     def core_count(self, kind: str) -> int:
         """Return how many cores of a kind the whole device has."""

@@ -285,7 +285,7 @@ class _Merge:
             if not isinstance(old, dict):  # made if need be; validation judges it
                 old, self.places[path] = {}, self.override.position_of(key)
             return {**node, name: self._with(path, old, below, key, value)}
-        if _is_branch(old) and _is_branch(value):
+        if _is_branch(old) and _is_branch(value) and not _is_another(old, value):
             for child, child_value in value.items():
                 old = self._with(path, old, [child], f"{key}.{child}", child_value)
             return {**node, name: old}
@@ -300,6 +300,11 @@ class _Merge:
         if value is None:
             return {other: entry for other, entry in node.items() if other != name}
         return {**node, name: value}
+
+
+def _is_another(old: dict[str, object], value: dict[str, object]) -> bool:
+    """Return whether a unit's mapping is of another model or style: what prices the one says nothing of the other."""
+    return any(key in value and value[key] != old.get(key) for key in ("model", "style"))
 
 
 def _is_branch(value: object) -> TypeGuard[dict[str, object]]:

@@ -6,9 +6,9 @@ An engine's ``model`` names the cost function that reads it; a device file gives
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from npusim.config.model import SpecModel, Text, entry, fault_at
 from npusim.config.quantity import Choice, Positive, PositiveWhole, Quantity, WholeQuantity
@@ -155,6 +155,7 @@ WIDEST_BYTES = 8
 class VectorEngine(_QueueSpec):
     """The vector unit: VECTOR."""
 
+    row_sums: ClassVar[tuple[str, ...]] = ("vector_lanes", "tree_halves")
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
@@ -180,6 +181,53 @@ class VectorEngine(_QueueSpec):
 
     def op(self, name: str) -> VectorOpSpec:
         """Return the cost of a vector instruction; raise `SpecError` naming those known."""
+        return entry(self.ops, name, f"no vector op {name!r}; known: ")
+
+
+class RegisterOpSpec(SpecModel):
+    """One instruction of a vector unit with registers, on one register.
+
+    ``plain`` ones start two a cycle or as many as the unit issues, ``single`` ones one a cycle, ``long`` ones go
+    through a unit of their own; ``load`` and ``store`` reach the buffer.
+    """
+
+    kind: Literal["plain", "single", "long", "load", "store"]
+    latency_cycles: WholeQuantity = Field(description="until an instruction that depends on it may start")
+    register_cycles: Positive = Field(description="that it holds its unit, or the port of the buffer")
+
+
+class VectorFunctionSpec(SpecModel):
+    """What a run of hardware loops costs as a whole."""
+
+    startup_cycles: WholeQuantity
+    drain_cycles: WholeQuantity
+    nested_cycles: WholeQuantity = Field(description="of an iteration of an outer hardware loop at least")
+    window_count: PositiveWhole = Field(description="instructions that wait, and may start out of order")
+
+
+class RegisterVectorEngine(_QueueSpec):
+    """A vector unit whose instructions work on registers: a stage is compiled into functions of hardware loops."""
+
+    row_sums: ClassVar[tuple[str, ...]] = ("four_chains", "sequential", "vector_lanes")
+    model: Literal["vector"]
+    style: Literal["registers"]
+    register_bytes: PositiveWhole
+    block_bytes: PositiveWhole = Field(description="of the buffer that one access to blocks takes: a row of a fractal")
+    row_sum: Choice[Literal["four_chains", "sequential", "vector_lanes"]] = Field(
+        description="in which order it adds up a row where neither kernel nor precision says, by name"
+    )
+    issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
+    singly_issued_per_cycle_count: PositiveWhole = Field(description="of them those of kind single")
+    registers_written_per_cycle_count: PositiveWhole = Field(description="by loads as by compute instructions")
+    accesses_per_cycle_count: PositiveWhole = Field(description="to the buffer, of a register each")
+    writes_per_cycle_count: PositiveWhole = Field(description="to the buffer, of them")
+    long_units_count: PositiveWhole
+    long_switch_cycles: Quantity = Field(description="of two long instructions of various kinds that alternate, more")
+    function: VectorFunctionSpec
+    ops: dict[str, RegisterOpSpec]
+
+    def op(self, name: str) -> RegisterOpSpec:
+        """Return an instruction; raise `SpecError` naming those known."""
         return entry(self.ops, name, f"no vector op {name!r}; known: ")
 
 
@@ -237,6 +285,7 @@ class SharingSpec(SpecModel):
     step_instructions_count: WholeQuantity = Field(description="of a warp in an iteration, for addresses and control")
     access_instructions_count: WholeQuantity = Field(description="of a warp for a copy or load of 16 bytes a thread")
     block_start_cycles: WholeQuantity = Field(description="from one block of a place to the next's first load")
+    lookup_cycles: WholeQuantity = Field(description="until a number read from global memory says what comes next")
     barrier_cycles: Quantity
     barrier_warp_cycles: Quantity = Field(description="for each warp of the block")
     fence_cycles: WholeQuantity = Field(description="until a product sees what was stored to shared memory")
@@ -448,12 +497,21 @@ class SharedMemoryPipe(SpecModel):
     shuffle_latency_cycles: WholeQuantity
 
 
+def _has_style(data: object) -> str:
+    """Return which vector unit a mapping or a unit is: one without registers states no style."""
+    style = data.get("style") if isinstance(data, dict) else getattr(data, "style", None)
+    return "memory" if style is None else "registers"
+
+
 EngineSpec = Annotated[
     DmaEngine
     | FixpipeEngine
     | MatrixEngine
     | WarpMatrixEngine
-    | VectorEngine
+    | Annotated[
+        Annotated[VectorEngine, Tag("memory")] | Annotated[RegisterVectorEngine, Tag("registers")],
+        Discriminator(_has_style),
+    ]
     | ScalarEngine
     | LanePipe
     | SharedMemoryPipe

@@ -48,7 +48,7 @@ TWO_MATRIX_DECODERS = frozenset(
 #: Gated whatever their activation; with silu every FFN is, unless it is one of those above.
 GATED = frozenset(("gemma", "gemma2", "gemma3_text", "gemma3n_text", "modernbert", "nomic_bert"))
 #: Every n-th layer of these sees everything, even where the file does not say so.
-WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "cohere2": 4})
+WINDOW_PATTERNS = MappingProxyType({"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4})
 #: These add a bias that grows with the distance of query and key, and have no switch for it.
 ALIBI = frozenset(("bloom",))
 #: These have a learned score in every softmax that belongs to no key.
@@ -158,6 +158,8 @@ class HuggingFaceConfig(BaseModel):
     position_embedding_type: str | None = None
     relative_attention_num_buckets: int | None = None
     attention_chunk_size: PositiveInt | None = None
+    no_rope_layers: tuple[int, ...] | None = None
+    no_rope_layer_interval: PositiveInt | None = None
     index_topk: PositiveInt | None = None
     q_lora_rank: PositiveInt | None = None
     kv_lora_rank: PositiveInt | None = None
@@ -184,6 +186,10 @@ class HuggingFaceConfig(BaseModel):
     quantization: dict[str, object] | None = Field(None, validation_alias="quantization_config")
     #: Keys that say there are experts in a form that is not read.
     other_experts: tuple[str, ...] = ()
+
+
+#: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out whole.
+_LEFT_OUT = frozenset(("batch", "data", "unmodelled", "sinks", "prefix", "documents", "alibi", "sink_logits"))
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +236,7 @@ def import_config(
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
     ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
     taken, and what a file leaves to the library's defaults is filled in.  What
-    npusim does not compute stands in ``unmodelled`` and in the fields of windows and soft-capping.
+    npusim does not compute stands in ``unmodelled``.
     Without a stated dtype: float16.
 
     Raises
@@ -265,7 +271,7 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
     kv_heads = heads if latent else _kv_heads(config)
     # Before the workload checks it: this fault is the command line's, not the file's.
     shared_heads(heads, kv_heads, options["tensor_parallel"])
-    window, sliding_layers = _windows(config)
+    window, chunk, local_layers = _windows(config)
     model = f"{config.model_type or 'model'}: {config.layers} layers"
     return Workload(
         schema=WORKLOAD_SCHEMA,
@@ -283,9 +289,12 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
         experts=_experts(config),
         vocab=config.vocab_size,
         tied=config.model_type in TIED if config.tied is None else config.tied,
-        sliding_window=window,
-        sliding_layers=sliding_layers,
+        window=window,
+        chunk=chunk,
+        local_layers=local_layers,
         softcap=config.softcap,
+        alibi=bool(config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi")),
+        sink_logits=config.model_type in SINKS,
         scale=_scale(config, head_dim),
         unmodelled=_unmodelled(config),
         latent=latent,
@@ -306,11 +315,11 @@ def workload_yaml(workload: Workload) -> str:
     stream = StringIO()
     data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
     # Not by `exclude_defaults`: a data recipe must keep its kind.
-    for key in ("batch", "data", "unmodelled"):
-        if getattr(workload, key) == Workload.model_fields[key].default:
+    for key, field in Workload.model_fields.items():
+        if key in data and not field.is_required() and key in _LEFT_OUT and getattr(workload, key) == field.default:
             del data[key]
-    if workload.sliding_window is None:
-        del data["sliding_layers"]
+    if not workload.local_layers:
+        del data["local_layers"]
     yaml.dump(data, stream)
     return stream.getvalue()
 
@@ -360,18 +369,25 @@ def _kv_heads(config: HuggingFaceConfig) -> int:
     return config.kv_heads or config.heads
 
 
-def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
-    """Return the window and how many layers have it; (None, 0) where windows are off."""
+def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
+    """Return the window, the chunk, and how many layers have them; none and 0 where all layers see everything."""
+    kinds = config.layer_types
+    if config.attention_chunk_size is not None:
+        # Llama-4: an entry of 0 is a layer without rotary embedding, which sees everything; else every fourth is one.
+        interval = config.no_rope_layer_interval or 4
+        flags = config.no_rope_layers or [(layer + 1) % interval != 0 for layer in range(config.layers)]
+        chunked = sum(map(bool, flags)) if kinds is None else sum(kind.startswith("chunked") for kind in kinds)
+        return (None, config.attention_chunk_size, chunked) if chunked else (None, None, 0)
     window = config.sliding_window
     used = config.use_sliding_window
     if used is None:
         # Qwen2 and Qwen3 state a window that is off unless said otherwise.
         used = not config.model_type.startswith("qwen")
     if window is None or window <= 0 or not used:
-        return None, 0
+        return None, None, 0
     pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
-    if config.layer_types is not None:
-        sliding = sum(kind.startswith("sliding") for kind in config.layer_types)
+    if kinds is not None:
+        sliding = sum(kind.startswith("sliding") for kind in kinds)
     elif pattern:
         sliding = config.layers - config.layers // pattern
     elif config.use_sliding_window and config.max_window_layers is not None:
@@ -379,7 +395,7 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int]:
         sliding = max(0, config.layers - config.max_window_layers)
     else:
         sliding = config.layers
-    return (window, sliding) if sliding else (None, 0)
+    return (window, None, sliding) if sliding else (None, None, 0)
 
 
 def _is_gated(config: HuggingFaceConfig) -> bool:
@@ -452,16 +468,12 @@ def _scale(config: HuggingFaceConfig, head_dim: int) -> float | None:
 
 
 def _unmodelled(config: HuggingFaceConfig) -> tuple[Unmodelled, ...]:
-    """Return what attention of this model does beside windows and soft-capping, and npusim does not."""
+    """Return what attention of this model does and npusim does not."""
     scaling, positions = config.rope_scaling or {}, config.position_embedding_type or ""
-    has_alibi = config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi")
     present: dict[Unmodelled, object] = {
-        "alibi": has_alibi,
         "bias": positions.startswith("relative") or config.relative_attention_num_buckets is not None,
         # The frequencies hang on the length of the moment: stored keys are turned anew in each call.
         "rotary": "dynamic" in (scaling.get("rope_type"), scaling.get("type")),
-        "sinks": config.model_type in SINKS,
-        "chunks": config.attention_chunk_size is not None,
         "sparse": config.index_topk is not None,
         "layers": not set(config.layer_types or ()) <= LAYER_KINDS | {"chunked_attention"},
     }

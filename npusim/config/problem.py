@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,6 +19,7 @@ from npusim.config.model import (
     StrictFloat,
     fault_at,
 )
+from npusim.config.seen import KeyRanges, pairs_seen
 from npusim.errors import SpecError
 from npusim.units import ceil_div
 
@@ -151,13 +152,19 @@ class Sizes(SpecModel):
                 raise SpecError("\n".join(lines)) from None
 
 
+def _where_stated(default: Any, description: str) -> Any:
+    """Return a field that records leave out at its default."""
+    return Field(default=default, description=description, exclude_if=lambda value: value == default)
+
+
 class Problem(Sizes):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
     V ``(batch, kv_heads, seq_kv, value_head_dim)``, O ``(batch, heads, seq_q, value_head_dim)``.
-    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``.  Float8 inputs are stored
-    divided by ``q_scale``, ``k_scale``, ``v_scale``.
+    With ``causal``, query ``i`` sees the keys ``j <= i + causal_offset``; of them the last ``window`` and the first
+    ``sinks``, and always the first ``prefix``, all of its own document or chunk (`npusim.config.seen`).  Float8 inputs
+    are stored divided by ``q_scale``, ``k_scale``, ``v_scale``.
 
     With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
     its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.  K and V may
@@ -167,8 +174,8 @@ class Problem(Sizes):
     ------
     SpecError
         A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
-        lengths contradict another size, or a causal query would see no key; the message names the value and what is
-        allowed.
+        lengths or documents contradict another size, or a query would see no key; the message names the value and
+        what is allowed.
     """
 
     batch: PositiveInt = 1
@@ -191,6 +198,14 @@ class Problem(Sizes):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
+    window: PositiveInt | None = _where_stated(None, "keys that a query sees, itself included")
+    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
+    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
+    documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
+    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
+    softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
+    alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
+    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
     lengths: tuple[PositiveInt, ...] = Field(
         default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
     )
@@ -218,6 +233,7 @@ class Problem(Sizes):
         if self.lengths:
             self._check_lengths()
         check_kv_heads(self.heads, self.kv_heads)
+        self._check_seen()
         for name in ("head_dim", "value_head_dim"):
             _check_head_size(name, getattr(self, name))
         if self.causal and self.seq_q > self.seq_kv:
@@ -235,6 +251,31 @@ class Problem(Sizes):
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
+
+    def _check_seen(self) -> None:
+        if self.sinks and self.window is None:
+            raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none; give a window, or a prefix")
+        if self.documents and self.lengths:
+            raise fault_at("documents", "sequences packed end to end, and lengths of sequences apart; give one")
+        for name in ("window", "prefix", "chunk"):
+            if getattr(self, name) and not self.causal:
+                raise fault_at(name, f"{getattr(self, name)} keys of those up to the query: it needs a causal mask")
+        if self.documents and sum(self.documents) != self.seq_kv:
+            raise fault_at("documents", f"they add up to {sum(self.documents)}, and there are {self.seq_kv} keys")
+        if self.window is not None and self.causal_offset + self.seq_q - self.window > self.seq_kv - 1:
+            raise fault_at("window", f"{self.window} keys leave the last query without one; must be larger")
+
+    @property
+    def seen(self) -> KeyRanges:
+        """Which keys a query sees, by its position; what every query's window or chunk holds anyway is left out."""
+
+        def cut(size: int | None) -> int | None:
+            return None if size is None or size >= self.seq_kv else size
+
+        documents = () if len(self.documents) == 1 else self.documents
+        window, prefix = cut(self.window), min(self.prefix, self.seq_kv)
+        sinks = self.sinks if window is not None else 0
+        return KeyRanges(self.seq_kv, self.causal, window, sinks, prefix, documents, cut(self.chunk))
 
     def _check_lengths(self) -> None:
         sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
@@ -271,6 +312,11 @@ class Problem(Sizes):
         return sum(self.queries) if self.lengths else self.batch * self.seq_q
 
     @property
+    def score_changes(self) -> tuple[str, ...]:
+        """What is done to scores but scaling and masking."""
+        return tuple(name for name in ("softcap", "alibi", "sink_logits") if getattr(self, name))
+
+    @property
     def group_size(self) -> int:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
@@ -287,9 +333,8 @@ class Problem(Sizes):
 
     def visible_keys(self, query: int) -> int:
         """Return how many keys query row ``query`` sees."""
-        if not self.causal:
-            return self.seq_kv
-        return min(self.seq_kv, query + self.causal_offset + 1)
+        position = query + self.causal_offset
+        return sum(end - start for start, end in self.seen.union(position, position))
 
     def pairs(self) -> int:
         """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
@@ -299,6 +344,8 @@ class Problem(Sizes):
 
     def attended_pairs(self) -> int:
         """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
+        if not self.seen.is_plain:
+            return pairs_seen(self.seen, self.causal_offset, self.seq_q)
         if not self.causal:
             return self.seq_q * self.seq_kv
         # Rows up to `full` see one key more than the row before, all later rows see every key.

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -24,21 +24,24 @@ from npusim.errors import SpecError
 from npusim.units import format_bytes
 
 WORKLOAD_SCHEMA = "npusim.workload/1"
-#: What attention of models does that npusim does not compute, beside windows and soft-capping.
-Unmodelled = Literal["alibi", "bias", "chunks", "layers", "rotary", "sinks", "sparse"]
+#: What attention of models does that npusim does not compute.
+Unmodelled = Literal["bias", "layers", "rotary", "sparse"]
 UNMODELLED: Mapping[str, str] = MappingProxyType(
     {
-        "alibi": "a bias by the distance of query and key",
         "bias": "a learned bias of the scores",
-        "chunks": "attention within chunks only",
         "layers": "layers of another kind than attention",
         "rotary": "keys turned anew in each call",
-        "sinks": "a learned score beside those of the keys",
         "sparse": "some keys only, chosen as they come",
     }
 )
+#: What is computed, and can be left out all the same, as what is not: what a run is like without it.
+OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
-IGNORABLE = ("window", "softcap", *UNMODELLED)
+IGNORABLE = (*OPTIONAL, *UNMODELLED)
+#: Fields that a problem has too: which keys a query sees, and what is done to scores.
+SEEN_OR_SCORED = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
+#: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
+LayerKind = Literal["global", "local"]
 
 
 class TensorFile(SpecModel):
@@ -74,12 +77,24 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    sliding_window: PositiveInt | None = Field(default=None, description="keys that a query of a sliding layer sees")
-    sliding_layers: NonNegativeInt = Field(
-        default_factory=lambda data: (data.get("layers") or 1) if data.get("sliding_window") else 0,
-        description="layers with that window; default: all",
+    window: PositiveInt | None = Field(
+        default=None, description="keys that a query of a local layer sees, itself included"
+    )
+    sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
+    prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
+    chunk: PositiveInt | None = Field(
+        default=None, description="keys of a chunk, of which a query of a local layer sees its own alone"
+    )
+    documents: tuple[PositiveInt, ...] = Field(
+        default=(), description="lengths of sequences packed end to end, in place of seq; each sees itself alone"
+    )
+    local_layers: NonNegativeInt = Field(
+        default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
+        description="layers with that window or chunk; default: all",
     )
     softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
+    sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
@@ -102,15 +117,23 @@ class Workload(SpecModel):
         fault = _share_fault(self.heads, self.kv_heads, self.tensor_parallel)
         if fault:
             raise fault_at("tensor_parallel", fault)
-        if self.sliding_layers and self.sliding_window is None:
-            raise fault_at("sliding_window", "missing; some layers are said to slide")
+        if self.local_layers and self.window is None and self.chunk is None:
+            raise fault_at("local_layers", f"{self.local_layers} layers with a window or chunk, and there is none")
+        if self.sinks and self.window is None:
+            raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none")
         if self.data.changes_tensors and self.tensors is None:
             raise fault_at("data", f"{self.data.kind} changes tensors; name some under tensors")
         if self.experts is not None and self.layers is not None and self.experts.dense_layers > self.layers:
             raise fault_at("experts.dense_layers", f"{self.experts.dense_layers} of only {self.layers} layers")
-        if self.layers is not None and self.sliding_layers > self.layers:
-            raise fault_at("sliding_layers", f"{self.sliding_layers} of only {self.layers} layers")
+        if self.layers is not None and self.local_layers > self.layers:
+            raise fault_at("local_layers", f"{self.local_layers} of only {self.layers} layers")
         return self
+
+    @property
+    def kinds(self) -> dict[LayerKind, int]:
+        """How many layers of each kind there are, the kind with most to see first."""
+        counts: dict[LayerKind, int] = {"global": (self.layers or 1) - self.local_layers, "local": self.local_layers}
+        return {kind: count for kind, count in counts.items() if count}
 
     def problem(
         self,
@@ -127,8 +150,11 @@ class Workload(SpecModel):
         head_dim: int | None = None,
         value_head_dim: int | None = None,
         dtype: str | None = None,
+        kind: LayerKind | None = None,
+        ignore: Collection[str] = (),
         page: int | None = None,
         is_absorbed: bool = False,
+        **asked: Any,
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
@@ -137,6 +163,8 @@ class Workload(SpecModel):
         ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
         tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
         of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
+        ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
+        ``asked``: fields of `Problem` that say what queries see and what is done to scores.
 
         Raises
         ------
@@ -156,12 +184,13 @@ class Workload(SpecModel):
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
         else:
             rank_heads, rank_kv_heads = heads, heads
+        packed = sum(asked.get("documents") or self.documents) or None
         sizes: dict[str, object] = {
             "batch": _first(batch, self.batch),
             "heads": rank_heads,
             "kv_heads": _first(kv_heads, rank_kv_heads),
-            "seq_q": _first(seq_q, seq, self.seq),
-            "seq_kv": _first(seq_kv, seq, self.seq_kv, self.seq),
+            "seq_q": _first(seq_q, seq, packed, self.seq),
+            "seq_kv": _first(seq_kv, seq, packed, self.seq_kv, self.seq),
             "head_dim": _first(head_dim, self.head_dim),
             "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
             "causal": self.causal if causal is None else causal,
@@ -169,12 +198,25 @@ class Workload(SpecModel):
             "lengths": lengths,
             "page": self.page if page is None else page,
         }
+        sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
         if is_absorbed and self.latent and _first(seq_q, seq, self.seq) < _first(seq_kv, seq, self.seq_kv, self.seq):
             sizes |= {"kv_heads": 1, "head_dim": self.latent.width, "value_head_dim": self.latent.kv_lora_rank}
             sizes |= {"values_in_keys": True, "scale": self.scale or self.head_dim**-0.5}
         return Problem.model_validate({**sizes, "data": self.data})
+
+    def _of_kind(
+        self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
+    ) -> dict[str, object]:
+        """Return what a layer's queries see and what is done to its scores: as asked, else as stated for its kind."""
+        is_local = (kind or next(iter(self.kinds))) == "local"
+        left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
+        if "window" in left_out:
+            left_out.add("sinks")
+        stated = {name: getattr(self, name) for name in SEEN_OR_SCORED if name not in left_out}
+        values = stated | {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def model(self, attention: Problem, ranks: int) -> ModelProblem:
         """Return the whole model on ``ranks`` devices, ``attention`` that of one.
@@ -201,35 +243,27 @@ class Workload(SpecModel):
             f"the model's cache holds {format_bytes(size * self.latent.width // elements)} of latents"
         )
 
-    def left_out(self, keys: int | None = None) -> dict[str, str]:
-        """Return what npusim does not compute of this attention over ``keys`` keys: name -> what it is.
+    def left_out(self) -> dict[str, str]:
+        """Return what npusim does not compute of this attention: name -> what it is."""
+        return {name: UNMODELLED[name] for name in self.unmodelled}
 
-        A window no shorter than that changes nothing; without ``keys`` every window counts.
-        """
-        parts: dict[str, str] = {}
-        window = self.sliding_window
-        if window is not None and self.sliding_layers and (keys is None or keys > window):
-            of = f" in {self.sliding_layers} of {self.layers} layers" if self.layers else ""
-            parts["window"] = f"{window} keys{of}"
-        if self.softcap is not None:
-            parts["softcap"] = f"scores capped at {self.softcap:g}"
-        return {**parts, **{name: UNMODELLED[name] for name in self.unmodelled}}
+    def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
+        """Return what a run leaves out, as a table says it; ``models``: what its schedule computes by itself.
 
-    def ignored(self, keys: int, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
-        """Return what a run over ``keys`` keys leaves out, as a table says it; ``models``: what its schedule computes.
-
-        Raises `SpecError` for what is not in ``ignore``, and for a name there that means nothing.
+        Raises `SpecError` for what is not modelled and not in ``ignore``, and for a name there that means nothing.
         """
         unknown = [name for name in ignore if name not in IGNORABLE]
         if unknown:
             raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
-        parts = {name: what for name, what in self.left_out(keys).items() if name not in models}
+        parts = {name: what for name, what in self.left_out().items() if name not in models}
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:
             raise SpecError(
                 f"workload {self.name}: {', '.join(refused)}: not modelled; to run without: --ignore {','.join(parts)}"
             )
-        return tuple(f"{name} ({what})" for name, what in parts.items())
+        stated = {name: getattr(self, name) for name in OPTIONAL if name in ignore}
+        computed = tuple(f"{n} ({n if value is True else value})" for n, value in stated.items() if value)
+        return (*computed, *(f"{name} ({what})" for name, what in parts.items()))
 
 
 def shared_heads(heads: int, kv_heads: int, devices: int) -> tuple[int, int]:

@@ -41,9 +41,9 @@ SEEDS = 4
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
-#: Measured: seconds that bounding a family takes, what follows for one of its points on average, bits of one
-#: configuration, and simulating a point.
-FAMILY_S, POINT_S, BITS_S, RUN_S = 7e-3, 0.6e-3, 0.15, 0.06
+#: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
+#: one configuration, and simulating a point.
+FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
 
 
 class Progress(NamedTuple):
@@ -282,8 +282,12 @@ class Search:
         if not self.options.exhaustive:
             self._seed(workers, remaining)
         self._survey(workers, remaining)
-        if self.options.needs_bits:
-            self._compute_bits(workers, [f.indices for f in self.families.values()])
+        if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
+            later = self._put_aside()
+            self._compute_bits(workers, self._waiting_families())
+            self._simulate(workers)
+            self._waiting |= later
+            self._compute_bits(workers, self._waiting_families())
         self._simulate(workers)
         self._merge()
         self._check(workers)
@@ -372,6 +376,19 @@ class Search:
         self.bits |= dict.fromkeys(indices, bits)
         if why := self._rejected(bits):
             self.keep(PointOutcome(i, self.points[i], "rejected", reason=why) for i in indices)
+
+    def _put_aside(self) -> dict[tuple[object, ...], list[tuple[float, int]]]:
+        """Take out of what waits, and return, what cannot be faster than all that has a time."""
+        later = {}
+        for group, entries in self._waiting.items():
+            fastest = min((us for us, _ in self._fronts[group]), default=math.inf)
+            later[group] = sorted(entry for entry in entries if entry[0] > fastest)
+            self._waiting[group] = sorted(entry for entry in entries if entry[0] <= fastest)
+        return later
+
+    def _waiting_families(self) -> list[tuple[int, ...]]:
+        """Return the points of the families that wait."""
+        return [self.families[i].indices for entries in self._waiting.values() for _, i in sorted(entries)]
 
     def _rejected(self, bits: Bits) -> str:
         if bits.problem:
@@ -507,6 +524,16 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
+def _subject(request: Request) -> dict[str, object]:
+    """Return what is computed, and on what device, for who reads the store."""
+    about: dict[str, object] = {"device": request.machine().name}
+    if request.problem is None:
+        about["workload"] = request.title(request.load())
+    if request.problem is not None or request.tensors is None:  # else the tensors' sizes are the problem
+        about["problem"] = (request.problem or request.attention()).model_dump(mode="json")
+    return about
+
+
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
     """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
     families = len(setting.families(points, range(len(points))))
@@ -540,6 +567,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
                 "version": npusim.__version__,
                 "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules),
+                **_subject(setting.request),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "config": setting.config,

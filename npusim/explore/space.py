@@ -380,7 +380,7 @@ def _check(request: Request, schedule: Schedule, space: Space, keys: tuple[str, 
         for value in space.axes.get(size, ()):
             Variant(options={size: value}).on(request).attention()
     if not isinstance(device, NodeDevice):
-        request.load().ignored(request.attention().seq_kv, request.ignore, schedule.models)
+        request.load().ignored(request.ignore, schedule.models)
 
 
 def _content(request: Request) -> str:

@@ -198,7 +198,7 @@ class CompiledKernel:
 
     def _prepare(self, kinds: ArgumentType) -> Callable[[list[Any]], int | None] | None:
         """Return the code for some types, kept or compiled now; None where only numba itself can call it."""
-        file = f"{self.name}.{cache.digest(kinds).hex()[:16]}.code"
+        file = f"{self.name}.{cache.digest(kinds, _machine()).hex()[:16]}.code"
         content = None if os.environ.get(PLAIN_VARIABLE) == "1" else cache.load(file, self._stamp())
         if content is None:
             numba_internals = _compiler()
@@ -250,7 +250,9 @@ def _machine() -> tuple[str, ...]:
         compiler = version("numba")
     except PackageNotFoundError:
         compiler = ""
-    return llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), compiler
+    cpu = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
+    return llvm.get_default_triple(), cpu, features, compiler
 
 
 @functools.cache

@@ -12,8 +12,10 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
-Order = Literal["sequential", "tree_halves", "vector_lanes"]
-ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes")
+Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains"]
+ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains")
+#: Accumulators of ``four_chains``.
+CHAINS = 4
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -33,8 +35,10 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         x2 + x3, then their sums, ...), repeated on the block sums until one is left; lanes beyond n
         do not take part.  At powers of two this is one tree of neighbours, whichever of the unit's
         reductions forms it.
+        ``four_chains``: x0, x4, x8, ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the
+        registers of an Ascend 950's vector unit along transposed scores; a chain without elements takes no part.
     start
-        Scalar or ``(...)``; ``tree_halves`` and ``vector_lanes`` add it last, ``start + sum``.
+        Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 
     Returns
     -------
@@ -66,6 +70,9 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         return _sequential(values, target, first)
     if values.shape[-1] == 0:
         return np.array(first)
+    if order == "four_chains":
+        total = _chains(values, target)
+        return total if first is None else add(first, total, target)
     width = VECTOR_BLOCK_BYTES // target.size_bytes
     total = _tree(values, target) if order == "tree_halves" else _lanes(values, target, width)
     return total if first is None else add(first, total, target)
@@ -129,6 +136,12 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
     row = np.empty(wide.shape[1], np.float64 if plan else wide.dtype)
     reduction_kernels.fold_rows(wide, row, out, of_neighbours, plan)
     return _stored(out, target).reshape(shape)
+
+
+def _chains(values: Array, target: FloatFormat) -> Array:
+    """Sum every fourth element left to right, and the sums as a tree of neighbours."""
+    chains = [_sequential(values[..., at::CHAINS], target, None) for at in range(min(CHAINS, values.shape[-1]))]
+    return _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

@@ -361,10 +361,9 @@ class _Examination:
         """Return the tiling in which splits go by nothing but a sequence: its count of them, or the size of one."""
         if not is_size:
             return {"splits": self.splits}
-        blocks = (b for b in self.base.program.phases[0].blocks if b.batch == self.sequence)
-        first = next(iter(blocks), None)
-        tiles = sum(run.count for run in first.runs) if first is not None else 1
-        return {"splits": "auto", "split_keys": tiles * cast("Any", self.base.tiling).block_kv}
+        blocks = cast("tuple[Any, ...]", self.base.program.phases[0].blocks)
+        runs = next(b.runs for b in blocks if b.batch == self.sequence)
+        return {"splits": "auto", "split_keys": sum(run.count for run in runs) * runs[0].cols}
 
     def _fixed_splits(self, finding: Finding, calls: list[VariedCall]) -> Finding:
         """Return what it costs that splits do not go by the number of blocks."""

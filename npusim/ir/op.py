@@ -37,6 +37,7 @@ class Opcode(Enum):
     MAX a, b: the larger of a and b
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
+    TANH a: the hyperbolic tangent of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
@@ -53,6 +54,7 @@ class Opcode(Enum):
     MAX = "max"
     EXP = "exp"
     LOG = "log"
+    TANH = "tanh"
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
     SELECT = "select"
@@ -64,7 +66,9 @@ class Opcode(Enum):
 #: How many sources an operation takes; a row sum, a start value too.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
-        **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys(
+            (Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.TANH, Opcode.ROW_MAX), (1,)
+        ),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
         Opcode.SELECT: (3,),
@@ -79,11 +83,13 @@ class Attributes:
     accumulate: bool = False
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential or logarithm
+    variant: str = ""  #: named exponential, logarithm or hyperbolic tangent
     order: str = ""  #: order of a row sum
     started: bool = False  #: a row sum whose last source is its start value
     rounding: str = "nearest_even"
     overflow: str = ""
+    comparisons: int = 0  #: of indices, of which a SELECT's mask is made
+    lookups: int = 0  #: reads of a number of each row and column, likewise
     warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps
 
     @property
@@ -117,18 +123,44 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorCode:
+    """How a stage of rows is written for a vector unit with registers.
+
+    functions
+        ``fused``: all of it is one vector function; ``stages``: casts to what leaves are one of their own; ``calls``:
+        every instruction is one.
+    layout
+        ``dn``: a register holds rows of one column; ``nd``: columns of one row.
+    chains
+        Accumulators of a maximum along columns.
+    leaves
+        Names that lie in UB when it ends.
+    blocks
+        Whether what is cast leaves as rows of fractals.
+    """
+
+    functions: Literal["fused", "stages", "calls"] = "calls"
+    layout: Literal["dn", "nd"] = "nd"
+    chains: int = 1
+    leaves: frozenset[str] = frozenset()
+    blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """What an operation costs by the kernel that it is part of, not by its steps.
 
     ``joins``: steps follow one another in the pipe, with barriers only where they are needed.  ``tiles``: how
     many tiles that cores hand one another share the cost of one, or 0: it bears none; ``extra``: that kernel's
-    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.
+    own too.  How many core groups pay that at once is for the blocks of ``phase`` to say.  ``code``: of a vector unit
+    with registers.
     """
 
     joins: bool = False
     tiles: int = 0
     extra: bool = False
     phase: str = ""
+    code: VectorCode | None = None
 
 
 ALONE = Pace()
@@ -216,6 +248,8 @@ class GroupWork:
         Whether the warps wait for a product's last result; whether for that of every instruction.
     barriers, fences
         That all warps of the block pass, and of shared memory before products read it.
+    lookups
+        Numbers read from global memory that say where the next tile lies.
     copies, loads
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
     spilled_bytes, far_bytes
@@ -241,6 +275,7 @@ class GroupWork:
     is_serial: bool = False
     barriers: int = 0
     fences: int = 0
+    lookups: int = 0
     copies: int = 0
     loads: int = 0
     spilled_bytes: int = 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase, WorkTile
+    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Allocator
     from npusim.ir.program import Item, Pricing, Queue
@@ -51,6 +52,14 @@ class Machine:
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they start."""
         return phase
+
+    def mask_kind(self, tiling: Any) -> MaskKind | None:
+        """Return how tiles get their masks; None: the way that costs least."""
+        return getattr(tiling, "mask", None)
+
+    def mask_block(self, _tiling: Any) -> int:
+        """Return for how many queries and keys a kernel decides at a time which it visits and masks; 0: for a tile."""
+        return 0
 
     def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""

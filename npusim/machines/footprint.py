@@ -67,7 +67,7 @@ def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield what blocks read of masks that are whole matrices; a small one from which all are cut stays on the chip."""
     regions: dict[tuple[str, int, int, int], tuple[WorkTile, Visit, int]] = {}
     for n, mask in frame.phase.masks.items():
-        if not isinstance(mask, SeenMask):
+        if not (isinstance(mask, SeenMask) and mask.is_loaded):
             continue
         for block in blocks:
             for tile in (t for t in frame.tiles(block) if n in t.only):

@@ -17,13 +17,15 @@ from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import indices, varying
 from npusim.ir.program import Body
 from npusim.ir.program import Loop as ProgramLoop
+from npusim.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
+    from npusim.ir.op import Step
     from npusim.ir.program import Item
-    from npusim.ir.tile import GlobalTensor, GlobalTile
+    from npusim.ir.tile import GlobalTensor
 
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its block's.
@@ -221,7 +223,30 @@ class Frame:
         """Return the mask of some rows of a tile."""
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
-        return mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
+        cut = mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
+        return replace(cut, head=block.head) if cut.tensor.heads > 1 else cut
+
+    def is_loaded(self, n: str) -> bool:
+        """Return whether a mask is cut from a matrix in memory, not computed from indices."""
+        return bool(getattr(self.phase.masks[n], "is_loaded", True))
+
+    def is_everywhere(self, n: str) -> bool:
+        """Return whether what is cut like a mask is there for every tile: a bias."""
+        return bool(getattr(self.phase.masks[n], "is_everywhere", False))
+
+    def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """Return steps in which what is loaded nowhere is made by comparisons, or other steps on indices."""
+        made = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
+
+        def computed(s: Step) -> Step:
+            cut = next((x for x in s.srcs if isinstance(x, GlobalTile) and x.tensor.name in made), None)
+            if cut is None:
+                return s
+            how = made[cut.tensor.name]
+            counts = getattr(how, "comparisons", 0), getattr(how, "lookups", 0)
+            return replace(s, attributes=replace(s.attributes, comparisons=counts[0], lookups=counts[1]))
+
+        return tuple(map(computed, steps)) if made else steps
 
     def placed(self, block: WorkTile) -> list[Placed]:
         """Return the block's runs, each with the number of its first tile."""

@@ -234,7 +234,7 @@ class LayerEvaluation:
                 for head in range(layer.heads):
                     kv = self.inputs.kv_head(layer, rank, head // layer.group_size)
                     q = self.inputs.heads("q", batch, rank * layer.heads + head)[first : first + rows]
-                    seen = layer.visible_keys(first + rows - 1)
+                    seen = layer.seen.union(first, first + rows - 1)[-1][1]
                     k, v = (self.inputs.heads(n, batch, kv)[:seen] for n in ("k", "v"))
                     heads[start : start + rows, self._columns(head)] = attention(q, k, v, layer, first)
             total += heads @ self.inputs.share(self.layer, rank).astype(np.float64)

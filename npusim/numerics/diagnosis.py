@@ -116,11 +116,8 @@ class Probe:
         queries = np.asarray(q, np.float64) * problem.q_scale
         keys = np.asarray(k, np.float64) * problem.k_scale
         raw = np.ascontiguousarray(multiplied(keys, queries.T).T)
-        seen = np.full(len(q), len(k))
-        if problem.causal:
-            last = np.arange(row, row + len(q)) + problem.causal_offset
-            seen = np.clip(last + 1, 0, len(k))
-            raw[np.arange(len(k))[None, :] >= seen[:, None]] = -np.inf
+        seen = problem.seen.matrix(problem.causal_offset + row, len(q), 0, len(k))
+        raw = np.where(seen, raw, -np.inf)
         self.raw_scores.look(raw)
         self.keys.look(keys)
         resonance = measure(queries, keys, seen)
@@ -313,10 +310,10 @@ class Resonance:
     mean_score: float
 
 
-def measure(q: Array, k: Array, seen: NDArray[np.int64] | None = None) -> Resonance:
+def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resonance:
     """Return the resonance of queries ``(rows, d)`` with keys ``(keys, d)``; all values finite.
 
-    ``seen`` (rows) is how many of the keys, from the first, each query sees; by default all.
+    ``seen`` (rows, keys): whether a query sees a key; by default all.
 
     Examples
     --------
@@ -327,7 +324,7 @@ def measure(q: Array, k: Array, seen: NDArray[np.int64] | None = None) -> Resona
     """
     queries, keys = np.asarray(q, np.float64), np.asarray(k, np.float64)
     d = queries.shape[1]
-    reach = np.full(len(queries), len(keys)) if seen is None else np.asarray(seen)
+    reach = np.full((len(queries), len(keys)), True) if seen is None else np.asarray(seen)
     pairs = max(1, int(reach.sum()))
     turns = 2 * np.pi / d * (np.outer(np.arange(d), np.arange(d // 2 + 1)) % d)
     basis = np.vectorize(math.cos)(turns), np.vectorize(math.sin)(turns)  # numpy's own depend on the CPU
@@ -348,10 +345,14 @@ def measure(q: Array, k: Array, seen: NDArray[np.int64] | None = None) -> Resona
     )
 
 
-def _sums(keys: Doubles, reach: Array) -> Doubles:
-    """Return, for each query, the sum of the keys it sees, (rows, d)."""
+def _sums(keys: Doubles, reach: NDArray[np.bool_]) -> Doubles:
+    """Return, for each query, the sum of the keys it sees, (rows, d): of ranges, from sums of all up to a key."""
     sums = np.cumsum(np.vstack([np.zeros_like(keys[:1]), keys]), axis=0)
-    of_queries: Doubles = sums[reach]
+    ends = np.diff(np.pad(reach, ((0, 0), (1, 1))).astype(np.int8))  # 1 where a range begins, -1 behind its last key
+    of_queries = np.zeros((len(reach), keys.shape[1]))
+    for sign in (-1, 1):
+        rows, at = np.nonzero(ends == -sign)
+        np.add.at(of_queries, rows, sign * sums[at])
     return of_queries
 
 

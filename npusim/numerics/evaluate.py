@@ -40,7 +40,7 @@ class OutputBlock(Protocol):
 
 
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
-Reference = Callable[[Array, Array, Array, Any, int], NDArray[np.float64]]
+Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 #: Its results by batch, head, first row and rows, for other precisions on the same inputs.
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
 #: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
@@ -83,7 +83,7 @@ def evaluate(
         at = (batch, head, row, len(block))
         if at not in exact_rows:
             wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
-            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row)
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)
         references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row, problem.sequence(batch))

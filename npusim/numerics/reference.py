@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
+from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.numerics.result import ErrorSummary
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem
+    from npusim.config.seen import Seen
 
 Array = NDArray[Any]
 #: Upper edges of the ULP histogram's bins.
@@ -43,34 +45,40 @@ def summed(x: Array) -> NDArray[np.float64]:
     return total
 
 
-def attention_scores(q: Array, k: Array, problem: Problem, row: int) -> NDArray[np.float64]:
+def attention_scores(
+    q: Array, k: Array, problem: Problem, row: int, head: int = 0, seen: Seen | None = None
+) -> NDArray[np.float64]:
     """Return float64 ``scale Q K^T`` (rows, keys) for query rows from ``row``, -Inf where the mask hides a key.
+
+    ``seen``: which keys a query sees, default the problem's.
 
     ``q`` (rows, d), ``k`` (keys, d) as stored, in any format; scales of float8 inputs are undone.
     """
     scores = np.ascontiguousarray(multiplied(k, np.asarray(q).T).T)  # k, the larger, is read as it lies
     scores *= problem.score_scale
-    for query in range(len(scores) if problem.causal else 0):
-        scores[query, max(0, row + query + problem.causal_offset + 1) :] = -np.inf
-    return scores
+    position = problem.causal_offset + row
+    if problem.softcap is not None:
+        scores = formats.tanh(scores / problem.softcap, "float64") * problem.softcap
+    if problem.alibi:
+        distance = np.arange(len(k))[None] - (position + np.arange(len(scores)))[:, None]
+        scores = scores + alibi_slopes(problem.heads)[head] * distance
+    visible = (problem.seen if seen is None else seen).matrix(position, len(scores), 0, len(k))
+    return np.where(visible, scores, -np.inf)
 
 
-def attention(q: Array, k: Array, v: Array, problem: Problem, row: int) -> NDArray[np.float64]:
+def attention(
+    q: Array, k: Array, v: Array, problem: Problem, row: int, head: int = 0, seen: Seen | None = None
+) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
-    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.  ``seen``:
+    which keys a query sees, default the problem's.
     """
-    weights = softmax_weights(attention_scores(q, k, problem, row))
-    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
-
-
-def seen_attention(
-    q: Array, k: Array, v: Array, problem: Problem, row: int, visible: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Return float64 ``softmax(scale Q K^T) V`` of the keys that are ``visible`` to each query, (rows, keys)."""
-    scores = attention_scores(q, k, problem.model_copy(update={"causal": False}), row)
-    weights = softmax_weights(np.where(visible, scores, -np.inf))
-    return multiplied(weights, v) / summed(weights)[:, None] * problem.v_scale
+    scores = attention_scores(q, k, problem, row, head, seen)
+    if problem.sink_logits:  # a column beside those of the keys, whose value is 0
+        scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
+    weights = softmax_weights(scores)
+    return multiplied(weights[:, : len(k)], v) / summed(weights)[:, None] * problem.v_scale
 
 
 def softmax_weights(scores: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,7 +6,9 @@ A specification holds its data and encodings, but no colours: those come from th
 
 from __future__ import annotations
 
+import json
 import math
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,16 @@ Spec = dict[str, Any]
 Row = dict[str, Any]
 #: Number of colours that successive tiles cycle through.
 TILE_COLOURS = 5
-#: Width of a letter of a label, as a share of the chart's.
-LETTER = 0.0085
+#: Pixels of a letter of a label, and most letters of one line of a row's name.
+LETTER, NAME_LETTERS = 6.4, 24
+#: Widths in pixels from which on the names of a front are placed anew.
+FRONT_WIDTHS = (0, 240, 340, 460, 620, 840, 1060)
+#: Where a name may stand beside its point, in pixels, the best first.
+_BESIDE = (
+    *((0, dy, "center") for dy in (-15, 15)),
+    *((dx, 0, align) for dx, align in ((10, "left"), (-10, "right"))),
+    *((dx, dy, align) for dy in (-15, 15) for dx, align in ((-6, "left"), (6, "right"))),
+)
 ROW_HEIGHT, CHART_HEIGHT = 26, 280
 
 
@@ -38,25 +48,25 @@ class FigureTile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with a heading, what it shows (``text``), and its numbers; ``is_wide``: scrolled, not squeezed."""
+    """A chart with a heading, what it shows (``text``), and its numbers."""
 
     key: str
     title: str
     text: str
     spec: Spec | None
     table: Grid
-    is_wide: bool = False
 
 
 @dataclass(frozen=True)
 class PagePart:
-    """A part of a page: a heading, the few numbers, a table as the terminal has it, figures."""
+    """A part of a page: a heading, what matters in a line, the few numbers, a table as the terminal has it, figures."""
 
     title: str
     subtitle: str = ""
     tiles: Sequence[FigureTile] = ()
     blocks: Sequence[Block] = ()
     figures: Sequence[Figure] = ()
+    verdict: str = ""
 
 
 def altair() -> Any:
@@ -86,10 +96,27 @@ def names_of(rows: Iterable[Row], key: str) -> list[str]:
 
 
 def rows_axis(names: Sequence[str], field: str = "track", title: str | None = None) -> Any:
-    """Return a vertical axis with one row a name."""
+    """Return a vertical axis with one row a name, long ones in lines."""
     alt = altair()
-    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelLimit=260)
+    part = f"(?=.{{{NAME_LETTERS + 1}}})(.{{1,{NAME_LETTERS}}}) "
+    lines = f"split(replace(datum.label, regexp('{part}', 'g'), '$1\\n'), '\\n')"
+    by_rows = {n: [name for name in names if rows_of_name([name]) == n] for n in range(2, rows_of_name(names) + 1)}
+    higher = [
+        {"test": f"indexof({json.dumps(long)}, datum.label) >= 0", "value": -7 * (n - 1)} for n, long in by_rows.items()
+    ]
+    many = {"labelExpr": lines, "labelOffset": {"condition": higher, "value": 0}} if higher else {}
+    axis = alt.Axis(title=title, titleAnchor="middle", ticks=False, domain=False, labelOverlap=False, **many)
     return alt.Y(f"{field}:N", sort=list(names), scale={"domain": list(names)}, axis=axis)
+
+
+def rows_of_name(names: Iterable[str]) -> int:
+    """Return the lines that the longest of some names takes beside its row."""
+    return max((len(textwrap.wrap(name, NAME_LETTERS)) for name in names), default=1)
+
+
+def row_height(names: Iterable[str]) -> int:
+    """Return the height of a row with such names."""
+    return max(ROW_HEIGHT, 14 * rows_of_name(names) + 4)
 
 
 def tooltip(**fields: str) -> list[Any]:
@@ -107,19 +134,19 @@ def tooltip(**fields: str) -> list[Any]:
 # ---------------------------------------------------------------- time
 
 
-def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
+def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "width") -> Spec:
     """Return slices on their tracks: operations coloured by tile, waits as thin bars, numeric events as crosses.
 
     A slice is a row of ``figures.json``: ``track``, ``name``, ``kind``, ``start_us``, ``end_us``, ``tile``, ...
+    A name is written where it has room; ``width`` is the chart's, of one in a column of several its pixels.
     """
     alt = altair()
-    room = (end_us - start_us) * LETTER
+    room = f"(datum.end_us - datum.start_us) * {width} > {LETTER * (end_us - start_us)} * (length(datum.name) + 1)"
     rows = []
     for s in slices:
         is_operation, name = s["kind"] == "operation", s["name"]
-        is_roomy = is_operation and s["end_us"] - s["start_us"] > room * (len(name) + 1)
         tile = None if s.get("tile") is None else str(s["tile"] % TILE_COLOURS)
-        seen = {"colour": tile, "label": name if is_roomy else "", "what": name if is_operation else f"waits: {name}"}
+        seen = {"colour": tile, "what": name if is_operation else f"waits: {name}"}
         rows.append({**s, **seen, "events": "; ".join(s.get("events", ()))})
     names = names_of(rows, "track")
     x = alt.X("start_us:Q", title="time, us", scale={"domain": [start_us, end_us], "nice": False})
@@ -138,12 +165,12 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float) -> Spec:
     ran = base.transform_filter("datum.kind == 'operation'")
     layers = [
         base.transform_filter("datum.kind == 'wait'").mark_bar(height=3, style="wait"),
-        ran.transform_filter("datum.colour == null").mark_bar(height={"band": 0.82}, style="quiet"),
+        ran.transform_filter("datum.colour == null").mark_bar(height={"band": 0.82}, style="plain"),
         ran.transform_filter("datum.colour != null").mark_bar(height={"band": 0.82}, style="tile").encode(color=colour),
-        at.transform_filter("datum.label != ''")
+        at.transform_filter(f"datum.kind == 'operation' && {room}")
         .transform_calculate(mid="(datum.start_us + datum.end_us) / 2")
         .mark_text(style="inside", clip=True)
-        .encode(x="mid:Q", text="label:N"),
+        .encode(x="mid:Q", text="name:N"),
         at.transform_filter("datum.events != ''").mark_text(style="cross", text="×", fontSize=17).encode(x="end_us:Q"),
     ]
     return finished(alt.layer(*layers), ROW_HEIGHT * len(names), slices=rows)
@@ -185,10 +212,7 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
             x=alt.X("value:Q", title="time, us", stack="zero"),
             y=rows_axis(names),
             color=alt.Color(
-                "kind:N",
-                title=None,
-                scale={"domain": list(kinds), "range": "category"},
-                legend={"columns": 2, "labelLimit": 200, "orient": "top"},
+                "kind:N", title=None, scale={"domain": list(kinds), "range": "category"}, legend={"orient": "top"}
             ),
             order="order:Q",
             tooltip=tooltip(track="track", cause="what", value="us|number", share="of the cores' time|share"),
@@ -201,13 +225,14 @@ def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
     """Return one bar a ``name`` with its ``value`` written beside it; ``text`` is what a tooltip adds."""
     alt = altair()
     names = names_of(rows, "name")
+    scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
     base = chart_of("rows").encode(
-        x=alt.X("value:Q", title=x_title, axis={"format": form, "tickCount": 6}),
+        x=alt.X("value:Q", title=x_title, axis={"format": form, "tickCount": 6}, scale=scale),
         y=rows_axis(names, "name"),
         tooltip=[*tooltip(name="what"), alt.Tooltip("value:Q", format=form), *tooltip(text="note")],
     )
     text = base.mark_text(style="label", align="left", dx=5).encode(text=alt.Text("value:Q", format=form))
-    return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), ROW_HEIGHT * len(names), rows=rows)
+    return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), row_height(names) * len(names), rows=rows)
 
 
 def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,.2f") -> Spec:
@@ -216,56 +241,98 @@ def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
         x=alt.X(
-            "value:Q", title=x_title, scale={"padding": 50}, axis={"format": form.replace("f", "~f"), "tickCount": 6}
+            "value:Q", title=x_title, scale={"padding": 58}, axis={"format": form.replace("f", "~f"), "tickCount": 6}
         ),
         y=rows_axis(parts, "part"),
         yOffset=alt.YOffset("run:N", sort=runs),
         tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value:Q", format=form)],
     )
     written = alt.Text("value:Q", format=form)
-    legend = alt.Legend(orient="top", labelLimit=300) if len(runs) > 1 else None
+    legend = alt.Legend(orient="top") if len(runs) > 1 else None
     colour = alt.Color("run:N", title=None, sort=runs, scale={"range": "category"}, legend=legend)
     layers = [base.mark_bar(height={"band": 0.9}, style="tile").encode(color=colour)]
     for is_less, sign, align, dx in ((False, ">=", "left", 4), (True, "<", "right", -4)):
         if any((row["value"] < 0) is is_less for row in rows):
             beside = base.transform_filter(f"datum.value {sign} 0").mark_text(style="label", align=align, dx=dx)
             layers.append(beside.encode(text=written))
-    return finished(alt.layer(*layers), max(ROW_HEIGHT, 17 * len(runs) + 8) * len(parts), rows=rows)
+    return finished(alt.layer(*layers), max(row_height(parts), 17 * len(runs) + 8) * len(parts), rows=rows)
 
 
 def front(points: Sequence[Row], title: str = "") -> Spec:
-    """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined."""
+    """Return latency against error: rows ``name``, ``latency_us``, ``error``; those with ``is_front`` are joined.
+
+    Names stand where they cover neither one another nor a point, at any width; those without room are in the tooltip.
+    """
     alt = altair()
-    errors = alt.Axis(format=".0e", tickCount=4)
+    xs, ys = _domain([p["latency_us"] for p in points]), _log_domain([p["error"] for p in points])
     base = chart_of("points").encode(
-        x=alt.X("latency_us:Q", title="latency, us", scale={"padding": 40, "zero": False}),
-        y=alt.Y("error:Q", title="relative RMSE", scale={"padding": 20, "type": "log"}, axis=errors),
+        x=alt.X("latency_us:Q", title="latency, us", scale={"domain": xs, "nice": False, "zero": False}),
+        y=alt.Y(
+            "error:Q",
+            title="relative RMSE",
+            scale={"domain": ys, "nice": False, "type": "log"},
+            axis=alt.Axis(format="~e", tickCount=5),
+        ),
         tooltip=tooltip(name="what", latency_us="us|number", error="relative RMSE|number"),
     )
     joined = base.transform_filter("datum.is_front").mark_line(interpolate="step-after")
+    offsets = {key: {"expr": f"datum.{key}"} for key in ("dx", "dy", "align")}
+    named = chart_of("names").transform_filter("width >= datum.least && width < datum.beyond")
     layers = [
         *([joined] if any(point.get("is_front") for point in points) else ()),
         base.mark_point(shape="diamond", size=120, filled=True, style="mark"),
-        base.transform_filter("!datum.below").mark_text(style="label", dy=-13).encode(text="name:N"),
-        base.transform_filter("datum.below").mark_text(style="label", dy=14).encode(text="name:N"),
+        named.mark_text(style="label", baseline="middle", **offsets).encode(
+            x="latency_us:Q", y="error:Q", text="name:N"
+        ),
     ]
     chart = alt.layer(*layers)
-    return finished(chart.properties(title=title) if title else chart, CHART_HEIGHT, points=_apart(points))
+    chart = chart.properties(title=title) if title else chart
+    return finished(chart, CHART_HEIGHT, points=points, names=_names_of_front(points, xs, ys))
 
 
-def _apart(points: Sequence[Row]) -> list[Row]:
-    """Return points, those with a name too near to the one on the left marked to have it ``below``."""
-    reach = max(p["latency_us"] for p in points) - min(p["latency_us"] for p in points)
+def _domain(values: Sequence[float]) -> list[float]:
+    margin = 0.06 * (max(values) - min(values)) or 0.1 * abs(max(values))
+    return [min(values) - margin, max(values) + margin]
+
+
+def _log_domain(values: Sequence[float]) -> list[float]:
+    """Return a domain that is a factor of two at least."""
+    margin = max((max(values) / min(values)) ** 0.12, math.sqrt(2 * min(values) / max(values)))
+    return [min(values) / margin, max(values) * margin]
+
+
+def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[float]) -> list[Row]:
+    """Return the names that have room, for each range of widths: the front's ends first, then from left to right."""
     placed: list[Row] = []
-    for point in sorted(points, key=lambda p: p["latency_us"]):
-        near = [
-            p
-            for p in placed
-            # A name is about an eighth of the width wide, and a factor of 1.3 high.
-            if point["latency_us"] - p["latency_us"] < reach / 8 and abs(math.log(point["error"] / p["error"])) < 0.26
-        ]
-        placed.append({**point, "below": bool(near) and not near[-1]["below"]})
+    named = sorted((p for p in points if p["name"]), key=lambda p: p["latency_us"])
+    order = [*named[:1], *named[-1:], *named[1:-1]] if len(named) > 1 else named
+    for least, beyond in zip(FRONT_WIDTHS, (*FRONT_WIDTHS[1:], 10_000), strict=True):
+        width = max(least, 180)
+
+        def spot(point: Row, width: int = width) -> tuple[float, float]:
+            x, y = (point["latency_us"] - xs[0]) / (xs[1] - xs[0]), math.log(point["error"] / ys[0])
+            return width * x, CHART_HEIGHT * (1 - y / math.log(ys[1] / ys[0]))
+
+        taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in map(spot, points)]
+        for point in order:
+            for dx, dy, align in _BESIDE:
+                box = _box(spot(point), len(point["name"]) * LETTER, dx, dy, align)
+                is_inside = box[0] >= 0 and box[2] <= width and box[1] >= 0 and box[3] <= CHART_HEIGHT
+                if is_inside and not any(_meet(box, other) for other in taken):
+                    taken.append(box)
+                    at = {key: point[key] for key in ("name", "latency_us", "error")}
+                    placed.append({**at, "dx": dx, "dy": dy, "align": align, "least": least, "beyond": beyond})
+                    break
     return placed
+
+
+def _box(at: tuple[float, float], length: float, dx: int, dy: int, align: str) -> tuple[float, float, float, float]:
+    left = at[0] + dx - {"left": 0.0, "center": length / 2, "right": length}[align]
+    return left, at[1] + dy - 6, left + length, at[1] + dy + 6
+
+
+def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 # ---------------------------------------------------------------- roofs and memories
@@ -296,7 +363,9 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
     ]
     scale = alt.Scale(type="log", nice=False)
     x = alt.X("x:Q", scale=scale, title="operations a byte", axis={"format": "~s", "tickCount": 6})
-    y = alt.Y("y:Q", scale={"type": "log"}, title="TFLOP/s", axis={"format": "~g"})
+    lowest = min(point["y"] for point in (*roofs, *marks))
+    heights = {"type": "log", "domain": [lowest / 2.5, peak / 1e12 * 2], "nice": False}  # names stand above and below
+    y = alt.Y("y:Q", scale=heights, title="TFLOP/s", axis={"format": "~g"})
     colour = alt.Color("name:N", scale={"range": "category"}, legend={"orient": "top", "title": "roof of"})
     dash = alt.StrokeDash("name:N", legend=None)
     points = chart_of("marks").encode(
@@ -448,7 +517,7 @@ def score_bars(scores: Mapping[str, Any]) -> Spec:
         "count:Q",
         title="scores",
         axis={"format": "~s", "tickCount": 4},
-        scale={"domain": [0, max(r["count"] for r in rows)]},
+        scale={"domain": [0, 1.15 * max(r["count"] for r in rows)]},  # the limit's name stands above all bars
     )
     base = chart_of("rows").encode(x=x, x2="to", y=y, tooltip=tooltip(what="magnitude", count="scores|number"))
     ends = [{"x": limit, "label": f"largest of {scores['format']}"}]

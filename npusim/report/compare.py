@@ -300,11 +300,14 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
         text = "; ".join(f"{key} {_arrow(c.differences[key])}" for key in c.problems)
         warning = cells(f"times are not of the same work: {text}", style="warn")
         blocks.append(Facts((("different problems", warning),)))
+    if c.latency is not None:
+        blocks.append(Facts(tuple(_reasons(c, c.latency))))
     inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in c.problems]
     if inputs or not c.problems:
         blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
     if c.latency is not None:
-        blocks += [Facts(tuple(_reasons(c, c.latency))), _parts_grid(c.latency)]
+        text = f"what {_units(c.latency)} spends the time on, in the core group that ends last"
+        blocks += [Facts((("parts", cells(text)),)), _parts_grid(c.latency)]
     if c.moved:
         blocks.append(_moved_grid(c))
     return (*blocks, _figures_grid(c))
@@ -331,7 +334,6 @@ def _reasons(c: Comparison, latency: Breakdown) -> Iterator[Fact]:
         steps = [f"{s.unit} {s.part} {s.part.cycles[1] - s.part.cycles[0]:+,}" for s in c.chains[run]]
         behind = cells("behind the first, in cycles: " + " < ".join(steps), style="dim") if steps else ()
         yield f"why {c.labels[run]}" if len(c.sheets) > 2 else "why", (Cell(reason(latency, run)), *behind)
-    yield "parts", cells(f"what {_units(latency)} spends the time on, in the core group that ends last")
 
 
 def _units(latency: Breakdown) -> str:
@@ -510,7 +512,7 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
     )
     text = f"How much longer each takes than {c.labels[0]}, by what {_units(latency)} spends it on; the parts add up."
     spec = charts.changes(rows) if rows else None
-    return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked), is_wide=True)
+    return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked))
 
 
 def _latencies(c: Comparison, latency: Breakdown) -> Figure:

@@ -67,7 +67,7 @@ def sensitivity_document(constants: Iterable[Sensitivity]) -> list[dict[str, obj
 
 # ---------------------------------------------------------------- what changes bits
 
-_VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
+VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
     {
         "cannot": ("no: same structure", "good"),
         "not seen": ("not on these inputs", "warn"),
@@ -83,7 +83,7 @@ def _tried(finding: Finding) -> str:
 
 ASPECTS = Columns(
     Column("vary", "aspect", style="label"),
-    Column("changes bits", lambda f: _VERDICTS[f.verdict][0], style=lambda f: _VERDICTS[f.verdict][1]),
+    Column("changes bits", lambda f: VERDICTS[f.verdict][0], style=lambda f: VERDICTS[f.verdict][1]),
     Column("tried", _tried),
     Column("ruled out by", "guarantee"),
     Column("costs us", lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}", align=">"),

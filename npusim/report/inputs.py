@@ -13,6 +13,8 @@ from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cel
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
     from npusim.config.workload import Workload
@@ -37,7 +39,17 @@ def problem_text(problem: dict[str, object]) -> str:
     seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
     if lengths := cast("list[int]", p.get("lengths")):
         seq += f" ({', '.join(map(str, lengths[:LENGTHS]))}{', ...' if len(lengths) > LENGTHS else ''})"
-    return f"B{p['batch']} N{heads} S{seq} d{dim} {mask} {p['dtype']}"
+    return f"B{p['batch']} N{heads} S{seq} d{dim} {' '.join((mask, *_changes(p)))} {p['dtype']}"
+
+
+def _changes(problem: dict[str, object]) -> Iterator[str]:
+    """Yield what else says which keys a query sees, and what is done to scores: ``window=512``."""
+    for name in ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"):
+        value = problem.get(name)
+        if isinstance(value, list | tuple):
+            yield f"{name}={len(value)}"
+        elif value:
+            yield name if value is True else f"{name}={_number(value)}"
 
 
 def _pair(first: object, second: object, between: str = "/") -> str:

@@ -21,8 +21,8 @@ from npusim.report.compare import compare, comparison_part
 from npusim.report.figures import load_figures
 from npusim.report.inputs import asked_text
 from npusim.report.record import REPORT_FILE, RESULT_FILE, load_result
-from npusim.report.search import exploration_part, rows_of
-from npusim.report.tables import run_figures, run_table, run_tiles
+from npusim.report.search import about_of, exploration_part, rows_of
+from npusim.report.tables import VERDICT, run_figures, run_table, run_tiles, verdict
 from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible
 
@@ -50,15 +50,17 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
     """Return the part of a page on one run; pipes and links are separate figures."""
     table = run_table(record, trial, is_full=True)
     heading = next(b for b in table if isinstance(b, Heading))
-    facts = [b for b in table if isinstance(b, Facts)]
+    facts = [Facts(tuple(f for f in b.rows if f[0] != VERDICT)) for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))
-    return PagePart(heading.left, f"{heading.right}; {asked_text(record)}", run_tiles(record), facts, figures)
+    subtitle = f"{heading.right}; {asked_text(record)}"
+    return PagePart(heading.left, subtitle, run_tiles(record), facts, figures, verdict(record).text)
 
 
 def saved_page(runs: Sequence[Path]) -> str:
     """Return the page of run folders, of their ``result.json``, or of a search; raise `SpecError` for none of these."""
     if len(runs) == 1 and runs[0].suffix in TABLES:
-        return page_html(f"{runs[0].stem} · npusim", [exploration_part(runs[0].stem, rows_of(runs[0]))])
+        part = exploration_part(runs[0].stem, rows_of(runs[0]), about_of(runs[0]))
+        return page_html(f"{part.title} · npusim", [part])
     read = [(load_result(run), load_figures(_folder(run))) for run in runs]
     return run_page(*read[0]) if len(read) == 1 else comparison_page(compare(*runs), [drawn for _, drawn in read])
 
@@ -127,13 +129,26 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
 
 def svg(spec: dict[str, Any], width: int = 700) -> str:
     """Return a chart as SVG text in the light theme, for pages that are no HTML."""
+    return f"{_drawer().vegalite_to_svg(_sized(spec, width))}\n"
+
+
+def png(spec: dict[str, Any], width: int = 700) -> bytes:
+    """Return the same as a PNG, two pixels a unit, for what shows no SVG."""
+    data: bytes = _drawer().vegalite_to_png(_sized(spec, width), scale=2)
+    return data
+
+
+def _drawer() -> Any:
     altair()
     import vl_convert
 
+    return vl_convert
+
+
+def _sized(spec: dict[str, Any], width: int) -> str:
     background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
     sized = {} if "vconcat" in spec else {"width": width}
-    text: str = vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))
-    return f"{text}\n"
+    return json.dumps({**spec, **background, **sized})
 
 
 def _inline(data: object) -> str:

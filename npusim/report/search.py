@@ -17,6 +17,7 @@ from npusim.explore.store import FIGURES, read_store, text_of
 from npusim.report import charts
 from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
+from npusim.report.inputs import problem_text
 from npusim.report.pipes import read_csv
 from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 
@@ -274,13 +275,27 @@ def _number(text: Any) -> Any:
     return (int(value) if value.is_integer() else value) if math.isfinite(value) else None
 
 
-def exploration_part(title: str, rows: Sequence[Row]) -> PagePart:
-    """Return the part of a page on a search."""
+def about_of(file: Path) -> dict[str, Any]:
+    """Return what a search's store says it is about, of a table the store beside it; nothing where there is none."""
+    store = file.with_suffix(STORE)
+    try:
+        return read_store(store)[0] if store.is_file() else {}
+    except SpecError:
+        return {}
+
+
+def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
+    """Return the part of a page on a search; ``about`` is what its store says, ``name`` its file's."""
     axes, ranked = varied(rows), _ranked(rows)
+    title = f"{', '.join(about.get('schedules', ()))} on {about['device']}" if "device" in about else name
+    sizes = problem_text(about["problem"]) if "problem" in about else ""
+    subject = ": ".join(filter(None, (about.get("workload"), sizes)))
+    searched = f"searched over {', '.join(axes)}" if axes else ""
     counts = Counter(str(r["status"]) for r in rows)
     statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
     figures = tuple(_figures(rows, ranked, axes))
-    return PagePart(title, f"{whole(len(rows))} points: {statuses}", _tiles(ranked, axes), (), figures)
+    parts = (subject, searched, f"{whole(len(rows))} points: {statuses}")
+    return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
 
 
 def drawings_of(exploration: Exploration) -> dict[str, Spec]:
@@ -343,14 +358,20 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
 
 
 def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:
-    """Return latency against error of the points that have both, the front joined and named, and those points."""
+    """Return latency against error of the points that have both, the front joined, and those points.
+
+    The front's points are named by the axes in which they differ.
+    """
     points: list[Row] = []
     for row in sorted(_ranked(rows), key=lambda r: (r["latency_us"], r.get("relative_rmse") or 0.0)):
         if error := row.get("relative_rmse"):
             is_front = error < min((p["error"] for p in points), default=math.inf)
-            name = _name(row, axes) if is_front else ""
-            points.append({"name": name, "latency_us": row["latency_us"], "error": error, "is_front": is_front})
-    return charts.front(points), points
+            point = {"latency_us": row["latency_us"], "error": error, "is_front": is_front, "row": row}
+            points.append({**point, "name": _name(row, axes) if is_front else ""})
+    apart = varied([{a: p["row"].get(a) for a in axes} for p in points if p["is_front"]])
+    named = [{**p, "name": _name(p["row"], apart or axes) if p["is_front"] else ""} for p in points]
+    points = [{key: value for key, value in p.items() if key != "row"} for p in points]
+    return charts.front([{key: value for key, value in p.items() if key != "row"} for p in named]), points
 
 
 def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
@@ -374,7 +395,7 @@ def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:
         Column("busy", lambda r: r.get("busy_share") or 0.0, percent),
     )
     text = f"The fastest {min(NAMED, len(ranked))} of {whole(len(ranked))} that were simulated."
-    return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]), is_wide=True)
+    return Figure("ranking", "Ranking", text, ranking_of(ranked, axes), table.grid(ranked[:LISTED]))
 
 
 def _maps(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) -> Iterator[Figure]:

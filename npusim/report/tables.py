@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingRecord
 
 
+VERDICT = "verdict"
 #: What the short table leaves out.
 _MORE = "--full (details() in Python): the time as others measure it, links, other arithmetics, evidence"
 
@@ -31,7 +32,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
     ``trial`` checks what its advice suggests.
     """
     timing = record.timing
-    first = [("verdict", (verdict(record),)), *_inputs(record, is_full=is_full)]
+    first = [(VERDICT, (verdict(record),)), *_inputs(record, is_full=is_full)]
     blocks: list[Block] = [Heading(f"{record.schedule} on {record.device.name}", f"precision {record.precision}")]
     after = [*bits.bits_facts(record, is_full=is_full)]
     if timing is None:

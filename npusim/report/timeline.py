@@ -95,7 +95,7 @@ class Timeline:
         first, last = (round(us * 1e-6 * self.clock_hz) for us in window)
         if first >= self.end:
             over = format_duration(self.end / self.clock_hz)
-            raise SpecError(f"window {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
+            raise SpecError(f"--timeline {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
         return self.within(first, last)
 
 

@@ -372,7 +372,7 @@ def _window(key: str, window: dict[str, Any]) -> Figure:
         "A colour is a tile of keys on its way through the pipes; thin grey bars are waits: point at one."
     )
     spec = charts.tracks(slices, window["start_us"], window["end_us"])
-    return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices), is_wide=True)
+    return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices))
 
 
 def _use(drawn: dict[str, Any]) -> Figure:

@@ -241,9 +241,8 @@ def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:
             at += whole * length
             continue
         count = min(end, at - first + length) - at
-        keys, offset = problem.seq_kv, problem.causal_offset + first
-        if problem.causal:
-            keys = min(keys, offset + count)
+        offset = problem.causal_offset + first
+        keys = problem.seen.union(offset, offset + count - 1)[-1][1]
         yield problem.model_copy(update={"batch": 1, "seq_q": count, "seq_kv": keys, "causal_offset": offset})
         at += count
 

@@ -15,30 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.blocks import attention_cells, seen_blocks
-from npusim.algorithms.flash import attention_phase, exponent_factor
-from npusim.algorithms.language import in_units_of
+from npusim.algorithms.blocks import attention_cells
+from npusim.algorithms.flash import attention_phase
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase
-from npusim.algorithms.tiling_mask import SeenMask, Sees, causal_mask, seen
+from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
+from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.device import FAMILIES
+from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
-from npusim.formats import cast, get_format
+from npusim.formats import cast
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
+from npusim.machines.ascend import plan
 from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields, SmFields, left_alone
+from npusim.machines.ascend.plan import KernelFields, VectorFields
+from npusim.machines.sm import core
+from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule, for_inputs
+from npusim.units import chunks
 
 if TYPE_CHECKING:
+    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
+    from npusim.config.seen import Seen, Sees
     from npusim.ir.program import TileProgram
     from npusim.schedules.registry import Precision
 
+#: Queries whose keys are looked at together, for one that sees none.
+LOOKED_AT = 512
 #: One phase, or a phase with what its machine needs to know where the tiling fields do not say it.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
 #: ``phases(problem, tiling, precision, machine)``
@@ -60,6 +68,9 @@ class FlashTiling(KernelFields, Blocks):
 ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
     {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
 )
+
+#: Fields that searches leave alone, by the class that has them.
+LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
 
 def machine_class(family: str) -> type[Any]:
@@ -117,7 +128,7 @@ def schedule(
         if not listed:
             raise SpecError(f"schedule {called}: it needs at least one precision")
         fields = tiling.get(family, Blocks) if isinstance(tiling, Mapping) else tiling
-        left = {"left": left_alone} if issubclass(fields, GroupFields) else {}
+        left = next(({"left": rule} for kind, rule in LEFT if issubclass(fields, kind)), {})
         for_family = Schedule(
             name=called,
             family=family,
@@ -213,28 +224,34 @@ def attention(
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @lru_cache(maxsize=4)  # of phases
-    def one(problem: Any, sizes: tuple[int, int], p: Any, tiling: Any) -> Phase:
-        factor = exponent_factor(p.exp_variant)
-        known = {"scale": problem.scale * factor, **_operands(called, operands, problem, p)}
-        known |= given(problem, tiling, p) if given else {}
+    def one(problem: Any, sizes: tuple[int, int], p: Any, kind: MaskKind | None, mask_block: int, tiling: Any) -> Phase:
         if score:  # hooks see scores as they are; log2 e comes after them
-            known |= {"scale": problem.scale, "score_factor": factor}
-        pairs = 0
-        if sees:
-            visible, pairs = _visible(called, sees(problem, tiling), problem, sizes, p)
-            known |= visible
+            of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
         else:
-            known["mask"] = causal_mask(problem, sizes)  # what does not fit it is said before blocks are made
-            known["cells"] = attention_cells(problem, *sizes)
-        phase = attention_phase(hooked, problem, sizes, p, **known)
+            done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
+            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
+            of_problem, known = scored(hooked, problem, p, problem.scale)
+        known |= _operands(called, operands, problem, p)
+        if "sink" in kernel.parameters:
+            known["sink"] = sink_of(problem, p, p.softmax)
+        elif problem.sink_logits:
+            raise TilingError(f"sink_logits: schedule {called} has no learned sinks; --ignore sink_logits")
+        known |= given(problem, tiling, p) if given else {}
+        seen = KeyFunction(sees(problem, tiling), problem.seq_kv) if sees else problem.seen
+        known["mask"] = mask_of(problem, sizes, kind, seen=seen)  # what does not fit it is said before blocks are made
+        _check_seen(called, problem, seen)
+        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=mask_block)
+        phase = attention_phase(of_problem, problem, sizes, p, **known)
         if len(phase.loops) > 1:
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
+        pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q) if sees else 0
         return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
 
-    def phases(problem: Any, tiling: Any, p: Any, _machine: Any) -> Phases:
+    def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
-        return [one(problem, (tiling.block_q, tiling.block_kv), p, memo_tiling)]
+        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
+        return [one(problem, sizes, p, *masked, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
@@ -262,18 +279,15 @@ def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem
     return {"values": values, **tensors}
 
 
-def _visible(called: str, sees: Sees, problem: Any, sizes: tuple[int, int], p: Any) -> tuple[dict[str, Any], int]:
-    """Return the mask, blocks and starts of an attention in which ``sees`` says who sees whom, and how many pairs do.
-
-    Raise `TilingError` for a query that sees no key: its softmax has no sum to divide by.
-    """
-    pairs = seen(sees, problem.seq_q, problem.seq_kv)
-    if not (sighted := pairs.any(axis=1)).all():
-        raise TilingError(f"schedule {called}: sees: query {int(np.argmin(sighted))} sees no key; each sees one")
-    # A row may see nothing of a tile: its maximum stays finite, and -Inf weighs nothing against it.
-    starts = -float(get_format(p.softmax).max_finite), 0.0
-    mask = SeenMask(sees, problem.seq_q, problem.seq_kv)
-    return {"mask": mask, "cells": seen_blocks(problem, *sizes, pairs), "starts": starts}, int(pairs.sum())
+def _check_seen(called: str, problem: Any, seen: Seen) -> None:
+    """Raise `TilingError` for a query that a function of one's own shows no key: it has nothing to divide by."""
+    if not isinstance(seen, KeyFunction):
+        return
+    for row, rows in chunks(problem.seq_q, LOOKED_AT):
+        sighted = seen.matrix(problem.causal_offset + row, rows, 0, problem.seq_kv).any(axis=1)
+        if not sighted.all():
+            query = row + int(np.argmin(sighted))
+            raise TilingError(f"schedule {called}: sees: query {query} sees no key; each sees one")
 
 
 def _operand(called: str, name: str, function: Callable[[Any], Any], problem: Any) -> Any:
@@ -311,27 +325,6 @@ def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
         return phases(problem, tiling, p, machine)
 
     return checked
-
-
-def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
-    """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
-    names = tuple(operands)
-
-    def function(**arguments: Any) -> Any:
-        more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")
-
-        def hook(s: Any) -> Any:
-            if factor == 1:
-                return score(s, **more)
-            with in_units_of(factor):  # the hook's own exponentials are to the base e
-                return score(s, **more) * factor
-
-        return kernel.function(**arguments, score=hook)
-
-    function.__name__ = kernel.__name__
-    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
-    hooked.parameters = kernel.parameters | {*names, "score_factor"}
-    return hooked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:

@@ -12,16 +12,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import attention_cells
-from npusim.algorithms.flash import (
-    E4M3,
-    E4M3_MAX,
-    LOWEST,
-    MAX_SCALE,
-    Fp8Precision,
-    attention_phase,
-    exponent_factor,
-    fp8,
-)
+from npusim.algorithms.flash import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, attention_phase, fp8
+from npusim.algorithms.scores import exponent_factor, scored, sink_of
+from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.group import SLICE_ELEMENTS
@@ -112,14 +105,16 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
     factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
+    kernel, more = scored(fp8, problem, p, problem.score_scale)
     phase = attention_phase(
-        fp8,
+        kernel,
         problem,
         sizes,
         p,
+        mask=mask_of(problem, sizes, machine.mask_kind(tiling)),
         cells=attention_cells(problem, *sizes, is_reverse=p.is_reverse),
-        scale=problem.score_scale * factor,
-        start=LOWEST if problem.causal and p.is_reverse else -math.inf,
+        sink=sink_of(problem, p, p.softmax),
+        **more,
         p_scale=p_scale,
         log_scale=math.log(p.scale) * factor if p.fold else 0.0,
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
-from npusim.algorithms.tiling_mask import causal_mask
+from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
@@ -109,6 +109,8 @@ def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) ->
             "accumulate=chained: PASA multiplies P V of each tile by a factor of its own before it is "
             "added to O; use accumulate=fresh"
         )
+    if done := problem.score_changes:
+        raise TilingError(f"{', '.join(done)}: PASA shifts scores by their block's mean; --ignore {','.join(done)}")
     fmt = HALF if problem.dtype == "bfloat16" else problem.dtype
     if precision.shifted != fmt:
         raise TilingError(
@@ -153,7 +155,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     )
     sizes = tiling.block_q, tiling.block_kv
     blocks = attention_cells(problem, *sizes, is_trimmed=False)
-    tensors, mask = replace(inputs, k=shifted), causal_mask(problem, sizes)
+    tensors, mask = replace(inputs, k=shifted), mask_of(problem, sizes, machine.mask_kind(tiling))
     attention = pasa_attention(problem, sizes, blocks, precision, tensors, mask, shift)
     keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
     notes = []

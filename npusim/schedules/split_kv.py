@@ -7,16 +7,29 @@ device's file (`best_splits`), or from the rule of a published kernel (`split_ru
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs, of_sequences
-from npusim.algorithms.flash import attention_phase, exponent_factor, flash
-from npusim.algorithms.split import FAN, FEWEST_ROWS, Merge, SplitPrecision, even, packs, sized, split_kv, tiles_of
+from npusim.algorithms.flash import attention_phase, flash
+from npusim.algorithms.scores import scored, sink_of
+from npusim.algorithms.split import (
+    EXACT,
+    FAN,
+    FEWEST_ROWS,
+    Merge,
+    SplitPrecision,
+    even,
+    packs,
+    sized,
+    split_kv,
+    tiles_of,
+)
 from npusim.algorithms.split_rules import RULES, SplitCall
-from npusim.algorithms.tiling_mask import PackedMask
+from npusim.algorithms.tiling_mask import mask_of
+from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
@@ -29,6 +42,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.split import Cut
+    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
@@ -63,15 +77,20 @@ class GpuSplitTiling(_Splits, SmFields):
 
 
 @lru_cache(maxsize=4)  # of phases
-def _whole(problem: Problem, sizes: tuple[int, int], p: SplitPrecision, *, is_packed: bool) -> Phase:
+def _whole(
+    problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None = None, *, is_packed: bool
+) -> Phase:
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
-    scale = problem.scale * exponent_factor(p.exp_variant)
+    packed = problem.group_size if is_packed else 1
+    kernel, more = scored(flash, problem, p, problem.scale, packed)
+    more["sink"] = sink_of(problem, p, p.softmax, packed)
     if not is_packed:
-        return attention_phase(flash, problem, sizes, p, scale=scale)
+        return attention_phase(kernel, problem, sizes, p, mask=mask_of(problem, sizes, kind), **more)
     blocks = packed_blocks(problem, sizes)
-    mask = PackedMask(problem.seq_q, *sizes) if problem.causal and problem.seq_q > 1 else None
-    tensors = attention_tensors(problem, p.output, problem.group_size)
-    return attention_phase(flash, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, scale=scale)
+    is_masked = any(run.only for block in blocks for run in block.runs)
+    mask = mask_of(problem, sizes, kind, packed=packed) if is_masked else None
+    tensors = attention_tensors(problem, p.output, packed)
+    return attention_phase(kernel, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, **more)
 
 
 def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
@@ -90,19 +109,19 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
             f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
             "packed are one query a head (--seq-q 1), or rows in layout bnsd; leave pack=off"
         )
-    is_masked = p.causal and p.seq_q > 1
+    is_masked = p.seq_q > 1 and (p.causal or not p.seen.is_plain)
     if is_masked and height < 2 * p.seq_q:
         raise TilingError(
             f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
             f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
         )
-    seen = p.visible_keys(0) if p.causal and not is_masked else p.seq_kv
-    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size, "seq_kv": seen, "causal": False})
-    if not is_masked:
-        return attention_cells(rows, *sizes)
-    runs = kv_runs(0, p.seq_q, p.seq_kv, keys, p.causal_offset)
-    whole = attention_cells(rows, height // p.seq_q * p.seq_q, keys)
-    return tuple(replace(block, runs=runs, causal_offset=p.causal_offset) for block in whole)
+    runs = kv_runs(p.seen, p.causal_offset, p.seq_q, p.seq_kv, keys)
+    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size})
+    whole = attention_cells(
+        rows, height // p.seq_q * p.seq_q if is_masked else height, keys, seen=KeyRanges(p.seq_kv, is_causal=False)
+    )
+    offset = p.causal_offset if p.alibi or any(run.only for run in runs) else None
+    return tuple(replace(block, runs=runs, causal_offset=offset) for block in whole)
 
 
 def may_pack(problem: Problem, height: int) -> bool:
@@ -238,7 +257,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
         seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
         is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, seen, machine.places)
-    whole = _whole(problem, sizes, p, is_packed=is_packed)
+    whole = _whole(problem, sizes, p, machine.mask_kind(tiling), is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
@@ -248,7 +267,9 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
             f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
             "at most, or a smaller block_kv"
         )
-    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places)
+    of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
+    sink = sink_of(problem, p, EXACT, group if is_packed else 1)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places, of_scores, sink)
     notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
 

@@ -64,6 +64,8 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
     """
     if not p.exp_variant.startswith("exp."):
         raise TilingError(f"exp_variant: unfused softmax takes exponentials to the base e, not {p.exp_variant}")
+    if done := problem.score_changes:
+        raise TilingError(f"{', '.join(done)}: unfused attention scales and masks scores; --ignore {','.join(done)}")
     if rows := getattr(tiling, "block_rows", None):
         sizes = rows, min(problem.seq_kv, SLICE_ELEMENTS)
     else:  # a softmax has whole rows; what works on elements takes the same blocks

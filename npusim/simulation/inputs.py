@@ -56,7 +56,9 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     r, dtype = request, request.dtype
     if r.tensors is not None:
         lengths = r.lengths or ()
-        tensors = load_tensors(r.tensors, prefix=r.prefix, layout=r.layout, head_dim=load.head_dim, lengths=lengths)
+        tensors = load_tensors(
+            r.tensors, prefix=r.tensor_prefix, layout=r.layout, head_dim=load.head_dim, lengths=lengths
+        )
         if r.workload is not None:
             _check_workload(tensors, load)
     elif load.tensors is None or not load.data.changes_tensors:

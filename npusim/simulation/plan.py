@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from npusim.algorithms.tiling_mask import seen
 from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
+from npusim.config.seen import KeyFunction
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
 from npusim.numerics.inputs import array_source, drawn_source, without_padding
-from npusim.numerics.reference import attention, seen_attention
+from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
-from npusim.simulation.request import LAST, refuse
+from npusim.simulation.request import LAST, SCORES, SEEN, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
@@ -131,12 +131,12 @@ class Plan:
         return evaluate(program, problem, self.source(problem), reference=self.reference, exact=self.exact, **how)
 
     def reference(
-        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int
+        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
     ) -> NDArray[np.float64]:
         """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
 
-        ``q`` (rows, d) begins at query ``row``; ``k`` and ``v`` have all keys.  Raises `SpecError` for another shape
-        than (rows, dv).
+        ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
+        another shape than (rows, dv).
         """
         reference, sees = self.schedule.reference, self.schedule.sees
         if reference is not None:
@@ -146,10 +146,8 @@ class Plan:
                     shape = (len(q), v.shape[1])
                     raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {shape}")
                 return rows
-        if sees is None:
-            return attention(q, k, v, problem, row)
-        visible = seen(sees(problem, self.tiling), problem.seq_q, problem.seq_kv)
-        return seen_attention(q, k, v, problem, row, visible[row : row + len(q)])
+        seen = None if sees is None else KeyFunction(sees(problem, self.tiling), problem.seq_kv)
+        return attention(q, k, v, problem, row, head, seen)
 
     def inputs(self) -> str:
         """Return what the inputs are, for the record."""
@@ -170,8 +168,18 @@ class Plan:
         """
         r, content = self.request, sha256()
         bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
-        sizes, tiling = (x.model_dump_json() for x in (self.problem, self.tiling))
-        run = (r.schedule, self.device.digest(), repr(self.precision), type(self.problem).__name__, sizes, tiling)
+        named = build_tiling(self.schedule.tiling, r.chosen_tiling(self.schedule.tiling))  # the rest follows from it
+        sizes, tiling = (x.model_dump_json() for x in (self.problem, named))
+        names = sorted(named.model_fields_set) if self.is_open else ()
+        run = (
+            r.schedule,
+            self.device.digest(),
+            repr(self.precision),
+            type(self.problem).__name__,
+            sizes,
+            tiling,
+            names,
+        )
         content.update(repr((*run, r.title(self.workload), r.method, r.warm, bits, self.ignored)).encode())
         if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
             content.update(source.read_bytes())
@@ -289,7 +297,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
-        projection = load_projection(request.tensors, request.prefix, tensors)
+        projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
     named = request.changed_precision()
@@ -301,7 +309,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
-        ignored = workload.ignored(problem.seq_kv, request.ignore, schedule.models)
+        ignored = workload.ignored(request.ignore, schedule.models)
     is_open = node is None and not isinstance(request.tiling, Tiling)
     return Plan(
         request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored, is_open
@@ -364,10 +372,12 @@ def problem_of_tensors(
 ) -> Problem:
     """Return the problem of one of ``devices`` that share the heads of the tensors given; ``stated``: lengths, page.
 
-    ``sizes`` may say whether it is ``causal``; `SpecError` for any other, and for heads that cannot be shared.
+    ``sizes`` may say which keys a query sees and what is done to scores; `SpecError` for other sizes, and for heads
+    that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    others = {n: value for n, value in sizes.items() if n not in ("causal", "lengths", "page")}
+    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *SEEN, *SCORES) if n in sizes}
+    others = {n: value for n, value in sizes.items() if n not in (*kept, "lengths", "page")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
     call = {"page": sizes.get("page"), **stated}
@@ -379,7 +389,7 @@ def problem_of_tensors(
         seq_q=q.shape[2],
         head_dim=q.shape[3],
         value_head_dim=v.shape[3],
-        causal=sizes.get("causal"),
+        **kept,
         dtype=str(q.dtype),
     )
 

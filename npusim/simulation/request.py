@@ -38,6 +38,8 @@ DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
+#: Fields of a problem that say which keys a query sees, and what is done to scores.
+SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
@@ -105,7 +107,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
         "overrides": ((Mapping,), "a mapping of dotted keys to values"),
         "precision": ((str,), "the name of a preset, as text"),
         "tensors": ((str, Path, Mapping), "a file, a name or a mapping of arrays"),
-        "prefix": ((str,), "text"),
+        "tensor_prefix": ((str,), "text"),
         "trace_groups": ((Iterable,), "numbers of core groups"),
     }
 )
@@ -149,6 +151,32 @@ class Request:
     causal: bool | None = _what(
         "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
     )
+    window: int | None = _what(
+        "--window KEYS", "Keys that a query sees, itself included: 512.", needs="workload attention"
+    )
+    sinks: int | None = _what("--sinks KEYS", "First keys that are seen beside the window.", needs="workload attention")
+    prefix: int | None = _what("--prefix KEYS", "First keys that every query sees.", needs="workload attention")
+    chunk: int | None = _what(
+        "--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.", needs="workload attention"
+    )
+    documents: tuple[int, ...] | None = _what(
+        "--documents KEYS,...",
+        "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996.",
+        needs="workload attention",
+    )
+    softcap: float | None = _what("--softcap X", "A score s becomes X tanh(s / X).", needs="workload attention")
+    alibi: bool | None = _what(
+        "--alibi/--no-alibi",
+        "Add to each score a head's slope times the distance; default: as the workload says.",
+        needs="workload attention",
+    )
+    kind: Literal["global", "local"] | None = _what(
+        "--kind",
+        "Of the layer, where a model has several: local (a window or chunk) or global.",
+        choices=("global", "local"),
+        shown="that with most to see; the other's time is noted",
+        needs="workload attention",
+    )
     dtype: Dtype | None = _what(
         "--dtype",
         "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
@@ -158,7 +186,7 @@ class Request:
     )
     ignore: Collection[str] = _what(
         "--ignore NAME,...",
-        "Leave out what npusim does not model of the workload: window,softcap, ...",
+        "Leave out what of the workload's attention npusim does not model, or a run is to do without: window, ...",
         (),
         needs="workload attention",
     )
@@ -204,8 +232,8 @@ class Request:
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
         needs="attention",
     )
-    prefix: str = _bits(
-        "--prefix TEXT",
+    tensor_prefix: str = _bits(
+        "--tensor-prefix TEXT",
         "Of the tensors' keys: <prefix>.q; needed where a file holds several.",
         "",
         shown=False,
@@ -248,8 +276,8 @@ class Request:
         shown="last",
         needs="time",
     )
-    window: tuple[float, float] | None = _output(
-        "--window FROM:TO",
+    timeline: tuple[float, float] | None = _output(
+        "--timeline FROM:TO",
         "Part of the timeline to write, in us: 0:50.",
         shown="all, of a long run its beginning",
         needs="time",
@@ -264,9 +292,9 @@ class Request:
                 raise SpecError(f"{name}: expected {words}, got {value!r}")
         for name in OPTIONS:
             value = getattr(self, name)
-            if isinstance(value, str) and not value.strip() and name != "prefix":
+            if isinstance(value, str) and not value.strip() and name != "tensor_prefix":
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
-            if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "N") and name != "seed":
+            if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "KEYS", "N") and name != "seed":
                 object.__setattr__(self, name, whole_number(name, value))
 
     @classmethod
@@ -276,17 +304,32 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = ("seq", "seq_q", "seq_kv", "batch", "lengths", "page", "dtype", "tensor_parallel", "causal")
-        sizes = {name: getattr(self, name) for name in names}
-        if self.phase == "decode" or (self.lengths and self._decodes_lengths()):
+        names = (
+            "seq",
+            "seq_q",
+            "seq_kv",
+            "batch",
+            "lengths",
+            "page",
+            "dtype",
+            "tensor_parallel",
+            "causal",
+            *SEEN,
+            *SCORES,
+        )
+        sizes = {name: getattr(self, name) for name in (*names, "ignore", "kind")}
+        if self.phase == "decode" or self._decodes_lengths():
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
         return sizes
 
     def _decodes_lengths(self) -> bool:
         """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
-        is_open = self.phase is None and self.seq_q is None and self.tensors is None
-        return is_open and self.find_schedule().is_of_decoding
+        if self.phase is not None or self.seq_q is not None or self.tensors is not None:
+            return False
+        is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
+        lengths = self.lengths or (() if is_sized else self.load().lengths)
+        return bool(lengths) and self.find_schedule().is_of_decoding
 
     def load(self) -> Workload:
         """Return the workload; raise `SpecError` as `load_workload`."""
@@ -387,6 +430,14 @@ class CallOptions(TypedDict, total=False):
     page: int | None
     tensor_parallel: int | None
     causal: bool | None
+    window: int | None
+    sinks: int | None
+    prefix: int | None
+    chunk: int | None
+    documents: tuple[int, ...] | None
+    softcap: float | None
+    alibi: bool | None
+    kind: Literal["global", "local"] | None
     dtype: Dtype | None
     ignore: Collection[str]
     problem: AnyProblem | None
@@ -404,7 +455,7 @@ class TensorOptions(CallOptions, total=False):
     """Options of calls that may be given tensors."""
 
     tensors: str | Path | Mapping[str, NDArray[Any]] | None
-    prefix: str
+    tensor_prefix: str
     layout: Layout
 
 
@@ -428,7 +479,7 @@ class RunOptions(BitsOptions, total=False):
     diagnose: bool
     presets: bool | None
     trace_groups: str | Sequence[int]
-    window: tuple[float, float] | None
+    timeline: tuple[float, float] | None
     limit_s: float | None
     progress: Callable[[float], None] | None
 
@@ -477,7 +528,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         return [(name, f"{key}={item}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [(name, ",".join(map(str, value)))]
-    return [(name, str(value))] if isinstance(value, str | int | Path) else None
+    return [(name, str(value))] if isinstance(value, str | int | float | Path) else None
 
 
 def command(verb: str, schedule: str, options: Iterable[tuple[str, str]], more: Iterable[str]) -> str:

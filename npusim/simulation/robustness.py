@@ -11,7 +11,6 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
-from npusim.formats.reductions import ORDERS
 from npusim.numerics.evaluate import execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
@@ -95,8 +94,7 @@ def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str
     for name in sorted({other for used in bits.arithmetic for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
     for used, basis in row_sum_evidence(bits, device).items():
-        # A vector unit adds lanes side by side: no order of its is a sequence.
-        others = (order for order in ORDERS if order not in (used, "sequential"))
+        others = (order for order in device.row_sums if order != used)
         for order in others if basis == "assumed" else ():
             yield f"row sums in {order}", {"sum_order": order}
 

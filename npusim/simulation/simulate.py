@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
@@ -60,7 +60,7 @@ def run_plan(plan: Plan) -> RunData:
     built = BuiltPlan(plan, program)
     groups = traced_groups(r.trace_groups, device.group_count.value)
     built.check()
-    timed = partial(built.timing, groups, r.progress, r.window)
+    timed = partial(built.timing, groups, r.progress, r.timeline)
     if not (r.numerics and device.is_timed and r.method != "des"):
         timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
     else:
@@ -69,7 +69,31 @@ def run_plan(plan: Plan) -> RunData:
             bits = _evaluate(plan, program)
             timing = timing or timed()
     presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
-    return plan.result(program, timing, bits, _notes(program, device, bits.numerics, timing), presets)
+    notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
+    return plan.result(program, timing, bits, notes, presets)
+
+
+def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
+    """Return what the attention of a model's layers of another kind takes, and that of all layers by their shares."""
+    r, kinds = plan.request, plan.workload.kinds
+    if r.problem is not None or r.kind is not None or timing is None or len(kinds) == 1:
+        return ()
+    own, other = kinds
+    problem = plan.workload.problem(**{**r.sizes(), "kind": other}) if r.tensors is None else plan.problem
+    if not isinstance(problem, Problem) or problem == plan.problem:
+        return ()
+    try:
+        built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
+        times = timing.latency_s, run_request(built).timing
+    except TilingError as error:
+        return (f"layers: this is one of {kinds[own]} {own} ones; {kinds[other]} {other} ones: {error}",)
+    assert times[1] is not None
+    each = {own: times[0], other: times[1].latency_s}
+    total = sum(kinds[kind] * seconds for kind, seconds in each.items())
+    listed = ", ".join(f"{kinds[kind]} {kind} of {seconds * 1e6:,.2f} us" for kind, seconds in each.items())
+    return (
+        f"layers: {listed}; attention of all {sum(kinds.values())}: {total * 1e3:,.3f} ms (--kind {other} runs it)",
+    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +213,7 @@ def _notes(
     notes = list(program.notes)
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
-        notes.append(f"timeline: the first {traced}; --window 0:END goes on to END us")
+        notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

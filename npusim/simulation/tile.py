@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
@@ -101,12 +101,10 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
     """
     if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
         return TileChoice()
-    precision: Any = plan.precision
-    named, is_warm = plan.tiling.model_fields_set.union(held), plan.request.warm
+    named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
+    of_device = Itself(plan.schedule), _one_device(plan.device), plan.problem
     with uncollected():
-        return _choice(
-            Itself(plan.schedule), _one_device(plan.device), plan.problem, precision, plan.tiling, frozenset(named), is_warm
-        )
+        return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.warm)
 
 
 def _one_device(device: DeviceSpec) -> Itself:

@@ -113,23 +113,31 @@ class Code:
             parts.append(InnerBody(1 if part.count == 1 else None, self._inner(part.body)))
             repeated += [loops] if part.count > 1 else []
             loops += 1
-        number = self._body(tuple(parts))
-        return [self.block_of(number, tuple(row)) for row in counts[:, repeated].tolist()]
+        number, times = self._body(tuple(parts)), counts[:, repeated]
+        written = self.bodies[number]
+        inside = np.array([self.bodies[inner].operations for inner in written.repeats], np.int64)
+        operations = np.array(written.operations) + times @ inside.reshape(len(repeated), len(written.operations))
+        rows = zip(times.tolist(), operations.tolist(), strict=True)
+        return [self._block(number, tuple(row), tuple(done)) for row, done in rows]
 
     def block_of(self, body: int, counts: tuple[int, ...]) -> int:
         """Return the number of the block with that body and those counts."""
+        operations = list(self.bodies[body].operations)
+        for count, inner in zip(counts, self.bodies[body].repeats, strict=True):
+            for queue, inside in enumerate(self.bodies[inner].operations):
+                operations[queue] += count * inside
+        return self._block(body, counts, tuple(operations))
+
+    def _block(self, body: int, counts: tuple[int, ...], operations: tuple[int, ...]) -> int:
         key = (body, counts)
-        if key not in self._blocks:
+        number = self._blocks.get(key)
+        if number is None:
             if counts not in self._operands:
                 self._operands[counts] = len(self.operands)
                 self.operands += counts
-            operations = list(self.bodies[body].operations)
-            for count, inner in zip(counts, self.bodies[body].repeats, strict=True):
-                for queue, inside in enumerate(self.bodies[inner].operations):
-                    operations[queue] += count * inside
-            self._blocks[key] = len(self.blocks)
-            self.blocks.append(Block(body, counts, self._operands[counts], tuple(operations)))
-        return self._blocks[key]
+            number = self._blocks[key] = len(self.blocks)
+            self.blocks.append(Block(body, counts, self._operands[counts], operations))
+        return number
 
     def operation_count(self, blocks: Iterable[int]) -> int:
         """Return how many operations a sequence of blocks runs."""

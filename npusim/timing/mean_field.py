@@ -68,14 +68,16 @@ def simulate(
 
 def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResult:
     """Return the approximate time with its band; raise :class:`ProgramError` for one beyond ``widest``."""
-    short = short_phases(code, classes)
+    sizes = [operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks]
+    # Phases that take less than the sample does, such as one that prepares inputs, are exact.
+    short = tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
     field = MeanField(code, short)
     result = field.result(classes)
     crowd = max((result.bound_cycles[link] for link in result.link_bytes), default=0)
     positions = POSITIONS_CROWDED if crowd > CROWDED * result.cycles else POSITIONS
     error = 0.0
     for position in positions:
-        part = sample_of(code, classes, short, position)
+        part = sample_of(code, classes, short, position, sum(sizes))
         exact, approximation = Run(code, part).result("fold"), field.result(part)
         error = max(error, abs(approximation.cycles / exact.cycles - 1))
     band = LEAST_BAND + BAND_FACTOR * error
@@ -191,18 +193,12 @@ class MeanField:
         return self._tables[number]
 
 
-def short_phases(code: Code, classes: Classes) -> tuple[int, ...]:
-    """Return the phases that take less than the sample does, such as one that prepares inputs."""
-    sizes = (operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks)
-    return tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
-
-
-def sample_of(code: Code, classes: Classes, short: Collection[int], position: float) -> Classes:
+def sample_of(code: Code, classes: Classes, short: Collection[int], position: float, operations: int) -> Classes:
     """Return the part at ``position`` on which this method is held against an exact one, without ``short`` phases.
 
-    Raises :class:`ProgramError` where groups go in step in all of it: that would say nothing.
+    The whole has so many ``operations``.  Raises :class:`ProgramError` where groups go in step in all of it: that
+    would say nothing.
     """
-    operations = operations_of(code, classes)
     limit = SAMPLE_OPERATIONS
     while limit < operations:
         part = part_at(position, code, classes, limit, short)

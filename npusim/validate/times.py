@@ -314,7 +314,7 @@ class Predictor:
 
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
-        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.warm}"
+        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.is_warm}"
         if text not in self._done:
             machine = self.machine(case.device)
             request = Request(
@@ -325,7 +325,7 @@ class Predictor:
                 numerics=False,
                 method=self.method,
                 trace_groups=(),
-                warm=bool(case.warm),
+                warm=case.is_warm,
                 **_what(case, machine),
             )
             # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.

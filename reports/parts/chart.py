@@ -99,7 +99,7 @@ def gantt(title: str, panels: Sequence[Panel], kinds: Sequence[str]) -> str:
             for track, bars in found.items()
             for bar in bars
         ]
-        spec = tracks(slices, 0, max(s["end_us"] for s in slices))
+        spec = tracks(slices, 0, max(s["end_us"] for s in slices), str(WIDTH))
         rows[f"panel{number}"] = spec.pop("datasets")["slices"]
         named = json.dumps(spec).replace('"name": "slices"', f'"name": "panel{number}"')
         charts.append({**json.loads(named), "title": panel.title, "width": WIDTH})

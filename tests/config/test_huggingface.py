@@ -158,7 +158,7 @@ def test_windows_count_only_where_they_are_on(
     config: Callable[..., Path], changes: dict[str, object], window: tuple[object, object]
 ) -> None:
     workload = import_config(config(PLAIN, **changes))
-    assert (workload.sliding_window, workload.sliding_layers) == window
+    assert (workload.window, workload.local_layers) == window
 
 
 def test_encoders_are_not_causal_and_images_have_a_class_token(config: Callable[..., Path]) -> None:

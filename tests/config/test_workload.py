@@ -123,7 +123,8 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
             "data: {kind: hybrid, x0: 20, amplitude: 10, probability: 1.5}",
             "10  data.probability: 1.5 must be at most 1.0",
         ),
-        ("sliding_layers: 3", "1  sliding_window: missing; some layers are said to slide"),
+        ("local_layers: 3", "10  local_layers: 3 layers with a window or chunk, and there is none"),
+        ("sinks: 4", "10  sinks: 4 keys beside a window, and there is none"),
     ],
 )
 def test_bad_workload_files_are_refused_with_their_place(
@@ -140,37 +141,38 @@ def test_kv_heads_must_divide_the_heads(write: Callable[..., Path], fault: Calla
 
 
 @pytest.mark.parametrize(
-    ("more", "keys", "found"),
+    ("more", "kinds", "local", "whole"),
     [
-        ("sliding_window: 512\n", 512, {}),
-        ("sliding_window: 512\n", 513, {"window": "512 keys"}),
-        ("layers: 42\nsliding_window: 512\n", 1024, {"window": "512 keys in 42 of 42 layers"}),
-        (
-            "layers: 42\nsliding_window: 512\nsliding_layers: 21\nsoftcap: 50.0\n",
-            1024,
-            {"window": "512 keys in 21 of 42 layers", "softcap": "scores capped at 50"},
-        ),
-        ("layers: 42\nsliding_window: 512\nsliding_layers: 0\n", 1024, {}),
-        ("unmodelled: [alibi]\n", 1, {"alibi": "a bias by the distance of query and key"}),
+        ("window: 512\n", {"local": 1}, {"window": 512}, {}),
+        ("layers: 42\nwindow: 512\nsinks: 4\n", {"local": 42}, {"window": 512, "sinks": 4}, {}),
+        ("layers: 42\nwindow: 512\nlocal_layers: 21\n", {"global": 21, "local": 21}, {"window": 512}, {}),
+        ("layers: 48\nchunk: 512\nlocal_layers: 36\n", {"global": 12, "local": 36}, {"chunk": 512}, {}),
+        ("layers: 42\nwindow: 512\nlocal_layers: 0\n", {"global": 42}, {}, {}),
+        ("softcap: 50.0\nalibi: true\n", {"global": 1}, {}, {"softcap": 50.0, "alibi": True}),
+        ("prefix: 16\ndocuments: [100, 28]\n", {"global": 1}, {}, {"prefix": 16, "documents": (100, 28)}),
     ],
 )
-def test_what_is_not_modelled_is_listed(
-    write: Callable[..., Path], more: str, keys: int, found: dict[str, str]
+def test_layers_have_what_their_kind_sees(
+    write: Callable[..., Path], more: str, kinds: dict[str, int], local: dict[str, object], whole: dict[str, object]
 ) -> None:
-    assert load_workload(write(MINE + more)).left_out(keys) == found
+    workload = load_workload(write(MINE + more))
+    assert workload.kinds == kinds
+    fields = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
+    for kind in kinds:
+        stated = workload.problem(kind=kind).model_dump(include=set(fields))  # what is left out is at its default
+        assert stated == (whole | local if kind == "local" else whole)
+    assert not workload.problem(ignore=("window", "chunk")).model_dump(include={"window", "sinks", "chunk"})
 
 
 def test_what_is_not_modelled_is_refused_unless_named(write: Callable[..., Path], fault: Callable[..., str]) -> None:
-    workload = load_workload(write(f"{MINE}sliding_window: 512\nsoftcap: 50.0\n"))
-    assert fault(workload.ignored, 1024, ("window",)) == (
-        "workload mine: softcap (scores capped at 50): not modelled; to run without: --ignore window,softcap"
+    workload = load_workload(write(f"{MINE}window: 512\nsoftcap: 50.0\nunmodelled: [rotary]\n"))
+    assert fault(workload.ignored, ("window",)) == (
+        "workload mine: rotary (keys turned anew in each call): not modelled; to run without: --ignore rotary"
     )
-    both = ("window (512 keys)", "softcap (scores capped at 50)")
-    assert workload.ignored(1024, ("softcap", "window")) == both
-    assert workload.ignored(512, ("softcap", "window")) == both[1:]
-    assert workload.ignored(1024, ("window",), models=("softcap",)) == both[:1]
-    assert fault(workload.ignored, 512, ("windows",)) == (
-        "ignore windows: there are window, softcap, alibi, bias, chunks, layers, rotary, sinks, sparse"
+    assert workload.ignored(("rotary",)) == ("rotary (keys turned anew in each call)",)
+    assert workload.ignored(("rotary", "softcap", "window"))[:2] == ("window (512)", "softcap (50.0)")
+    assert fault(workload.ignored, ("windows",)) == (
+        "ignore windows: there are window, chunk, softcap, alibi, sink_logits, bias, layers, rotary, sparse"
     )
 
 

@@ -60,7 +60,7 @@ def test_other_instruction_sets_give_the_same_bits(cpu: str, tmp_path: Path) -> 
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "NPUSIM_CACHE": str(tmp_path),
         "NUMBA_CPU_NAME": cpu,
         "NUMBA_CPU_FEATURES": "",
         "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX",

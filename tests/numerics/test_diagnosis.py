@@ -282,9 +282,9 @@ def test_resonance_looks_at_the_pairs_that_the_mask_leaves() -> None:
 def test_resonance_behind_a_mask_equals_a_direct_mean_over_pairs() -> None:
     rng = np.random.default_rng(3)
     q, k = rng.standard_normal((40, 16)) + 0.5, rng.standard_normal((90, 16)) - 0.3
-    seen = rng.integers(0, 91, 40)
-    found = measure(q, k, seen)
-    pairs = np.arange(90)[None, :] < seen[:, None]
+    pairs = np.arange(90)[None, :] < rng.integers(0, 91, 40)[:, None]
+    pairs[:20] &= np.arange(90)[None, :] >= 7  # ranges that begin later, too
+    found = measure(q, k, pairs)
     unit_q, unit_k = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, k))
     assert found.cosine == pytest.approx((unit_q @ unit_k.T)[pairs].mean())
     # The part of every score at one frequency: a product of the two waves there.
@@ -294,7 +294,7 @@ def test_resonance_behind_a_mask_equals_a_direct_mean_over_pairs() -> None:
         spectrum[:, np.arange(spectrum.shape[1]) != found.frequency] = 0
         wave[:] = np.fft.irfft(spectrum, n=16)
     assert found.mean_score == pytest.approx((waves[0] @ waves[1].T)[pairs].mean())
-    assert measure(q, k, np.full(40, 90)) == measure(q, k)
+    assert measure(q, k, np.full((40, 90), True)) == measure(q, k)
 
 
 def test_resonance_of_the_recipe_and_of_independent_rows() -> None:

@@ -364,7 +364,7 @@ def faulty(tmp_path: Path, body: str) -> str:
         ),
         (
             "S = schedule('s', usual, precisions=[P], models=('softcab',))\n",
-            r"schedule s: models: no 'softcab'\. Did you mean `softcap`\? There are window, softcap,",
+            r"schedule s: models: no 'softcab'\. Did you mean `softcap`\? There are window, chunk, softcap,",
         ),
         ("S = 3\n", r"mine\.py: S is a int, not what attention\(\) or schedule\(\) returns"),
         ("S = schedule('s', usual, precisions=[])\n", r"mine\.py:9: schedule s: it needs at least one precision"),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from npusim.errors import NpusimError, SpecError
+from npusim.explore.exploration import search
+from npusim.explore.search import Options
 from npusim.report import charts, page
 from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
@@ -21,10 +27,9 @@ from npusim.report.page import run_page, saved_page
 from npusim.report.record import record_of
 from npusim.report.timeline import timeline_of
 from npusim.run import run
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from npusim.report.record import RunRecord
     from npusim.run import RunResult
 
@@ -181,10 +186,10 @@ def test_page_of_a_search_ranks_maps_and_keeps_the_reasons(tmp_path: Path) -> No
     assert [f["id"] for f in found.all("figure")] == ["front", "ranking", "map0", "left"]
     assert len(found.all("script")) == 3
     drawn = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
-    assert [p["name"] for p in drawn["front"]["datasets"]["points"] if p["is_front"]] == [
-        "block_q=64 depth=2",
-        "block_q=64 depth=1",
-    ]
+    assert [p["name"] for p in drawn["front"]["datasets"]["points"] if p["is_front"]] == ["depth=2", "depth=1"], (
+        "named by what tells them apart"
+    )
+    assert {n["name"] for n in drawn["front"]["datasets"]["names"]} == {"depth=2", "depth=1"}
     assert [(c["x"], c["y"], c["value"]) for c in drawn["map0"]["datasets"]["cells"]] == [
         ("64", "1", 30.5),
         ("64", "2", 20.5),
@@ -239,41 +244,107 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.parametrize("count", [2, 7, 15])
+def test_names_of_a_front_cover_neither_one_another_nor_a_point_at_any_width(count: int) -> None:
+    points = [
+        {"name": f"block_q={16 * n} depth={n}", "latency_us": 50 + n**1.5, "error": 3e-4 / n, "is_front": True}
+        for n in range(1, count + 1)
+    ]
+    spec = charts.front(points)
+    x, y = (spec["layer"][1]["encoding"][axis]["scale"]["domain"] for axis in "xy")
+    names = spec["datasets"]["names"]
+    for width in (250, 300, 640, 1100):
+        at = {
+            p["name"]: (
+                width * (p["latency_us"] - x[0]) / (x[1] - x[0]),
+                charts.CHART_HEIGHT * (1 - math.log(p["error"] / y[0]) / math.log(y[1] / y[0])),
+            )
+            for p in points
+        }
+        shown = [n for n in names if n["least"] <= width < n["beyond"]]
+        assert shown, "the fastest at least has room"
+        boxes = []
+        for n in shown:
+            length = charts.LETTER * len(n["name"])
+            left = at[n["name"]][0] + n["dx"] - {"left": 0, "center": length / 2, "right": length}[n["align"]]
+            boxes.append((left, at[n["name"]][1] + n["dy"], left + length))
+        assert all(box[0] >= 0 and box[2] <= width for box in boxes)
+        for one, two in combinations(boxes, 2):
+            assert one[2] <= two[0] or two[2] <= one[0] or abs(one[1] - two[1]) >= 12
+        for box in boxes:
+            assert not any(box[0] < px < box[2] and abs(py - box[1]) < 8 for px, py in at.values())
+
+
+@pytest.mark.usefixtures("light")
+def test_no_chart_has_a_width_of_its_own_and_every_table_scrolls_in_its_box(
+    tmp_path: Path, computed: RunResult, drawn: dict[str, Any]
+) -> None:
+    pages = {"run": run_page(record_of(computed), drawn), **_other_pages(tmp_path, computed)}
+    style = (page.TEMPLATES / "page.css").read_text(encoding="utf-8")
+    assert not re.search(r"min-width:\s*(?:[4-9]\d\d|\d{4,})px", style)
+    for name, text in pages.items():
+        specs = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
+        assert specs, name
+        assert all(spec["width"] == "container" for spec in specs.values()), name
+        boxes = re.findall(r'<div class="scroll"[^>]*>\s*<(table|div class="chart")', text)
+        assert len(boxes) == text.count("<table>") + text.count('class="chart"'), name
+
+
+def _other_pages(folder: Path, computed: RunResult) -> dict[str, str]:
+    """Return pages of a comparison and of a search with long names."""
+    other = run("flash", seq=512, workload="pasa_uniform", precision="fa2_fp32", heads=[0])
+    runs = [save_run(r, folder / name, trace="none") for name, r in (("a", computed), ("b", other))]
+    request = Request("flash", seq=256, rows="sample", heads=[0])
+    axes = {"block_q": (64, 128), "block_kv": (128, 256), "depth": (1, 2)}
+    search(request, axes, Options(jobs=1, store=folder / "found.sqlite", pareto=True, exhaustive=True))
+    return {"compare": saved_page(runs), "explore": saved_page([folder / "found.sqlite"])}
+
+
+@pytest.mark.usefixtures("light")
+def test_the_page_of_a_search_says_what_was_searched(tmp_path: Path) -> None:
+    table = tmp_path / "found.csv"
+    search(Request("flash", seq=256, numerics=False), {"depth": (1, 2)}, Options(jobs=1, store=table))
+    texts = " ".join(_Reader(saved_page([table])).texts)
+    assert "flash on ascend_910b2" in texts
+    assert "pangu_38b: B1 N5 S256 d128 causal float16; searched over depth; 2 points" in texts
+    table.with_suffix(".sqlite").unlink()
+    assert "2 points" in " ".join(_Reader(saved_page([table])).texts), "a table alone is shown too"
+
+
+#: Says when a page is drawn which of its elements reach beyond it, out of no box that scrolls, which labels are cut,
+#: and which lie over one another.
+MEASURE = (Path(__file__).parent / "measure.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["run", "compare", "explore"])
+def test_nothing_is_wider_than_its_page_and_no_label_is_cut_or_covered(
+    tmp_path: Path, computed: RunResult, drawn: dict[str, Any], name: str, width: int
+) -> None:
+    pages = {"run": run_page(record_of(computed), drawn)} if name == "run" else _other_pages(tmp_path, computed)
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", pages[name])
+    # A window has no fewer than 500 pixels: the page stands in a frame of the width, and tells what it measures.
+    (tmp_path / "page.html").write_text(f"<script>{MEASURE}</script></body>".join(text.rsplit("</body>", 1)))
+    heard = 'addEventListener("message", (e) => document.documentElement.setAttribute("data-measured", e.data))'
+    frame = f'<iframe src="page.html" width="{width}" height="2000" style="border:0"></iframe>'
+    (tmp_path / "frame.html").write_text(f"<!doctype html><body><script>{heard}</script>{frame}")
+    dom = _browsed(tmp_path / "frame.html", tmp_path, f"--window-size={max(width, 500)},2000").stdout
+    measured = json.loads(unescape(re.findall(r'data-measured="([^"]*)"', dom)[0]))
+    assert measured == {"width": width, "reaches": width, "wide": [], "cut": [], "covered": []}
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_browser_draws_every_chart_without_an_error_or_a_request(
     tmp_path: Path, computed: RunResult, drawn: dict[str, Any], width: int, theme: str
 ) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium here: pages were not drawn")
     file, log = tmp_path / "page.html", tmp_path / "net.json"
     file.write_text(run_page(hostile(record_of(computed)), drawn), encoding="utf-8")
     assert file.stat().st_size < 2_000_000
-    done = subprocess.run(
-        [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            f"--window-size={width},3000",
-            "--virtual-time-budget=20000",
-            "--enable-logging=stderr",
-            f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}",
-            f"--log-net-log={log}",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--dump-dom",
-            f"file://{file}",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    scheme = f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"
+    done = _browsed(file, tmp_path, f"--window-size={width},3000", scheme, f"--log-net-log={log}")
     assert "CONSOLE" not in done.stderr
     assert re.search(r'<html[^>]* class="drawn done"', done.stdout)
     seen = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
@@ -282,3 +353,21 @@ def test_a_browser_draws_every_chart_without_an_error_or_a_request(
     own = re.compile(r"https?://[^/]*\.(google|googleapis|gvt1)\.com/")  # the browser's, whatever it opens
     requests = set(re.findall(r'"url":"((?!data:)[^"]+)"', log.read_text(encoding="utf-8", errors="replace")))
     assert {r for r in requests if not own.match(r) and r.startswith(("http", "ws", "file"))} <= {f"file://{file}"}
+
+
+def _browsed(file: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Return what Chromium makes of a page once it is drawn; skip where there is no Chromium."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here: pages were not drawn")
+    fixed = [
+        "--headless",
+        "--hide-scrollbars",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    fixed += ["--disable-component-update", f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000"]
+    words = [browser, *fixed, "--enable-logging=stderr", *options, "--dump-dom", f"file://{file}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)

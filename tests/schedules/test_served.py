@@ -88,6 +88,14 @@ def test_a_packed_batch_has_the_bits_of_its_sequences_alone(schedule: str, hw: s
     assert again.cycles == whole.cycles
 
 
+def test_lengths_and_pages_of_a_workload_are_those_of_its_calls() -> None:
+    load = load_workload("qwen2_7b").model_copy(update={"lengths": (K, 300), "page": 64})
+    done = run("split_kv", workload=load, numerics=False).problem
+    asked = run("split_kv", workload="qwen2_7b", lengths=[K, 300], page=64, numerics=False).problem
+    assert done == asked
+    assert (done.seq_q, run("split_kv", workload=load, seq=512, numerics=False).problem.lengths) == (1, ())
+
+
 def test_equal_lengths_are_a_batch() -> None:
     lengths = run("split_kv", workload="qwen2_7b", lengths=[2 * K, 2 * K], tiling={"splits": 2})
     batch = run("split_kv", workload="qwen2_7b", batch=2, seq_q=1, seq_kv=2 * K, tiling={"splits": 2})

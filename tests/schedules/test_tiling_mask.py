@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING
+from itertools import accumulate, product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from npusim.algorithms.blocks import kv_runs
-from npusim.algorithms.tiling_mask import TilingMask
-from npusim.errors import TilingError
+from npusim.algorithms.tiling_mask import TilingMask, mask_of
+from npusim.config.problem import Problem
+from npusim.config.seen import KeyFunction, KeyRanges
+from npusim.errors import SpecError, TilingError
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import TileRun, Visit
 
 
-def cut_values(mask: TilingMask, row: int, rows: int, col: int, cols: int, offset: int) -> np.ndarray:
+def cut_values(mask: Any, row: int, rows: int, col: int, cols: int, offset: int) -> np.ndarray:
     tile = mask.cut(row, rows, col, cols, offset)
-    matrix = mask.values()[0, 0]
+    matrix = mask.values()[tile.batch, tile.head]
     return matrix[tile.row : tile.row + tile.rows, tile.col : tile.col + tile.cols]
 
 
@@ -82,31 +84,77 @@ def visits(runs: tuple[TileRun, ...]) -> list[Visit]:
     return [r.visit(at + i, i) for at, r in zip(firsts, runs, strict=True) for i in range(r.count)]
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_visited_tiles_cover_what_is_seen_and_mask_flags_are_right(is_causal: bool) -> None:
+#: Which keys a query sees, as fields of a problem of 24 keys.
+SEEN: dict[str, dict[str, Any]] = {
+    "all": {"causal": False},
+    "causal": {},
+    "window": {"window": 5},
+    "wide window": {"window": 17},
+    "sinks": {"window": 3, "sinks": 2},
+    "prefix": {"prefix": 7},
+    "prefix and window": {"prefix": 4, "window": 3},
+    "documents": {"documents": (9, 1, 6, 8)},
+    "documents, both ways": {"documents": (9, 1, 6, 8), "causal": False},
+    "windows in documents": {"documents": (11, 13), "window": 3, "sinks": 1},
+    "chunks": {"chunk": 5},
+    "chunks of documents": {"documents": (11, 13), "chunk": 4, "prefix": 2},
+}
+
+
+def sees(q: int, k: int, fields: dict[str, Any]) -> bool:
+    """Return whether the query on key q sees key k, straight from the fields' descriptions."""
+    ends = list(accumulate(fields.get("documents") or (24,)))
+    start = next(e - n for e, n in zip(ends, fields.get("documents") or (24,), strict=True) if q < e)
+    end = next(e for e in ends if q < e)
+    if "chunk" in fields:
+        start += (q - start) // fields["chunk"] * fields["chunk"]
+        end = min(end, start + fields["chunk"])
+    is_before = k <= q or not fields.get("causal", True)
+    near = "window" not in fields or q - k < fields["window"] or k - start < fields.get("sinks", 0)
+    return start <= k < end and ((is_before and near) or k - start < fields.get("prefix", 0))
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_visited_tiles_cover_what_is_seen_and_masks_say_what_is_not(kind: str) -> None:
     """Brute force over small shapes: every seen key once, no tile wholly masked, none needlessly masked."""
-    for seq_q, seq_kv, block_q, block_kv in product((1, 5, 9), (9, 12, 16), (2, 4), (3, 4, 16)):
-        offset = seq_kv - seq_q if is_causal else None
+    fields = {"causal": True, **SEEN[kind]}
+    for seq_q, block_q, block_kv in product((1, 5, 24), (2, 4), (3, 4, 16)):
+        problem = Problem(heads=1, seq_q=seq_q, seq_kv=24, head_dim=16, **fields)
+        offset, seen = problem.causal_offset, problem.seen
+        masks = [mask_of(problem, (block_q, block_kv), how) for how in (None, "computed")]
+        kept = np.array([[sees(x + offset, y, fields) for y in range(24)] for x in range(seq_q)])
+        assert problem.attended_pairs() == kept.sum()
+        assert [problem.visible_keys(x) for x in range(seq_q)] == list(kept.sum(axis=1))
         for row in range(0, seq_q, block_q):
             rows = min(block_q, seq_q - row)
-            runs = kv_runs(row, rows, seq_kv, block_kv, offset)
-            tiles = visits(runs)
+            tiles = visits(kv_runs(seen, row + offset, rows, 24, block_kv))
             assert [t.index for t in tiles] == list(range(len(tiles)))
-            keys = [k for t in tiles for k in range(t.col, t.col + t.cols)]
-            last_seen = seq_kv if offset is None else min(seq_kv, row + rows + offset)
-            assert keys == list(range(last_seen))
+            inside = np.zeros(24, bool)
             for t in tiles:
-                kept = [
-                    y <= x + seq_kv if offset is None else y <= x + offset
-                    for x in range(row, row + rows)
-                    for y in range(t.col, t.col + t.cols)
-                ]
-                assert any(kept)
-                assert bool(t.only) == (not all(kept))
+                part = kept[row : row + rows, t.col : t.col + t.cols]
+                assert part.any()
+                assert bool(t.only) == (not part.all())
+                assert not inside[t.col : t.col + t.cols].any()
+                inside[t.col : t.col + t.cols] = True
+                for mask in masks if t.only else ():
+                    assert (cut_values(mask, row, rows, t.col, t.cols, offset) == part).all()
+            assert not kept[row : row + rows, ~inside].any()
+
+
+def test_a_function_of_ones_own_is_any_set_of_keys_and_says_so_for_each_pair() -> None:
+    dilated = KeyFunction(lambda q, k: (k <= q) & ((q - k) % 3 == 0), 24)
+    assert dilated.union(7, 7) == ((1, 2), (4, 5), (7, 8))
+    assert dilated.common(7, 8) == ()
+    with pytest.raises(SpecError, match=r"it returned int64 \(1, 24\), which is no set of ranges of keys"):
+        KeyFunction(lambda q, k: k, 24).union(0, 0)
 
 
 def test_half_of_the_causal_blocks_are_skipped() -> None:
     # papers.md 3.1: S = 4096, b = 128: .4844 skipped, .4844 unmasked, .0312 masked of 32 x 32.
-    visited = [tile for row in range(0, 4096, 128) for tile in visits(kv_runs(row, 128, 4096, 128, 0))]
+    visited = [
+        tile
+        for row in range(0, 4096, 128)
+        for tile in visits(kv_runs(KeyRanges(4096, is_causal=True), row, 128, 4096, 128))
+    ]
     assert 1 - len(visited) / 1024 == pytest.approx(0.4844, abs=1e-4)
     assert sum(bool(t.only) for t in visited) / 1024 == pytest.approx(0.0312, abs=1e-4)

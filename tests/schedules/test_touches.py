@@ -55,6 +55,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"splits": 5, "block_kv": 64, "merge": "tree"},
         {"heads": 1, "seq_q": 197, "seq_kv": 300, "head_dim": 64, "causal": True},
     ),
+    "flash, sinks and window": (
+        "flash",
+        {"block_q": 64, "block_kv": 32},
+        {"heads": 2, "seq_q": 400, "head_dim": 64, "causal": True, "window": 70, "sinks": 3},
+    ),
+    "split_kv, sinks and window": (
+        "split_kv",
+        {"splits": 2, "block_q": 64, "block_kv": 32},
+        {"heads": 2, "seq_q": 300, "seq_kv": 400, "head_dim": 64, "causal": True, "window": 70, "sinks": 3},
+    ),
+    "flash, documents": (
+        "flash",
+        {"block_q": 64, "block_kv": 32},
+        {"heads": 1, "seq_q": 300, "head_dim": 64, "causal": True, "documents": (170, 7, 123)},
+    ),
     "two_level": ("two_level", {}, {"heads": 2, "seq_q": 197, "seq_kv": 300, "head_dim": 64}),
 }
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NoReturn
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, VectorEngine
+from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorEngine
 from npusim.errors import TilingError
 from npusim.formats import get_format
+from npusim.formats.reductions import CHAINS
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.flow import Place
     from npusim.config.device import DeviceSpec
+    from npusim.ir.op import VectorCode
     from npusim.ir.tile import Operand, RingTile
+    from npusim.machines.ascend.plan import Route
 
 AIC = "aic"
 AIV = "aiv"
@@ -96,16 +99,18 @@ class AscendGroup:
         """Place a ring that the vector unit hands to itself, some operations later."""
         return self.ring(core.ub, name, size_bytes, depth, core.vector, core.vector)
 
-    def is_direct(self, what: str, place: Place) -> bool:
+    def is_direct(self, what: str, place: Place, route: Route | None = None) -> bool:
         """Return whether a name goes between AIC and AIVs by a route of its own, and not through global memory.
 
-        Raises `TilingError` where the device has neither.
+        Raises `TilingError` where the device has neither, or not the ``route``.
         """
         ends = (AIC, "L0C", AIV, "UB") if place == "down" else (AIV, "UB", AIC, "L1")
         sender, source, reader, destination = ends
         has = self.device.has_route
-        if has(sender, source, destination):
+        if route != "gm" and has(sender, source, destination):
             return True
+        if route == "chip":
+            self.refuse_route(f"route=chip: {what} goes from {sender} to {reader}", source, destination)
         if not (has(sender, source, "GM") and has(reader, "GM", destination)):
             self.refuse_route(f"{what} goes from {sender} to {reader}", source, destination)
         return False
@@ -131,9 +136,14 @@ class AscendGroup:
     @property
     def block_bytes(self) -> int:
         """Bytes that a vector core's reduction turns into one value before its next pass."""
+        return self.vector_engine.block_bytes.value
+
+    @property
+    def vector_engine(self) -> VectorEngine | RegisterVectorEngine:
+        """The vector unit of a vector core."""
         engine = self.device.engine(AIV, "VECTOR")
-        assert isinstance(engine, VectorEngine)
-        return engine.block_bytes.value
+        assert isinstance(engine, VectorEngine | RegisterVectorEngine)
+        return engine
 
     def share(self, core: VectorCore, rows: int) -> tuple[int, int]:
         """Return first row and rows of a vector core's share of ``rows``, possibly none."""
@@ -159,15 +169,23 @@ class AscendGroup:
             + ", ".join(there)
         )
 
-    @property
-    def row_sum(self) -> str:
-        """Order in which the vector unit adds up a row."""
+    def row_sum(self, code: VectorCode | None) -> str:
+        """Return the order in which the vector unit adds up a row: its own, or what the code for its registers says."""
         assert self.device.row_sum is not None  # a device with AIVs has vector units
-        return self.device.row_sum.value
+        if code is None:
+            return str(self.device.row_sum.value)
+        if code.layout == "nd":
+            return "vector_lanes"
+        return str(self.device.row_sum.value) if code.chains == CHAINS else "sequential"
 
     def arithmetic(self, operand: str, _result: str) -> str:
         """Return the registry name of the CUBE's arithmetic for operands of a format, whatever the result's."""
         return self.device.matrix_engine(AIC).arithmetic_of(operand)
+
+
+def has_registers(device: DeviceSpec) -> bool:
+    """Return whether the vector units of a device work on registers."""
+    return isinstance(device.engine(AIV, "VECTOR"), RegisterVectorEngine)
 
 
 def move(label: str, queue: str, dst: Operand, src: Operand, name: str = "") -> TileOp:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.errors import TilingError
+from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself
+from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend.group import SLICE_ELEMENTS, AscendGroup
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
-from npusim.machines.ascend.plan import AscendTiling, Barriers, gemm_tiling, loaded_k, slice_elements
+from npusim.machines.ascend.plan import AscendTiling, Barriers, RegisterFields, gemm_tiling, loaded_k, slice_elements
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
@@ -70,6 +72,8 @@ class AscendMachine(Machine):
 
     def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
+        if isinstance(tiling, RegisterFields):
+            tiling = self._coded(tiling)
         if "kernel" not in type(tiling).model_fields:
             return tiling, ()
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
@@ -81,6 +85,22 @@ class AscendMachine(Machine):
         if "kernel" in tiling.model_fields_set and tiling.kernel:
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
         return SETTINGS
+
+    def _coded(self, tiling: RegisterFields) -> RegisterFields:
+        """Return the tiling with its choices of vector functions made, where the unit has registers."""
+        choices = {"vector": "fused", "layout": "dn", "chains": CHAINS}
+        if not has_registers(self.device):
+            chosen = [f"{name}={value}" for name in choices if (value := getattr(tiling, name)) is not None]
+            if chosen:
+                raise TilingError(
+                    f"{chosen[0]}: the vector unit of {self.device.name} works from UB to UB, without registers; "
+                    "it is a field of devices whose file says `style: registers`, such as ascend_950"
+                )
+            return tiling
+        if tiling.chains not in (None, 1, CHAINS):
+            raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
+        made = {name: value for name, value in choices.items() if getattr(tiling, name) is None}
+        return tiling.model_copy(update=made)
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
@@ -110,14 +130,18 @@ class AscendMachine(Machine):
                 load = load or loaded_k(t.block_m, t.block_n, t.block_k, fmt, self.group)
                 halves = 2 if getattr(t, "unit_flag", False) else 1
                 return gemm_tiling(phase.name, t.block_m, t.block_n, t.block_k, load, halves), ""
-            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS), ""
+            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
-            ahead=getattr(t, "depth", 1),
+            ahead=self._ahead(t),
             spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+            code=self._code(t),
+            order=getattr(t, "order", "rolling"),
+            slots=getattr(t, "slots", PING_PONG),
+            route=getattr(t, "route", None),
             is_work_list=getattr(t, "deal", "") == "work_list",
         )
         if not getattr(t, "kernel", ""):
@@ -129,6 +153,19 @@ class AscendMachine(Machine):
             together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
         ), ""
+
+    @staticmethod
+    def _ahead(tiling: Any) -> int:
+        """Return how many tiles stages run ahead: in a group those before its last."""
+        depth: int = getattr(tiling, "depth", 1)
+        return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
+
+    def _code(self, tiling: Any) -> VectorCode | None:
+        """Return how rows are written for a unit with registers: fused, transposed, in four chains if nobody says."""
+        if not has_registers(self.device):
+            return None
+        fields = {name: getattr(tiling, name, None) for name in ("vector", "layout", "chains")}
+        return VectorCode(fields["vector"] or "fused", fields["layout"] or "dn", fields["chains"] or CHAINS)
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
-from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice
+from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
 from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.base import program_phase
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
-    from npusim.ir.buffers import Ring
+    from npusim.ir.buffers import FlagKind, Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import ProgramPhase
     from npusim.machines.ascend.group import AscendGroup, VectorCore
@@ -45,14 +45,17 @@ class AscendPhase:
         products = [s for s in frame.stages if s.is_product]
         #: Whether a hand-over goes past global memory, and its slots: those of each vector core, or of all.
         self.direct = {
-            n: group.is_direct(frame.label(n), place) for n, place in frame.places.items() if place in ("down", "up")
+            n: group.is_direct(frame.label(n), place, tiling.route if place == "up" else None)
+            for n, place in frame.places.items()
+            if place in ("down", "up")
         }
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
         # Row sums without an order of their own take the vector unit's.
-        tables = frame.tables(group.row_sum)
-        self.rows = {s: rows_stage(frame, s, table, group, tiling.elements) for s, table in tables.items()}
+        tables = frame.tables(group.row_sum(tiling.code))
+        self.rows = {s: rows_stage(frame, s, table, group, tiling, self.direct) for s, table in tables.items()}
         self.cuts = self._cut() if products and frame.loop_axis else []
+        self.turn = self._place_turn() if products else None
         if products:
             self._place_products()
             self._place_cross()
@@ -67,6 +70,11 @@ class AscendPhase:
         self._check_handed()
         self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
         self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
+
+    @property
+    def parts_of_loop(self) -> tuple[Stage, ...]:
+        """Stages of the loop over tiles; none where products have no loop."""
+        return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     @cached_property
     def _works(self) -> tuple[Emitter, ...]:
@@ -94,16 +102,26 @@ class AscendPhase:
         )
         tiles = [tuple(v.tiles.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra
+        pace = tiling.barriers, tiling.together, tiling.extra, tiling.code, tiling.order, tiling.slots
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))
         return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace
 
+    def _place_turn(self) -> Ring | None:
+        """Place the slot that the core takes before it loads, and that is given back when others are through."""
+        ends = {"serial": [v.vector for v in self.group.vector_cores]}.get(self.tiling.order)
+        if ends is None and self.tiling.slots == 1:
+            ends = [FIXP]
+        if ends is None or not self.parts_of_loop:
+            return None
+        kind: FlagKind = "binary" if ends == [FIXP] else "counter"
+        return self.group.allocator.ring(L1, "turn", 1, 1, producers=[MTE2], consumers=ends, flag=kind)
+
     def _place_products(self) -> None:
         listed = list(self.products.values())
         operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
-        rings = cube_rings(listed, self.group, self.frame.prefix)
+        rings = cube_rings(listed, self.group, self.frame.prefix, self.tiling.slots)
         for p in listed:
             p.place(rings, operands)
 
@@ -123,13 +141,15 @@ class AscendPhase:
                     self.cross[n] = (self._slots(n, GM, height, depth, [FIXP], [v.load for v in cores]),)
                 case "up", is_direct:
                     space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
-                    self.cross[n] = (self._slots(n, space, height, self._generations(n), stores, [reader]),)
+                    readers = [reader, MTE2] if is_direct and self.tiling.takes_turns else [reader]
+                    self.cross[n] = (self._slots(n, space, height, self._generations(n), stores, readers),)
 
     def _slots_in_ub(self, n: str, core: VectorCore) -> Ring:
         """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
         readers = [s for s in self.rows.values() if n in s.inputs]
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self._parts_between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
+        depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth
         rows = self.group.largest_share(self.phase.sizes[self.frame.row_axis])
         return self._slots(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
 
@@ -221,12 +241,20 @@ class AscendPhase:
         self, stages: Sequence[Stage], cores: Sequence[VectorShare], block: WorkTile, tile: Visit
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores."""
+        turn, loop = self.turn, self.parts_of_loop
+        by_product = turn is not None and turn.consumers == (FIXP,)
         for s in stages:
+            if turn is not None and (s.is_product if by_product else s in loop[:1]):
+                yield pass_on("turn.take", MTE2, turn.fill(1, 1, "int8"))
             if s.is_product:
                 yield from self.products[s].items(block, tile)
+                if turn is not None and by_product:
+                    yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
                 yield from v.items(self.rows[s], block, tile, v.mine(self._height(block)))
+                if turn is not None and not by_product and s in loop[-1:]:
+                    yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 
     def _cut(self) -> list[tuple[Stage, ...]]:
         """Return the loop's stages, cut before each product that reads what rows left."""
@@ -287,6 +315,9 @@ class AscendPhase:
         Step n does tile n of the first part, n - ahead of the second, and so on.  Consecutive steps whose
         tiles lie in the same runs are one loop.
         """
+        if self.tiling.order != "rolling":
+            yield from self._grouped(block)
+            return
         placed, total = self.frame.placed(block), sum(run.count for run in block.runs)
         lags = [self.tiling.ahead * i for i in range(len(self.parts))]
         edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
@@ -300,6 +331,17 @@ class AscendPhase:
             ]
             if running:  # with fewer tiles than steps ahead nothing happens in between
                 yield Repeat(self.frame.loop_axis, indices(start, end), self._steps(block, running))
+
+    def _grouped(self, block: WorkTile) -> Iterator[Repeat]:
+        """Yield the parts over groups of tiles, each part for all tiles of a group before the next."""
+        size, (shape, at) = self.tiling.ahead + 1, shape_and_place(block)
+        for first, run in self.frame.placed(block):
+            whole, rest = divmod(run.count, size)
+            for start, count, each in ((0, whole, size), (whole * size, 1, rest)):
+                if count and each:
+                    static = tuple(self.parts), shape, each, run.step, run.cols, run.only
+                    where = at, first + start, run.col + start * run.step
+                    yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where, self.memo_key))
 
     def _steps(self, block: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
         """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
@@ -351,6 +393,16 @@ def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     block = block_at(shape, position)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
         yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
+
+
+def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:
+    """Yield each part's body at the tiles of one group."""
+    (parts, shape, size, pitch, cols, only), (position, number, col) = static, at
+    block = block_at(shape, position)
+    for part in parts:
+        for n in range(size):
+            tile = index * size + n
+            yield Repeat("", (0,), body(part, block, Visit(tile + number, tile * pitch + col, cols, only)))
 
 
 def _named(row: Instruction) -> str:

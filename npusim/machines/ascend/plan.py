@@ -7,14 +7,17 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.blocks import BlockOrder
+from npusim.algorithms.tiling_mask import MaskKind
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.formats import get_format
-from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS
+from npusim.ir.op import VectorCode
+from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.algorithms.phase import Stage
+    from npusim.config.device import DeviceSpec
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
 
@@ -26,6 +29,12 @@ Barriers = Literal["needed", "every"]
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
 #: what one accumulation reads.
 Staging = Literal["held", "whole", "panel", "piece"]
+
+
+#: In which order the stages of tiles follow one another.
+StageOrder = Literal["rolling", "groups", "serial"]
+#: Which way a tile goes from vector cores to the matrix unit.
+Route = Literal["chip", "gm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,15 @@ class AscendTiling:
         Whether a tile handed over costs the kernel what PTO's is seen to pay beyond the device's own cost.
     spilled
         States that stay in global memory between tiles, where UB has no space.
+    code
+        How rows are written for a vector unit with registers; none: the unit works from UB to UB.
+    order
+        ``rolling``: each stage ``ahead`` tiles before the next.  ``groups``: of ``ahead`` and one tiles, stage after
+        stage.  ``serial``: tile after tile, the next begins when all cores are through.
+    slots
+        Of L0A, L0B and L0C at most; with one the core waits for the way out of L0C before it loads for more.
+    route
+        Of what rows hand to products; none: on the chip where the device leads there.
     is_work_list
         Whether each block goes to the core group that is free first.
     """
@@ -89,7 +107,16 @@ class AscendTiling:
     barriers: Barriers = "every"
     together: int = 1
     extra: bool = False
+    code: VectorCode | None = None
+    order: StageOrder = "rolling"
+    slots: int = PING_PONG
+    route: Route | None = None
     is_work_list: bool = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a core waits for what it has begun before it loads for more."""
+        return self.order == "serial" or self.slots == 1
 
 
 def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
@@ -168,9 +195,39 @@ class VectorFields(Tiling):
         description="blocks to cores: in turn, longest first, or a persistent kernel's list",
         json_schema_extra=lightest("any"),
     )
+    mask: MaskKind | None = Field(
+        default=None,
+        description="of a tile that not all see: cut from a small constant matrix, computed by comparisons of indices, "
+        "or loaded from a whole matrix; default: cut where one serves, else loaded",
+    )
 
 
-class KernelFields(VectorFields):
+class RegisterFields(VectorFields):
+    """The same, how cores take turns, and how rows are written for a vector unit with registers, where there is one."""
+
+    order: StageOrder = Field(
+        default="rolling",
+        description="stages each `depth` tiles ahead of the next, in groups of `depth` tiles, or tile after tile",
+    )
+    slots: int = Field(
+        default=PING_PONG, ge=1, le=4, description="of L0A, L0B and L0C; 1: the core waits for each result to leave L0C"
+    )
+    route: Route | None = Field(
+        default=None, description="of P to the matrix unit: on the chip or through global memory; default: the shortest"
+    )
+    vector: Literal["fused", "stages", "calls"] | None = Field(
+        default=None,
+        description="vector functions: one a stage of rows, casts apart, or one an instruction; default: fused",
+    )
+    layout: Literal["dn", "nd"] | None = Field(
+        default=None, description="a register holds rows of one key (dn: K Q^T) or keys of one row (nd); default: dn"
+    )
+    chains: int | None = Field(
+        default=None, ge=1, le=4, description="accumulators of a row's maximum and sum in dn, 1 or 4; default: 4"
+    )
+
+
+class KernelFields(RegisterFields):
     """The same, and what published kernels do differently."""
 
     kernel: KernelName | None = Field(
@@ -189,3 +246,9 @@ class KernelFields(VectorFields):
     running: Literal["core", "gm"] = Field(
         default="core", description="where O stays between tiles: on the core, or in global memory: larger blocks fit"
     )
+
+
+def left_alone(device: DeviceSpec) -> frozenset[str]:
+    """Return the fields that a search leaves at their defaults: how a kernel is written, not how large tiles are."""
+    barriers = frozenset({"barriers", "together"}) if has_registers(device) else frozenset()
+    return frozenset(RegisterFields.model_fields) - frozenset(VectorFields.model_fields) | barriers

@@ -12,14 +12,15 @@ from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, VectorEngine
+from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.ir.content import Itself, methods_of
-from npusim.ir.op import Opcode, Step
+from npusim.ir.op import ALONE, Opcode, Step, VectorCode
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
+from npusim.machines.ascend import registers
 from npusim.machines.transfers import Transfers
 from npusim.units import ceil_div, round_up
 
@@ -52,7 +53,7 @@ class EnginePricing(Transfers):
         super().__init__(program, device)
         self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
         #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
-        self._vector = _known(Itself(device), vector_cycles)
+        self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
         self._steps = _known(Itself(device), *methods_of(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
@@ -60,9 +61,8 @@ class EnginePricing(Transfers):
         """Return the exact sum of the costs of an operation's steps; its latency lasts until all results are there."""
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
-        if isinstance(spec, VectorEngine):
-            joins = op.pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
-            return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, joins=joins))
+        if isinstance(spec, VectorEngine | RegisterVectorEngine):
+            return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, op.pace))
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -77,9 +77,22 @@ class EnginePricing(Transfers):
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
     def _sequence(
-        self, steps: tuple[Step, ...], spec: VectorEngine, key: str, banks: BankSpec | None, *, joins: bool = False
+        self,
+        steps: tuple[Step, ...],
+        spec: VectorEngine | RegisterVectorEngine,
+        key: str,
+        banks: BankSpec | None,
+        pace: Pace = ALONE,
     ) -> Cost:
         """Return the cost of steps that follow one another on a vector unit, alike ones looked at once."""
+        if isinstance(spec, RegisterVectorEngine):
+            code = pace.code or VectorCode()
+            alike: Hashable = (key, registers.looked_at(steps, code), signature(steps, None))
+            if alike not in self._vector:
+                cycles, terms = registers.function_cycles(steps, spec, key, code)
+                self._vector[alike] = Cost(cycles, terms=terms)
+            return self._vector[alike]
+        joins = pace.joins and spec.head_exposed is not None and spec.head_exposed.value == "idle"
         alike = key, joins, signature(steps, banks)
         if alike not in self._vector:
             cycles, terms = vector_cycles(steps, spec, banks, key, joins=joins)
@@ -104,7 +117,7 @@ class EnginePricing(Transfers):
         Transfers and products within a core depend on shapes and formats alone: alike ones are looked at once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
-        if isinstance(spec, VectorEngine):
+        if isinstance(spec, VectorEngine | RegisterVectorEngine):
             return self._sequence((step,), spec, key, banks)
         if GlobalTile in map(type, operands):
             return self._of_step(step, core, engine)
@@ -361,6 +374,8 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         # An operand with gaps between its rows needs repeats of its own for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
         listed = [(chosen, max(repeats(t, spec, step.dst.fmt) for t in whole))]
+        # A mask or bias that is made of indices: each comparison, or step of its arithmetic, is an instruction.
+        listed += [("scalar", listed[0][1])] * step.attributes.comparisons
         # A column operand is first spread to one 32-byte block a row (brcb: 8 rows a repeat).
         for tile in tiles:
             if tile.cols == 1 and step.dst.cols > 1:
@@ -369,6 +384,14 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         return listed
 
     return instructions
+
+
+def _tanh(step: Step, spec: VectorEngine) -> Instructions:
+    """Return what Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1)."""
+    count = repeats(step.dst, spec, step.dst.fmt)
+    held, around = ("scalar", "scalar", "scalar"), ("scalar", "scalar")  # to both ends, times 2; less and plus 1
+    parts = *held, f"exp_{step.dst.fmt}", *around, f"div_{step.dst.fmt}"
+    return [(name, count) for name in parts]
 
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
@@ -418,6 +441,7 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),
+        Opcode.TANH: _tanh,
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

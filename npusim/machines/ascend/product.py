@@ -85,8 +85,9 @@ class CubeProduct:
         self.lifted = tuple(n for n in row.srcs if direct.get(n))
         planned = zip(row.srcs, (self.plan.left, self.plan.right), strict=True)
         self.modes: dict[str, Staging] = {n: "whole" if n in self.lifted else mode for n, mode in planned}
-        #: What lies in global memory is asked for before what rows hand over.
-        self.by_arrival = sorted(row.srcs, key=lambda n: frame.places[n] == "up")
+        #: What lies in global memory is asked for before what rows hand over; behind it by a core that takes turns.
+        self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.takes_turns)
+        self.takes_turns = tiling.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
         self.rings: dict[str, Ring] = {}
 
@@ -268,7 +269,12 @@ class CubeProduct:
         else:
             source = frame.cut(n, block, tile, row, col)
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)
-        return move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
+        op = move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
+        if not (self.takes_turns and self.lifted and held[0]):
+            return op
+        (waited,) = self.lifted
+        shape = frame.size(block, frame.row_axis, tile), frame.width(waited), frame.fmt(waited)
+        return replace(op, handshake=(self.cross[waited][0].front(*shape),))
 
     def _operand(self, n: str, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:
         """Return the part of an operand in L1 that one product reads."""
@@ -323,10 +329,10 @@ class CubeRings:
     accumulators: tuple[Ring, ...]
 
 
-def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> CubeRings:
+def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, most: int = PING_PONG) -> CubeRings:
     """Place rings through L0A, L0B and L0C that fit every product of a phase.
 
-    Each has as many slots as fit, two at most: the vendor's kernels use L0 in ping-pong.
+    Each has as many slots as fit, ``most`` at most: two where the vendor's kernels use L0 in ping-pong.
     """
     plans = [p.plan for p in products]
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
@@ -334,7 +340,7 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str) -> 
     single = get_format(products[0].how.accumulator_format).size_bytes
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
-        slots = max(1, min(PING_PONG, group.capacity_bytes(buffer) // size // (halves if part else 1)))
+        slots = max(1, min(most, group.capacity_bytes(buffer) // size // (halves if part else 1)))
         return group.ring(f"{AIC}.{buffer}", f"{prefix}{buffer}{part}", size, slots, producer, consumer)
 
     parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]

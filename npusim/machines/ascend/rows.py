@@ -6,7 +6,7 @@ slot in global memory, or lies in UB; what a product reads goes to a slot there 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source, TileOp
+    from npusim.ir.op import Source, TileOp, VectorCode
     from npusim.ir.tile import Operand, RingTile, Tile
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
@@ -42,6 +42,7 @@ class RowsStage:
     names: tuple[str, ...]
     moved: Mapping[str, str]
     height: int
+    code: VectorCode | None
 
     @property
     def name(self) -> str:
@@ -49,17 +50,32 @@ class RowsStage:
         return self.stage.name
 
 
-def rows_stage(frame: Frame, stage: Stage, table: Table, group: AscendGroup, elements: int) -> RowsStage:
-    """Return what a stage needs; a slice has ``elements`` of its widest tile, a core's share of rows at most."""
+def rows_stage(
+    frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
+) -> RowsStage:
+    """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
     share = group.largest_share(frame.phase.sizes[frame.row_axis])
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
-    height = max(1, min(share, elements // max(frame.width(n) for n in names)))
+    height = max(1, min(share, tiling.elements // max(frame.width(n) for n in names)))
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
-    return RowsStage(stage, table, inputs, outputs, masks, names, moved, height)
+    code = tiling.code and _code(frame, stage, tiling.code, direct)
+    return RowsStage(stage, table, inputs, outputs, masks, names, moved, height, code)
+
+
+def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
+    """Return how a stage is written: only tiles along the loop, which products leave, can lie transposed."""
+    names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
+    along = frame.loop_axis and any(frame.loop_axis in frame.axes(n) for n in names)
+    return replace(
+        code,
+        layout=code.layout if along else "nd",
+        leaves=frozenset(n for n in stage.written if frame.places[n] != "work"),
+        blocks=any(direct.get(n, False) for n in stage.written),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,7 @@ class VectorShare:
         for s in stages:
             self._place_ends(s)
         for s in stages:
-            for n in s.masks:
+            for n in filter(frame.is_loaded, s.masks):
                 # One slot beside products: only the tiles on the diagonal need a mask.
                 depth = PING_PONG if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
@@ -211,7 +227,7 @@ class VectorShare:
             yield from self._skip(s, block, tile)
             return
         for part in self.slices(mine, s.height):
-            views: dict[str, RingTile] = {}
+            views: dict[str, Operand] = {}
             for n in s.inputs:
                 if n in self.dropped:
                     views[n] = self._share(n, block, tile, part)
@@ -229,14 +245,17 @@ class VectorShare:
                 if n not in s.moved:
                     views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
             for n in s.masks:
-                if n in tile.only:
+                if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
+                    views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
+                elif n in tile.only:
                     cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
                     shape = (part.rows, tile.cols, "int8")
                     yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
                     views[n] = self.masks[n].front(*shape)
             if not s.moved:
                 bound = self._bindings(s, part, views, block, tile)
-                yield compute(s.name, self.core.vector, self._steps(s, bound, again, part), self._pace(s, part))
+                steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
+                yield compute(s.name, self.core.vector, steps, self._pace(s, part))
             for n in again:
                 if n in s.stage.written:
                     yield self._spill(n, part)
@@ -248,8 +267,11 @@ class VectorShare:
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
         """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
         hands_on = part.first and any(self.frame.places[n] == "up" for n in s.outputs)
-        joins, tiling = self.tiling.barriers == "needed", self.tiling
-        return Pace(joins, tiling.together, bool(tiling.extra), self.frame.phase.name) if hands_on else Pace(joins)
+        tiling = self.tiling
+        pace = Pace(tiling.barriers == "needed", code=s.code)
+        if not hands_on:
+            return pace
+        return replace(pace, tiles=tiling.together, extra=bool(tiling.extra), phase=self.frame.phase.name)
 
     def _steps(self, s: RowsStage, bound: dict[str, Source], again: Sequence[str], part: RowSlice) -> tuple[Step, ...]:
         """Return a stage's rows as steps; from its first write on a spilled state lies where it is stored from."""

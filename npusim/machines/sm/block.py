@@ -309,7 +309,8 @@ class ResidentBlock:
         if not share[1]:
             return
         run: list[Step] = []
-        for step in bind(self.tables[s], self._bindings(s, block, tile, group, share), s.name):
+        steps = bind(self.tables[s], self._bindings(s, block, tile, group, share), s.name)
+        for step in self.frame.with_computed_masks(steps):
             if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
                 yield self._op(s.name, s, group, FMA, tuple(run))
                 yield self._op(step.name, s, group, MUFU, (step,))
@@ -334,7 +335,7 @@ class ResidentBlock:
             if root in self.near:
                 bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
             elif n in frame.phase.masks:
-                if n in tile.only:
+                if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
             elif n in frame.phase.names:
                 bound[n] = self._part(group, n, rows, frame.cols(n, block, tile))
@@ -409,7 +410,7 @@ class GroupBlock(ResidentBlock):
         elif self.tiling.stages == 1:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
-        work = replace(self.work, copies=copies, is_step=True, barriers=1)
+        work = replace(self.work, copies=copies, is_step=True, barriers=1, lookups=int(self.tiling.walks_blocks))
         spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
         for warps in self.warps:
             if spilled.spilled_bytes or spilled.far_bytes:

@@ -37,7 +37,7 @@ TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WAR
 ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.TANH})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
 
@@ -65,6 +65,8 @@ class SmTiling:
         Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
+    walks_blocks
+        Whether the tiles that are visited stand in lists in memory, which an iteration reads.
     """
 
     groups: int = 1
@@ -78,6 +80,7 @@ class SmTiling:
     stages: int = 0
     spilled_bytes: int = 0
     far_bytes: int = 0
+    walks_blocks: bool = False
 
 
 @dataclass
@@ -239,11 +242,13 @@ def occupancy(
 # ---------------------------------------------------------------- tiling fields of attention
 
 #: What a compiler decides for a tile.
-COMPILED = frozenset({"registers", "spilled_registers", "residents"})
+COMPILED = frozenset({"registers", "spilled_registers", "residents", "kernel"})
 #: Fields of lanes whose defaults are best, or what fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
-GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch"})
+GROUPS = frozenset(
+    {"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch", "kernel"}
+)
 
 
 class GroupFields(Tiling):
@@ -269,6 +274,11 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
+    kernel: Literal["triton"] | None = Field(
+        default=None,
+        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; default: one that "
+        "masks all of its tiles where stages are said, else a library's",
+    )
 
 
 class BlockFields(Tiling):

@@ -120,6 +120,7 @@ class GroupModel:
         barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
         tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
         tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
+        tally.add(f"{at}.lookup_cycles", float(work.lookups * s.lookup_cycles.value))
         if work.block_bytes and work.is_specialised and self.library is not None:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
         elif work.block_bytes:
@@ -294,6 +295,9 @@ class GroupModel:
         else:
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             self._issue(name, values, formats.pop() if len(formats) == 1 else "", count)
+            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
+            self._issue("compare", values * max(0, more), "", count)
+            count.latency += step.attributes.lookups * self.sharing.lookup_cycles.value
         if is_reduction:
             self._reduce(name, elements(step.dst, work), tile.fmt, work, count)
 
@@ -314,10 +318,14 @@ class GroupModel:
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
             self._cast(step.dst.fmt, "float32", values, count)
-        if not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
+        name, based = step.opcode.name.lower(), step.opcode is not Opcode.TANH
+        if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
-        count.issued += values
-        count.special += values * WARP_LANES / self.lanes[MUFU].lanes_count.value
+        if not based:  # what a library does besides: both branches of it, and the choice
+            self._issue(name, values, "", count)
+        each = self.lanes[MUFU].op(name).instructions_count.value
+        count.issued += values * each
+        count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value
 
     def _cast(self, target: str, source: str, values: float, count: Count) -> None:
         """Count conversions: two elements an instruction towards a narrower format."""

@@ -139,7 +139,12 @@ class LaneModel:
         if step.opcode not in REDUCTIONS or isinstance(source, float):
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             fmt = formats.pop() if len(formats) == 1 else ""
-            self._lane_op(pipe, name, lane_values(plan, step.dst.rows, step.dst.cols), fmt, plan, tally)
+            values = lane_values(plan, step.dst.rows, step.dst.cols)
+            self._lane_op(pipe, name, values, fmt, plan, tally)
+            if step.opcode is Opcode.TANH:  # what a library does besides
+                self._lane_op(FMA, name, values, fmt, plan, tally)
+            more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
+            self._lane_op(FMA, "compare", values * max(0, more), "", plan, tally)
             return
         self._lane_op(pipe, name, lane_values(plan, source.rows, source.cols), source.fmt, plan, tally)
         # Butterflies within a quad pair, then between those side by side.

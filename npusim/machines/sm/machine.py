@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase, WorkTile
+    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
 
+#: Queries and keys of a block of FlexAttention's mask (served.md section 1).
+MASK_BLOCK = 128
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
@@ -133,13 +136,29 @@ class SmMachine(Machine):
             return ()
         return STAGED if warp_issue(self.device).copies.value == "staged" else PIPELINED
 
+    def mask_kind(self, _tiling: Any) -> MaskKind:
+        """Return how tiles get their masks: lanes compare the indices of their elements."""
+        return "computed"
+
+    def mask_block(self, tiling: Any) -> int:
+        """Return for how many queries and keys a kernel decides at a time which it visits and masks; 0: for a tile.
+
+        Raises `TilingError` where the kernel's tiles do not divide them.
+        """
+        if getattr(tiling, "kernel", None) != "triton":
+            return 0
+        for name in ("block_q", "block_kv"):
+            if MASK_BLOCK % getattr(tiling, name):
+                raise TilingError(f"{name}: {getattr(tiling, name)} does not divide the {MASK_BLOCK} of kernel=triton")
+        return MASK_BLOCK
+
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
         blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
-            if tiling.stages and phase.masks and self.has_groups:
+            if tiling.stages and phase.masks and self.has_groups and not tiling.kernel:
                 blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
                 blocks = tuple(longest_first(blocks))

@@ -5,7 +5,9 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const places = [...document.querySelectorAll("[data-chart]")];
   const draw = (place) => {
-    const spec = { ...charts[place.dataset.chart], config: themes[dark.matches ? "dark" : "light"] };
+    const theme = themes[dark.matches ? "dark" : "light"];
+    const columns = place.clientWidth < 600 ? 1 : theme.legend.columns;
+    const spec = { ...charts[place.dataset.chart], config: { ...theme, legend: { ...theme.legend, columns } } };
     spec.autosize = { type: "fit-x", contains: "padding", resize: true };
     return vegaEmbed(place, spec, { renderer: "svg", actions: false, ast: true, tooltip: { theme: dark.matches ? "dark" : "light" } })
       .then(({ view }) => { place.view = view; place.querySelector("svg").setAttribute("aria-hidden", "true"); });

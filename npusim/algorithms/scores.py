@@ -1,0 +1,168 @@
+"""What is done to scaled scores before they are masked, as data of a problem: soft-cap and ALiBi; and learned sinks.
+
+A kernel that has the hook ``score`` takes them up as they are; one without it does not compute such a problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.algorithms.language import Value, in_units_of, tanh
+from npusim.algorithms.lowering import Kernel
+from npusim.config.scores import alibi_slopes, sink_logits
+from npusim.errors import TilingError
+from npusim.formats import cast
+from npusim.formats.exponential import LOG2_E
+from npusim.ir.tile import GlobalTensor, GlobalTile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from npusim.config.problem import Problem
+
+
+def exponent_factor(variant: str) -> float:
+    """Return what scores are multiplied by before this exponential: log2 e for powers of two."""
+    return LOG2_E if variant.startswith("exp2.") else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemScore:
+    """The hook of a problem: ``softcap tanh(s / softcap)``, then a head's slope times the distance of query and key."""
+
+    softcap: float | None
+
+    def __call__(self, s: Value, alibi: Value | None = None) -> Value:
+        """Return scaled scores with what the problem does to them."""
+        if self.softcap is not None:
+            s = tanh(s / self.softcap) * self.softcap
+        return s if alibi is None else s + alibi
+
+
+def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int = 1) -> tuple[Kernel, dict[str, Any]]:
+    """Return a kernel that does to scores what the problem says, and its arguments for that; ``scale``: of scores.
+
+    ``packed`` heads lie below one another.  Raises `TilingError` for a kernel without such a hook.
+    """
+    factor = exponent_factor(p.exp_variant)
+    if problem.softcap is None and not problem.alibi:
+        return kernel, {"scale": scale * factor}
+    what = "softcap" if problem.softcap is not None else "alibi"
+    if "score" not in kernel.parameters:
+        raise TilingError(f"{what}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {what}")
+    slopes = alibi_slopes(problem.heads)
+    operands = {"alibi": head_values("alibi", slopes, problem, p.softmax, packed)} if problem.alibi else {}
+    hooked = _with_problem(kernel, ProblemScore(problem.softcap), tuple(operands))
+    return hooked, {"scale": scale, "score_factor": factor, **operands}
+
+
+@lru_cache(maxsize=64)  # of kernels: their tables are kept by kernel
+def _with_problem(kernel: Kernel, score: ProblemScore, operands: tuple[str, ...]) -> Kernel:
+    return with_score(kernel, score, operands)
+
+
+def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
+    """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
+    names = tuple(operands)
+
+    def function(**arguments: Any) -> Any:
+        more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")
+
+        def hook(s: Any) -> Any:
+            if factor == 1:
+                return score(s, **more)
+            with in_units_of(factor):  # the hook's own exponentials are to the base e
+                return score(s, **more) * factor
+
+        return kernel.function(**arguments, score=hook)
+
+    function.__name__ = kernel.__name__
+    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
+    hooked.parameters = kernel.parameters | {*names, "score_factor"}
+    return hooked
+
+
+# ---------------------------------------------------------------- numbers of heads
+
+
+@dataclass(frozen=True, slots=True)
+class HeadValues:
+    """What each query head adds, made from indices for every tile: no matrix lies in memory.
+
+    ``numbers`` of all query heads, ``packed`` of which lie below one another: slopes that are multiplied by (key -
+    query), or where not ``is_sloped`` a number for each row.  Rows are counted as
+    `npusim.algorithms.tiling_mask.SeenMask` counts them.
+    """
+
+    name: str
+    numbers: tuple[float, ...]
+    packed: int
+    last_offset: int
+    rows: int
+    keys: int
+    each: int
+    fmt: str
+    is_sloped: bool
+    is_loaded = False
+    is_everywhere = True
+
+    @property
+    def comparisons(self) -> int:
+        """Instructions an element: of a slope 3, the difference, its conversion and the product (PTX ISA)."""
+        return 3 if self.is_sloped else 0
+
+    def tensor(self) -> GlobalTensor:
+        """Return what stands for it as a tensor."""
+        rows, heads = (self.last_offset + 1) * self.rows, len(self.numbers) // self.packed
+        return GlobalTensor(self.name, 1, heads, rows, self.keys if self.is_sloped else 1, self.fmt, "constant")
+
+    def values(self) -> Any:
+        """Return what gives a head's matrix part by part."""
+        return _HeadMatrix(self)
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part of a block at (row, col)."""
+        where = (col, cols) if self.is_sloped else (0, 1)
+        return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, *where)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadMatrix:
+    """A matrix that is never whole: ``[batch, head]`` is a head's, ``[rows, columns]`` a part of it."""
+
+    of: HeadValues
+    head: int = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        tensor = self.of.tensor()
+        return tensor.rows, tensor.cols
+
+    def __getitem__(self, part: tuple[Any, Any]) -> Any:
+        rows, cols = part
+        if not isinstance(rows, slice):
+            return _HeadMatrix(self.of, cols)
+        offset, row = np.divmod(np.arange(rows.start, rows.stop), self.of.rows)
+        within, query = np.divmod(row, self.of.each)
+        numbers = np.array(self.of.numbers)[self.head * self.of.packed + within][:, None]
+        distance = np.arange(cols.start, cols.stop)[None] - (offset + query)[:, None]
+        return cast(numbers * (distance if self.of.is_sloped else 1), self.of.fmt)
+
+
+def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
+    """Return numbers of query heads as what a kernel adds in format ``fmt``: slopes of ``alibi``, or of each row."""
+    sizes = max(0, problem.causal_offset), problem.seq_q * packed, problem.seq_kv, problem.seq_q
+    return HeadValues(name, numbers, packed, *sizes, fmt, name == "alibi")
+
+
+def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:
+    """Return the scores beside those of the keys, one a query head, as exponentials of ``p`` take them; None: none."""
+    if not problem.sink_logits:
+        return None
+    factor = exponent_factor(p.exp_variant)
+    return head_values("sink", tuple(x * factor for x in sink_logits(problem.heads)), problem, fmt, packed)

@@ -1,0 +1,21 @@
+"""Numbers that a problem has for each query head: slopes of ALiBi, and learned scores beside those of the keys."""
+
+from __future__ import annotations
+
+import random
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return each head's slope: 2^(-8 (h + 1) / n) for a power of two n; else those of the power below, then every
+    second one of the power above (Press et al. 2022, section 3; their code).
+    """
+    below = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * (h + 1) / below) for h in range(below)]
+    above = [2.0 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * below, 2)]
+    return tuple((slopes + above)[:heads])
+
+
+def sink_logits(heads: int) -> tuple[float, ...]:
+    """Return a drawn score for each head, standard normal: a model's own are in its weights."""
+    draw = random.Random(heads)
+    return tuple(draw.gauss(0.0, 1.0) for _ in range(heads))

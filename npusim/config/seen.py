@@ -1,0 +1,204 @@
+"""Which keys a query sees: ranges of keys, a function of where the query stands in its sequence.
+
+The query at position p stands on key p; query row i of a call is at position i + ``causal_offset``, the last one on
+the last key.  Everything else is of ranges: which tiles are visited, which of them need a mask, how many pairs count.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
+
+from npusim.errors import SpecError, TilingError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    import numpy.typing as npt
+
+#: First key of each range and the one past its last, ascending, disjoint and not adjacent.
+Ranges = tuple[tuple[int, int], ...]
+#: ``sees(q, k)``: whether queries at positions q of a sequence see the keys at k; int64 arrays that broadcast.
+Sees = Callable[[Any, Any], Any]
+#: Elements of a user's mask that are looked at, at most.
+MOST_SEEN = 1 << 28
+
+
+class Seen(Protocol):
+    """Which keys the queries of a sequence see; immutable and hashable."""
+
+    @property
+    def comparisons(self) -> int:
+        """How many comparisons of a query's and a key's numbers say whether it is seen."""
+
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each query and key are read for that."""
+
+    def union(self, first: int, last: int) -> Ranges:
+        """Return the keys that any query at positions ``first`` to ``last`` (included) sees."""
+
+    def common(self, first: int, last: int) -> Ranges:
+        """Return the keys that all of them see."""
+
+    def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
+        """Return which of ``cols`` keys from ``col`` on each of ``rows`` positions from ``first`` on sees, bool."""
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges in order, those that touch or overlap as one, empty ones left out."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(r for r in ranges if r[0] < r[1]):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRanges:
+    """What the fields of a problem say: at most two ranges a query, whose ends never fall from one query to the next.
+
+    A query at p sees keys of its stretch (its document, its chunk of that; else all ``keys``): those up to p where it
+    ``is_causal``, of them the last ``window``, and the first ``sinks`` and ``prefix`` of the stretch, sinks where they
+    are not after p.
+    """
+
+    keys: int
+    is_causal: bool
+    window: int | None = None
+    sinks: int = 0
+    prefix: int = 0
+    documents: tuple[int, ...] = ()
+    chunk: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a query sees all keys, or all up to its own."""
+        return self.window is None and not self.prefix and not self.documents and self.chunk is None
+
+    @property
+    def comparisons(self) -> int:
+        """How many comparisons of a query's and a key's numbers say whether it is seen."""
+        bounds = self.window, self.sinks, self.prefix, self.documents, self.chunk
+        return self.is_causal + sum(bool(bound) for bound in bounds)
+
+    @property
+    def lookups(self) -> int:
+        """How many numbers of each query and key are read for that: its document's."""
+        return 1 if self.documents else 0
+
+    def ends_at(self, p: int) -> tuple[int, int, int, int]:
+        """Return the first key of a query's stretch, one past its first range, and the second range."""
+        base, end = 0, self.keys
+        if self.documents:
+            ends = _ends(self.documents)
+            number = min(bisect_right(ends, p), len(ends) - 1)
+            base, end = ends[number] - self.documents[number], ends[number]
+            end = min(end, self.keys)
+        if self.chunk is not None:
+            base += (min(p, end - 1) - base) // self.chunk * self.chunk
+            end = min(end, base + self.chunk)
+        high = min(p + 1, end) if self.is_causal else end
+        low = base if self.window is None else max(base, p + 1 - self.window)
+        return base, max(min(base + self.sinks, high), min(base + self.prefix, end)), low, high
+
+    def union(self, first: int, last: int) -> Ranges:
+        """Return the keys that any query at positions ``first`` to ``last`` sees."""
+        base, shown, low, _ = self.ends_at(first)
+        _, shown_last, _, high = self.ends_at(last)
+        return joined(((base, shown), (low, max(high, shown_last))))
+
+    def common(self, first: int, last: int) -> Ranges:
+        """Return the keys that all of them see."""
+        base, shown, _, high = self.ends_at(first)
+        base_last, _, low, _ = self.ends_at(last)
+        return joined(((base, shown), (low, high))) if base == base_last else ()
+
+    def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
+        """Return which keys each position sees, (rows, cols) bool."""
+        return _matrix(self, first, rows, col, cols)
+
+
+@lru_cache(maxsize=256)  # of tiles: blocks of other heads ask for the same
+def _matrix(seen: KeyRanges, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
+    import numpy as np
+
+    base, shown, low, high = (x[:, None] for x in np.array([seen.ends_at(first + r) for r in range(rows)]).T)
+    k = np.arange(col, col + cols)[None]
+    seen_keys: npt.NDArray[Any] = ((k >= base) & (k < shown)) | ((k >= low) & (k < high))
+    return seen_keys
+
+
+@lru_cache(maxsize=64)  # of documents
+def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFunction:
+    """A function of one's own, of positions of query and key; ``keys`` of a sequence."""
+
+    sees: Sees
+    keys: int
+    is_plain = False
+    comparisons = 2  #: as a window has; what the function says is not looked at
+    lookups = 0
+
+    def union(self, first: int, last: int) -> Ranges:
+        """Return the keys that any query at positions ``first`` to ``last`` sees."""
+        import numpy as np
+
+        return _ranges(np.any(self._block(first, last), axis=0))
+
+    def common(self, first: int, last: int) -> Ranges:
+        """Return the keys that all of them see."""
+        import numpy as np
+
+        return _ranges(np.all(self._block(first, last), axis=0))
+
+    def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
+        """Return which keys each position sees, (rows, cols) bool.
+
+        Raises `SpecError` for a function that says something else.
+        """
+        import numpy as np
+
+        q, k = np.arange(first, first + rows)[:, None], np.arange(col, col + cols)[None]
+        answer = np.asarray(self.sees(q, k))
+        if answer.dtype != bool or np.broadcast_shapes(answer.shape, (rows, cols)) != (rows, cols):
+            raise SpecError(
+                f"sees: a function of positions q ({rows}, 1) and k (1, {cols}) says of each pair whether q sees k, "
+                f"bool ({rows}, {cols}); it returned {answer.dtype} {answer.shape}, which is no set of ranges of keys"
+            )
+        return np.broadcast_to(answer, (rows, cols))
+
+    def _block(self, first: int, last: int) -> npt.NDArray[Any]:
+        rows = last + 1 - first
+        if rows * self.keys > MOST_SEEN:
+            raise TilingError(f"a mask function of {rows} x {self.keys} pairs at a time; {MOST_SEEN:,} at most")
+        return self.matrix(first, rows, 0, self.keys)
+
+
+def _ranges(row: npt.NDArray[Any]) -> Ranges:
+    """Return the ranges of a row of bool."""
+    import numpy as np
+
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))
+    return tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+@lru_cache(maxsize=64)  # of problems
+def pairs_seen(seen: Hashable, first: int, rows: int) -> int:
+    """Return how many pairs of a query and a key there are, of ``rows`` positions from ``first`` on."""
+    what: Any = seen
+    if isinstance(what, KeyFunction):
+        step = max(1, MOST_SEEN // 16 // what.keys)
+        parts = ((p, min(step, first + rows - p)) for p in range(first, first + rows, step))
+        return sum(int(what.matrix(p, n, 0, what.keys).sum()) for p, n in parts)
+    return sum(b - a for p in range(first, first + rows) for a, b in what.union(p, p))

@@ -1,0 +1,412 @@
+"""What a vector unit with registers takes for a stage of rows: vector functions of a few hardware loops.
+
+A loop's interval is the largest of what its instructions ask of the unit: issue, single issue, registers written,
+accesses to UB, long units, the latency carried round, an outer loop's least.  A function starts and ends once; what
+its loops keep in registers is neither stored nor loaded again.  The rules are the vendor's; latencies its cost models'.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import ceil, log2
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.errors import UnknownOpcodeError
+from npusim.formats import get_format
+from npusim.ir.op import Opcode
+from npusim.ir.tile import RingTile, Tile
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+    from npusim.config.engine import RegisterOpSpec, RegisterVectorEngine
+    from npusim.ir.op import Step, VectorCode
+    from npusim.ir.program import Terms
+    from npusim.ir.tile import Operand
+
+#: Instruction of an operation on registers; of a reduction the one that joins two.
+INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
+    {
+        Opcode.COPY: "",
+        Opcode.FILL: "dup",
+        Opcode.CAST: "cast",
+        Opcode.ADD: "add",
+        Opcode.SUB: "sub",
+        Opcode.MUL: "mul",
+        Opcode.MAX: "max",
+        Opcode.DIV: "div",
+        Opcode.EXP: "exp",
+        Opcode.LOG: "log",
+        Opcode.SELECT: "select",
+        Opcode.ROW_MAX: "max",
+        Opcode.ROW_SUM: "add",
+    }
+)
+#: Instruction that reduces one register to one value.
+WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
+#: Pairs that one instruction does: of the first the second reads its first source.
+PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
+#: Accumulators of a row sum by its order.
+CHAINS = MappingProxyType({"sequential": 1, "four_chains": 4})
+#: Format of masks: a register of theirs serves for one of any format.
+MASK = "int8"
+#: Plain instructions that are done again on what is loaded again, where storing a result would be the other way.
+MOST_REPEATED = 2
+
+
+@dataclass(eq=False, slots=True)
+class RegisterValue:
+    """What one instruction leaves of a tile, and what it reads: other values of the stage, or where operands lie."""
+
+    name: str
+    sources: tuple[RegisterValue | Hashable, ...]
+    rows: int
+    cols: int  #: of the tile it works through; 1 for a vector of rows
+    size: int  #: bytes of the widest element it meets
+    reduction: Opcode | None = None
+    chains: int = 1
+    is_kept: bool = False  #: lies in UB when its function ends
+    is_narrowed: bool = False  #: a cast to fewer bytes
+    loop: int = 0
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it leaves one value a row."""
+        return self.cols == 1 or self.reduction is not None
+
+
+class LatencyPath(NamedTuple):
+    """Instructions that wait for one another, from where a loop may begin."""
+
+    cycles: float = 0.0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class HardwareLoop:
+    """A hardware loop over tiles of one shape: its values, and how often each instruction runs in an iteration."""
+
+    rows: int
+    cols: int
+    values: list[RegisterValue] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    trips: float = 1.0
+    is_nested: bool = False
+    stored: int = 0  #: registers that are stored when it ends
+    follows: bool = False  #: needs what an earlier loop of its function leaves
+
+
+def function_cycles(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> tuple[int, Terms]:
+    """Return the cycles of a stage's steps, and the constants behind them.
+
+    ``key`` is the unit's in its file.  Raises :class:`UnknownOpcodeError` for a step it has no instruction for.
+    """
+    terms: dict[str, float] = {}
+    parts = list(functions(_values(steps, spec, key, code), code))
+    for function, after in zip(parts, [*parts[1:], []], strict=False):
+        # What a function leaves late is hidden by the start of one that does not read it.
+        left = {id(v) for v in function}
+        is_waited_for = not after or any(id(s) in left for v in after for s in v.sources)
+        for name, cycles in _VectorFunction(function, spec, key, code).terms(is_waited_for=is_waited_for):
+            terms[name] = terms.get(name, 0.0) + cycles
+    return ceil(sum(terms.values())), tuple(terms.items())
+
+
+def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: VectorCode) -> list[RegisterValue]:
+    """Return what steps leave, pairs that are one instruction joined."""
+    latest: dict[Hashable, RegisterValue] = {}
+    values: list[RegisterValue] = []
+    for step in steps:
+        name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
+        if name is None:
+            raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
+        if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in CHAINS:
+            known = ", ".join((*CHAINS, "vector_lanes"))
+            raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
+        tiles = [s for s in step.srcs if not isinstance(s, float)]
+        widest = max((step.dst, *tiles), key=lambda t: t.cols)
+        value = RegisterValue(
+            name,
+            tuple(latest.get(place(t), place(t)) for t in tiles),
+            widest.rows,
+            widest.cols,
+            max((get_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
+            reduction=step.opcode if step.opcode in WITHIN else None,
+            chains=CHAINS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
+            is_kept=step.name in code.leaves,
+            is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
+        )
+        if f"{name}_{step.dst.fmt}" in spec.ops:
+            value.name = f"{name}_{step.dst.fmt}"
+        if (before := latest.get(place(step.dst))) is not None:
+            before.is_kept = False  # written over
+        latest[place(step.dst)] = value
+        values.append(value)
+    return values if code.functions == "calls" else _joined(values, spec, is_fused=code.functions == "fused")
+
+
+def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused: bool) -> list[RegisterValue]:
+    """Return the values with each pair that one instruction does as one; only fused code has multiply-adds."""
+    readers = Counter(id(s) for v in values for s in v.sources)
+    gone: set[int] = set()
+    for value in values:
+        for source in value.sources:
+            if not isinstance(source, RegisterValue):
+                continue
+            is_alike = source.cols == value.cols and source.is_vector == value.is_vector
+            pair = PAIRS.get((source.name.partition("_")[0], value.name.partition("_")[0]), "")
+            is_free = is_alike and readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
+            if pair in spec.ops and is_free and (is_fused or pair != "multiply_add") and value.cols > 1 - is_fused:
+                value.name = pair
+                value.sources = (*source.sources, *(s for s in value.sources if s is not source))
+                gone.add(id(source))
+                break
+    return [v for v in values if id(v) not in gone]
+
+
+def functions(values: list[RegisterValue], code: VectorCode) -> Iterator[list[RegisterValue]]:
+    """Yield what each vector function does: all, casts to what leaves apart, or one instruction."""
+    if code.functions == "fused" and values:
+        yield values
+    elif code.functions == "calls":
+        yield from ([v] for v in values)
+    else:
+        casts = [v for v in values if v.is_narrowed and v.is_kept and v.cols > 1]
+        others = [v for v in values if v not in casts]
+        for v in casts:
+            for source in v.sources:
+                if isinstance(source, RegisterValue):
+                    source.is_kept = True
+        yield from (f for f in (others, casts) if f)
+
+
+class _VectorFunction:
+    """One vector function: its loops, and where their time goes."""
+
+    def __init__(self, values: list[RegisterValue], spec: RegisterVectorEngine, key: str, code: VectorCode) -> None:
+        self.values, self.spec, self.key, self.code = values, spec, key, code
+        self.loops: list[HardwareLoop] = []
+        self.within = {id(v) for v in values}
+        for value in values:
+            self._place(value)
+        for loop in self.loops:
+            self._count(loop)
+
+    def _is_made_here(self, source: object) -> bool:
+        return isinstance(source, RegisterValue) and id(source) in self.within
+
+    def _place(self, value: RegisterValue) -> None:
+        """Put a value into the first loop over its shape in which what it reads is there."""
+        first = 0
+        for source in value.sources:
+            if isinstance(source, RegisterValue) and self._is_made_here(source):
+                is_there_at_once = source.reduction is None and (source.cols > 1) == (value.cols > 1)
+                first = max(first, source.loop if is_there_at_once else source.loop + 1)
+        value.loop = next(
+            (at for at in range(first, len(self.loops)) if self._fits(value, self.loops[at])), len(self.loops)
+        )
+        if value.loop == len(self.loops):
+            self.loops.append(HardwareLoop(value.rows, value.cols))
+        self.loops[value.loop].values.append(value)
+
+    def _fits(self, value: RegisterValue, loop: HardwareLoop) -> bool:
+        """Return whether a value is worked out in a loop: one over its shape that has something it reads."""
+        had = {*map(id, loop.values), *(id(s) for v in loop.values for s in v.sources)}
+        return (loop.rows, loop.cols) == (value.rows, value.cols) and not had.isdisjoint(map(id, value.sources))
+
+    # ---------------------------------------------------------------- instructions of an iteration
+
+    def _lanes(self, loop: HardwareLoop) -> int:
+        return self.spec.register_bytes.value // max(v.size for v in loop.values)
+
+    def _count(self, loop: HardwareLoop) -> None:
+        """Count an iteration's instructions: work, loads of what is not in registers, stores of what leaves."""
+        is_down = self.code.layout == "dn" and loop.cols > 1
+        across = loop.rows if is_down or loop.cols == 1 else loop.cols
+        wide = ceil_div(across, self._lanes(loop))
+        chains = max((v.chains for v in loop.values if v.reduction), default=1) if is_down else 1
+        if loop.cols == 1:
+            loop.trips = 1.0
+        elif is_down:
+            loop.trips = loop.cols / chains
+        elif any(v.reduction for v in loop.values) or any(self._is_spread(s, loop) for s in self._read(loop)):
+            loop.trips = float(loop.rows)
+            loop.is_nested = wide > 1 and self.code.functions != "fused"
+        else:  # gapless: register after register
+            loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
+        each, counts = wide * chains, loop.counts
+        made = {id(v) for v in loop.values}
+        for value in loop.values:
+            if value.name:
+                counts[value.name] += each
+            if value.reduction and not is_down:
+                counts[WITHIN[value.reduction]] += 1
+                counts["dup"] += 1
+        for source in self._read(loop):
+            if isinstance(source, RegisterValue) and self._is_made_here(source):
+                self._reread(source, loop, each, is_down=is_down)
+            elif not (self._is_spread(source, loop) and is_down):
+                counts["load"] += 1 if self._is_spread(source, loop) else each
+        for value in loop.values:
+            if self._is_stored(value):
+                if value.reduction and is_down:  # behind the last iteration
+                    loop.stored += wide
+                    continue
+                rows_of_fractals = self.code.blocks and value.is_narrowed and is_down
+                if value.is_narrowed and value.cols > 1:
+                    counts["pack"] += each
+                counts["store_blocks" if rows_of_fractals else "store"] += 1 if value.reduction else each
+        loop.follows = any(self._is_made_here(s) and id(s) not in made for s in self._read(loop))
+
+    def _read(self, loop: HardwareLoop) -> list[RegisterValue | Hashable]:
+        """Return what a loop's values read that it does not make itself."""
+        made = {id(v) for v in loop.values}
+        return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
+
+    def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
+        """Return whether a source is one value a row where the loop goes over tiles."""
+        cols = source.cols if isinstance(source, RegisterValue) and not source.reduction else 1
+        cols = cols if isinstance(source, RegisterValue) else source[1]  # type: ignore[index]
+        return cols == 1 and loop.cols > 1
+
+    def _reread(self, source: RegisterValue, loop: HardwareLoop, each: int, *, is_down: bool) -> None:
+        """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
+        if source.is_vector:
+            if loop.cols > 1 and not is_down:
+                loop.counts["load"] += 1
+            return
+        again = list(_chain(source))
+        if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):
+            for v in again:
+                if v.name:
+                    loop.counts[v.name] += each
+            loop.counts["load"] += each * len({s for v in again for s in v.sources if not isinstance(s, RegisterValue)})
+        else:
+            loop.counts["load"] += each
+            source.is_kept = True
+            self.loops[source.loop].counts["store"] += 0 if self._is_stored(source) else each
+
+    def _is_stored(self, value: RegisterValue) -> bool:
+        return value.is_kept or self.code.functions == "calls"
+
+    # ---------------------------------------------------------------- time
+
+    def _op(self, name: str) -> RegisterOpSpec:
+        return self.spec.op(name)
+
+    def bounds(self, loop: HardwareLoop) -> dict[str, float]:
+        """Return the cycles that an iteration of a loop takes at least, by the constant that says so."""
+        ops, spec = {name: self._op(name) for name in loop.counts}, self.spec
+
+        def total(*kinds: str) -> float:
+            return sum(n * ops[o].register_cycles.value for o, n in loop.counts.items() if ops[o].kind in kinds)
+
+        def number(*kinds: str) -> int:
+            return sum(n for o, n in loop.counts.items() if ops[o].kind in kinds)
+
+        longs = [n for o, n in loop.counts.items() if ops[o].kind == "long" and n]
+        switches = spec.long_switch_cycles.value * min(longs) if len(longs) > 1 else 0.0
+        compute = ("plain", "single", "long")
+        carried = [INSTRUCTIONS[v.reduction] for v in loop.values if v.reduction and self.code.layout == "dn"]
+        written = number("load", *compute)
+        return {
+            "issued_per_cycle_count": (total("plain", "single") + number("long")) / spec.issued_per_cycle_count.value,
+            "singly_issued_per_cycle_count": total("single") / spec.singly_issued_per_cycle_count.value,
+            "registers_written_per_cycle_count": written / spec.registers_written_per_cycle_count.value,
+            "accesses_per_cycle_count": (number("load") + total("store")) / spec.accesses_per_cycle_count.value,
+            "writes_per_cycle_count": total("store") / spec.writes_per_cycle_count.value,
+            "long_units_count": (total("long") + switches) / spec.long_units_count.value,
+            "ops.{}.latency_cycles".format(carried[0] if carried else ""): max(
+                (self._op(name).latency_cycles.value for name in carried), default=0.0
+            ),
+            "function.nested_cycles": float(spec.function.nested_cycles.value) if loop.is_nested else 1.0,
+        }
+
+    def terms(self, *, is_waited_for: bool = True) -> Iterator[tuple[str, float]]:
+        """Yield the function's time by the constants behind it; ``is_waited_for``: what its last loop leaves."""
+        spec, key = self.spec, self.key
+        yield f"{key}.function.startup_cycles", float(spec.function.startup_cycles.value)
+        for at, loop in enumerate(self.loops):
+            bounds = self.bounds(loop)
+            name = max(bounds, key=lambda b: bounds[b])
+            trips = loop.trips
+            if at and not loop.follows:
+                # The window lets an independent loop begin while the one before waits for its last results.
+                trips -= min(trips, spec.function.window_count.value // max(1, loop.counts.total()))
+            yield f"{key}.{name}", trips * bounds[name]
+            if loop.stored:
+                yield f"{key}.writes_per_cycle_count", loop.stored / spec.writes_per_cycle_count.value
+            is_exposed = is_waited_for or at < len(self.loops) - 1
+            for step in self._exposed(at).names if is_exposed else ():
+                yield f"{key}.ops.{step}.latency_cycles", float(self._op(step).latency_cycles.value)
+        yield f"{key}.function.drain_cycles", float(spec.function.drain_cycles.value)
+
+    def _exposed(self, at: int) -> LatencyPath:
+        """Return the longest chain of instructions behind the last iteration that what follows waits for."""
+        loop, paths = self.loops[at], dict[int, LatencyPath | None]()
+        is_last = at == len(self.loops) - 1
+        latency = {name: op.latency_cycles.value for name, op in self.spec.ops.items()}
+        used = {id(s) for later in self.loops[at + 1 :] for v in later.values for s in v.sources}
+        longest = LatencyPath()
+        for value in loop.values:
+            starts = [self._start(s, loop, paths) for s in value.sources]
+            path = max((p for p in starts if p is not None), default=None)
+            if path is None and not loop.follows:
+                path = LatencyPath()
+            if path is not None:
+                path = self._longer(path, value, latency)
+            paths[id(value)] = path
+            if path is None:
+                continue
+            if is_last and self._is_stored(value):
+                store = "store_blocks" if loop.counts["store_blocks"] and value.is_narrowed else "store"
+                path = LatencyPath(path.cycles + latency[store], (*path.names, store))
+            if is_last or id(value) in used:
+                longest = max(longest, path)
+        return longest
+
+    def _start(
+        self, source: RegisterValue | Hashable, loop: HardwareLoop, paths: Mapping[int, LatencyPath | None]
+    ) -> LatencyPath | None:
+        """Return how long a source takes from where a loop may begin; None if it is there before."""
+        if isinstance(source, RegisterValue) and self._is_made_here(source):
+            return paths[id(source)] if id(source) in paths else LatencyPath()
+        if loop.follows or not loop.counts["load"]:
+            return None
+        return LatencyPath(self._op("load").latency_cycles.value, ("load",))
+
+    def _longer(self, path: LatencyPath, value: RegisterValue, latency: Mapping[str, float]) -> LatencyPath:
+        """Return a path with a value's instruction behind it, and what joins its accumulators."""
+        names = [value.name] if value.name else []
+        if value.reduction and self.code.layout == "dn":
+            names += [value.name] * ceil(log2(value.chains))
+        elif value.reduction:
+            names += [WITHIN[value.reduction]]
+        elif value.is_narrowed and value.cols > 1:
+            names.append("pack")
+        return LatencyPath(path.cycles + sum(latency[n] for n in names), (*path.names, *names))
+
+
+def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
+    """Yield a value and all values it is made of."""
+    yield value
+    for source in value.sources:
+        if isinstance(source, RegisterValue):
+            yield from _chain(source)
+
+
+def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
+    """Return what :func:`function_cycles` looks at of steps beside shapes, formats and which operands are one."""
+    return code, tuple(step.name in code.leaves for step in steps)
+
+
+def place(operand: Operand) -> tuple[Hashable, int]:
+    """Return where an operand lies, and its columns."""
+    if isinstance(operand, Tile):
+        return (operand.space, operand.offset_bytes), operand.cols
+    if isinstance(operand, RingTile):
+        return (operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes), operand.cols
+    return operand, operand.cols

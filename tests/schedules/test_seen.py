@@ -1,0 +1,144 @@
+"""Which keys a query sees and what is done to scores: every schedule against softmax written out in the test."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.problem import Problem
+from npusim.config.scores import sink_logits
+from npusim.errors import SpecError, TilingError
+from npusim.numerics.inputs import recipe_source
+
+N, HEADS = 203, 4
+SMALL = {"block_q": 64, "block_kv": 32}
+#: Schedule, device and tiling; E4M3 inputs where products are FP8.
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "flash": ("flash", "ascend_910b2", SMALL),
+    "computed": ("flash", "ascend_950", {**SMALL, "mask": "computed"}),
+    "split_kv": ("split_kv", "ascend_910b2", {**SMALL, "splits": 3, "mask": "loaded"}),
+    "gpu": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4}),
+    "flex": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4, "kernel": "triton"}),
+    "gpu splits": ("split_kv", "h200", {**SMALL, "splits": 2}),
+    "volta": ("volta_flash", "v100", {"block_q": 128, "block_kv": 32}),
+    "fp8": ("fp8_attention", "ascend_910b2", SMALL),
+    "pasa": ("pasa", "ascend_910b2", SMALL),
+    "unfused": ("standard", "ascend_910b2", {}),
+}
+SEEN: dict[str, dict[str, Any]] = {
+    "window": {"window": 70},
+    "sinks": {"window": 50, "sinks": 3},
+    "prefix": {"prefix": 90},
+    "documents": {"documents": (60, 7, 100, 36)},
+    "chunks": {"chunk": 48},
+    "windows in documents": {"documents": (60, 7, 100, 36), "window": 20, "sinks": 2},
+}
+SCORES: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 2.0},
+    "alibi": {"alibi": True},
+    "learned sinks": {"sink_logits": True},
+    "all": {"window": 70, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True},
+}
+
+
+def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int) -> np.ndarray:
+    """Return one head's attention, query by query and key by key, as the fields' descriptions say it."""
+    out = np.zeros((len(q), v.shape[1]))
+    ends = list(accumulate(p.documents or (p.seq_kv,)))
+    for row in range(len(q)):
+        at = row + p.causal_offset
+        start = next(e - n for e, n in zip(ends, p.documents or (p.seq_kv,), strict=True) if at < e)
+        start += (at - start) // p.chunk * p.chunk if p.chunk else 0
+        weights = {}
+        for key in range(start, min(ends[-1], p.seq_kv)):
+            is_seen = key <= at and (p.window is None or at - key < p.window or key - start < p.sinks)
+            same = key < next(e for e in ends if at < e) and (not p.chunk or key < start + p.chunk)
+            if same and (is_seen or key - start < p.prefix):
+                s = float(q[row] @ k[key]) * p.scale
+                s = p.softcap * math.tanh(s / p.softcap) if p.softcap else s
+                weights[key] = math.exp(s + (2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0))
+        total = sum(weights.values()) + (math.exp(sink_logits(p.heads)[head]) if p.sink_logits else 0.0)
+        out[row] = sum(w * v[key] for key, w in weights.items()) / total
+    return out
+
+
+def problem(**fields: Any) -> Problem:
+    return Problem(**{"heads": HEADS, "kv_heads": 2, "seq_q": N, "head_dim": 64, "causal": True, **fields})
+
+
+def ran(run: str, p: Problem, **more: Any) -> Any:
+    schedule, hw, tiling = RUNS[run]
+    return npusim.run(schedule, hw=hw, problem=p, tiling={**tiling, **more}, rows="all", heads="all")
+
+
+@pytest.mark.parametrize("kind", [*SEEN, *SCORES])
+@pytest.mark.parametrize("run", RUNS)
+def test_every_schedule_computes_what_the_problem_says(run: str, kind: str) -> None:
+    fields = {**SEEN, **SCORES}[kind]
+    if kind in SCORES and run in ("pasa", "unfused"):
+        with pytest.raises(TilingError, match=r"--ignore (softcap|alibi|sink_logits)"):
+            ran(run, problem(**fields))
+        return
+    p = problem(**fields)
+    result, source = ran(run, p), recipe_source(p)
+    for head in (0, HEADS - 1):
+        q, k, v = (
+            np.asarray(source(n, 0, h), np.float64) for n, h in (("q", head), ("k", head // 2), ("v", head // 2))
+        )
+        wanted = expected(p, q, k, v, head)
+        error = np.asarray(result.output[0, head], np.float64) - wanted
+        assert np.linalg.norm(error) / np.linalg.norm(wanted) < (0.06 if run == "fp8" else 8e-3)
+    assert result.numerics.error.rmse < (0.06 if run == "fp8" else 8e-3)  # and so does the reference
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_window_of_all_keys_is_a_causal_mask_bit_for_bit(run: str) -> None:
+    assert np.array_equal(ran(run, problem(window=N)).output, ran(run, problem()).output)
+
+
+def test_bits_are_the_same_however_a_tile_gets_its_mask() -> None:
+    outputs = {kind: ran("flash", problem(window=70), mask=kind) for kind in ("cut", "computed", "loaded")}
+    assert np.array_equal(outputs["cut"].output, outputs["computed"].output)
+    assert np.array_equal(outputs["cut"].output, outputs["loaded"].output)
+    assert len({r.cycles for r in outputs.values()}) == 3  # but not what it costs
+    with pytest.raises(TilingError, match="mask=cut: one constant matrix serves causal masks and windows"):
+        ran("flash", problem(documents=(100, 103)), mask="cut")
+
+
+def test_decode_sees_its_window_as_the_last_row_of_prefill_does() -> None:
+    whole, one = problem(window=70, sinks=3), problem(window=70, sinks=3, seq_q=1, seq_kv=N)
+    assert one.visible_keys(0) == whole.visible_keys(N - 1) == 73
+    for run in ("flash", "split_kv", "gpu", "gpu splits"):
+        result = ran(run, one)
+        assert result.numerics.error.rmse < 2e-3
+        assert result.timing.link_bytes["hbm"] < ran(run, problem(seq_q=1, seq_kv=N)).timing.link_bytes["hbm"]
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
+    """One query of 32k keys: what is read beyond L2 is K and V of the window."""
+    sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 32768, "head_dim": 128, "causal": True}
+    for window in (1024, 4096):
+        p = Problem(window=window, **sizes)
+        moved = npusim.run("split_kv", hw=hw, problem=p, numerics=False).timing.link_bytes["hbm"]
+        assert window * 8 * 128 * 2 * 2 <= moved <= 1.1 * window * 8 * 128 * 2 * 2 + 2**20
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": 0}, "window: 0 must be greater than 0"),
+        ({"sinks": 4}, "sinks: 4 keys beside a window, and there is none"),
+        ({"documents": (100, 100)}, "documents: they add up to 200, and there are 203 keys"),
+        ({"window": 8, "causal": False}, "window: 8 keys of those up to the query: it needs a causal mask"),
+        ({"softcap": 0.0}, "softcap: 0.0 must be greater than 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        problem(**fields)
