@@ -33,7 +33,17 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-__all__ = ["OPTIONS", "PRECISION", "Variant", "Variants", "bits_key", "blocks_key", "program_key", "row_key"]
+__all__ = [
+    "OPTIONS",
+    "PRECISION",
+    "Variant",
+    "Variants",
+    "bits_key",
+    "blocks_key",
+    "named_fields",
+    "program_key",
+    "row_key",
+]
 
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"
@@ -68,7 +78,7 @@ class Variant:
             **self.options,
             problem=request.problem and request.problem.model_copy(update=dict(self.problem)),
             overrides={**(request.overrides or {}), **self.overrides} or None,
-            tiling={**_fields(request.tiling), **self.tiling},
+            tiling={**named_fields(request.tiling), **self.tiling},
             precision=",".join(filter(None, (*rest, *changed))) or None,
             numerics=False,
             trace_groups=(),
@@ -76,8 +86,8 @@ class Variant:
         )
 
 
-def _fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
-    """Return the fields of a tiling that were chosen."""
+def named_fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
+    """Return the fields of a tiling that were named."""
     return tiling.model_dump(exclude_unset=True) if isinstance(tiling, Tiling) else dict(tiling or {})
 
 
@@ -126,7 +136,7 @@ class Variants:
         """Return the fields of a variant that were chosen for it; changes by name alone."""
         plan = self._plan(self.named(changes))
         declared = {n: f.default for n, f in type(plan.tiling).model_fields.items()}
-        named = {**_fields(self.request.tiling), **changes}
+        named = {**named_fields(self.request.tiling), **changes}
         return {n: v for n, v in plan.tiling if n not in named and v != declared[n]}
 
     def _plan(self, variant: Variant) -> Plan:
