@@ -35,7 +35,17 @@ if TYPE_CHECKING:
     from npusim.schedules.registry import Precision
     from npusim.simulation.plan import Plan
 
-__all__ = ["PAIRS", "WORTH", "TileChoice", "choose_tile", "completed", "judged_problem", "program_of", "warmed"]
+__all__ = [
+    "PAIRS",
+    "WORTH",
+    "TileChoice",
+    "choose_tile",
+    "completed",
+    "judged_problem",
+    "open_fields",
+    "program_of",
+    "warmed",
+]
 
 #: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
 WORTH = 0.01
@@ -105,6 +115,14 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
     of_device = Itself(plan.schedule), _one_device(plan.device), plan.problem
     with uncollected():
         return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.warm)
+
+
+def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
+    """Return the tiling fields that the rule may choose where nobody names them."""
+    if not issubclass(schedule.problem, Problem) or not device.is_timed:
+        return frozenset()
+    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}))
+    return frozenset(n for group in settings for s in group for n in s if n in schedule.tiling.model_fields)
 
 
 def _one_device(device: DeviceSpec) -> Itself:

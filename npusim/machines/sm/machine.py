@@ -63,16 +63,17 @@ _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
     ({"block_q": 64, "warps": 4}, {"block_q": 128, "warps": 8}),
 )
 #: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
-#: pipeline, as Triton's kernels have them (hopper.md section 2), and those of a library's kernel (none).
+#: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
+#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
 PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
-    # Rows, keys, warps, stages: the tiles of hopper.md section 2.
+    # Rows, keys, warps, stages.
     (_tile(64, 128, 4, 3), _tile(128, 128, 8, 3), _tile(64, 64, 4, 3), _tile(64, 128, 4, 1), _tile(64, 128, 4, None)),
     (_LONGEST,),
     *_NEARBY,
 )
 #: The same where copies are not asynchronous: one stage.
 STAGED: Sequence[Sequence[Mapping[str, object]]] = (
-    # Rows, keys, warps, stages: the tiles of hopper.md section 2.
+    # Rows, keys, warps, stages.
     (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(64, 64, 4, None)),
     (_LONGEST,),
     *_NEARBY,
