@@ -258,7 +258,7 @@ def test_float32_accumulators_cost_a_resident_block() -> None:
 def test_it_runs_on_its_own_device_and_its_fields_can_be_explored() -> None:
     assert npusim.run("volta_flash", problem=problem(), numerics=False).device.name == "v100"
     fields = {"block_kv": (32, 64), "smem": ("plain", "padded"), "arrangement": ("4x1", "2x2")}
-    found = explore("volta_flash", fields, problem=problem(512))
+    found = explore("volta_flash", fields, problem=problem(512), exhaustive=True)
     assert len(found.feasible) == 8
     assert {outcome.point["smem"] for outcome in found.feasible[:4]} == {"padded"}
 
