@@ -172,7 +172,8 @@ class WorkTile:
     """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
 
     ``spans`` are (axis, start, size), the axis of rows first.  Query x sees keys up to
-    ``x + causal_offset``.  ``place`` is where it runs on a core that holds several at a time.
+    ``x + causal_offset``.  ``place`` is where it runs on a core that holds several at a time.  ``before``: blocks whose
+    last tiles its core group still works on when this one begins; ``leaves_open``: another follows before its end.
     """
 
     batch: int
@@ -181,6 +182,8 @@ class WorkTile:
     runs: tuple[TileRun, ...] = ()
     causal_offset: int | None = None
     place: int = 0
+    before: tuple[WorkTile, ...] = ()
+    leaves_open: bool = False
 
     def __str__(self) -> str:
         axis, start, size = self.spans[0]
@@ -214,7 +217,13 @@ class WorkTile:
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""
         sizes = tuple(size for _, _, size in self.spans)
-        return self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs), self.causal_offset
+        one = self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs), self.causal_offset
+        return (*one, tuple(b.shape for b in self.before), self.leaves_open) if self.before or self.leaves_open else one
+
+    @property
+    def tile_count(self) -> int:
+        """Tiles its loop visits."""
+        return sum(run.count for run in self.runs)
 
     @property
     def family(self) -> Hashable:

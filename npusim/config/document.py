@@ -8,7 +8,8 @@ choice (a mapping with ``value``) is replaced whole, so that a changed value alw
 A key of the file may be dotted; ``null`` takes away what the other file has.
 
 ``extends: {file: <name>, basis: assumed}`` is for another chip: every number that is taken over says
-so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.
+so, and its basis is no longer that of the chip it was found on.  ``facts`` are not taken over then.  ``keys``: patterns
+of all that is taken over (``flags.*``), so that no cost of a mechanism that this chip lacks comes with the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 from ruamel.yaml import YAML
@@ -229,12 +231,12 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     document = read_document(path)
     if "extends" not in document.data:
         return document
-    name, is_assumed = document.data["extends"], False
-    if isinstance(name, dict) and name.keys() == {"file", "basis"} and name["basis"] == "assumed":
-        name, is_assumed = name["file"], True
-    if not isinstance(name, str) or not name:
-        expected = "the name of another file, or {file: NAME, basis: assumed}"
-        raise document.error("extends", f"expected {expected}, got {name!r}")
+    name, is_assumed, keys = document.data["extends"], False, ["*"]
+    if isinstance(name, dict) and name.keys() - {"keys"} == {"file", "basis"} and name["basis"] == "assumed":
+        name, is_assumed, keys = name["file"], True, name.get("keys", keys)
+    if not isinstance(name, str) or not name or not _is_listed(keys):
+        expected = "the name of another file, or {file: NAME, basis: assumed}, with keys: [PATTERN, ...]"
+        raise document.error("extends", f"expected {expected}, got {document.data['extends']!r}")
     try:
         base_path = find(name, path)
     except SpecError as error:
@@ -246,8 +248,30 @@ def _read(path: Path, find: Callable[[str, Path], Path], chain: tuple[Path, ...]
     base = _read(base_path, find, seen)
     if is_assumed:
         without_facts = {key: value for key, value in base.data.items() if key != "facts"}
-        base = Document(base.file, _assumed(without_facts, name), base.places)
+        matched: set[str] = set()
+        taken = _matching(_assumed(without_facts, name), keys, matched)
+        if unknown := [pattern for pattern in keys if pattern not in matched]:
+            raise document.error("extends", f"keys: nothing of {name} is called {unknown[0]}")
+        base = Document(base.file, taken, base.places)
     return _Merge(base, document).merged()
+
+
+def _is_listed(keys: object) -> TypeGuard[list[str]]:
+    return isinstance(keys, list) and bool(keys) and all(isinstance(key, str) for key in keys)
+
+
+def _matching(data: dict[str, object], patterns: list[str], matched: set[str], path: str = "") -> dict[str, object]:
+    """Return the keys that ``patterns`` match, in their mappings; ``matched`` gets the patterns that match any."""
+    taken: dict[str, object] = {}
+    for key, value in data.items():
+        at = f"{path}.{key}" if path else key
+        if _is_branch(value):
+            if below := _matching(value, patterns, matched, at):
+                taken[key] = below
+        elif by := {pattern for pattern in patterns if fnmatchcase(at, pattern)}:
+            matched |= by
+            taken[key] = value
+    return taken
 
 
 def _assumed(data: dict[str, object], name: str) -> dict[str, object]:

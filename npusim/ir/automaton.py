@@ -92,7 +92,7 @@ def content_of(
     listed = []
     for shape in shapes:
         loops, counts = counts_of(shape)
-        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes()))
+        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes(), shape.meets))
     rings = tuple(tuple(vars(ring).values()) for ring in program.rings)
     return rings, tuple(endpoints), len(program.queues), tuple(starts), tuple(listed)
 
@@ -150,30 +150,30 @@ class Automaton:
 
     def _blocks(self) -> None:
         """Follow every shape of block from every state in which one can begin."""
-        begun: dict[State, int] = {}
-        finished: list[tuple[int, State]] = []
-        waiting = list(self.ends)
+        begun: dict[tuple[State, Hashable], int] = {}
+        finished: list[tuple[int, tuple[State, Hashable]]] = []
+        waiting: list[tuple[State, Hashable]] = [(state, ()) for state in self.ends]
         counted = [(shape, *counts_of(shape)) for shape in self.shapes]
         while waiting:
-            state = waiting.pop()
-            if state in begun:
+            state, under_way = waiting.pop()
+            if (state, under_way) in begun:
                 continue
-            begun[state] = start = self._node(EMPTY, list(state), (), {})
+            begun[state, under_way] = start = self._node(EMPTY, list(state), (), {})
             for shape, loops, rows in counted:
-                left = rows
+                left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
                     # Of counts that come to the same states, one is followed; the largest first, to see all of them.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
                     cursors = list(state)
                     tails = self._follow(shape.parts, [(start, NEXT)], cursors, (), {})
-                    end = self._state(cursors)
+                    end = self._state(cursors), shape.meets[1]
                     finished += [(tail, end) for tail, _ in tails]
                     waiting.append(end)
                     left = self._others(loops, left)
         for tail, end in finished:
             self.nodes[tail].successors.setdefault(begun[end], BLOCK)
-        self.ends = dict.fromkeys(begun)
+        self.ends = dict.fromkeys(state for state, under_way in begun if under_way == ())
 
     def _others(self, loops: Sequence[int], rows: Ints) -> Ints:
         """Return the rows of counts that do not come to the states of the last one, which was followed."""

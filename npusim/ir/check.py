@@ -63,6 +63,9 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
             # Regions that are no sums of block coordinates are numbers once each block stands for itself.
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
+        if contested and phase.succession:  # blocks that overlap are told apart by where they lie
+            shapes = builder.shapes(phase, one_by_one=True)
+            contested, ranges = check_regions(program, phase, shapes)
         is_condensed, automaton = builder.condense is condensed, None
         arguments = program, builder.walker.endpoints, shapes, states, contested
         if is_condensed and not contested:

@@ -112,6 +112,17 @@ class Touch:
         return self.times == 0
 
 
+class Succession(NamedTuple):
+    """How blocks follow one another on a core group where one begins before the one before it is through.
+
+    ``alone``: a block as it is by itself, which its values are computed by.  ``meets``: keys of the blocks that are
+    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.
+    """
+
+    alone: Callable[[Block], Block]
+    meets: Callable[[Block], tuple[Hashable, Hashable]]
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramPhase:
     """A part of a program that ends in a launch or an all-core barrier.
@@ -125,7 +136,7 @@ class ProgramPhase:
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
     ``memo_key`` stands for all that operations depend on but blocks and depths of rings, ``body_counts`` gives bodies
     that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
-    all that values depend on; None where a machine does not say.
+    all that values depend on; None where a machine does not say.  ``succession``: where blocks overlap one another.
     """
 
     name: str
@@ -140,6 +151,7 @@ class ProgramPhase:
     body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
     family: Callable[[Block], Hashable] | None = None
+    succession: Succession | None = None
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""

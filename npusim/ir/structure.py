@@ -203,12 +203,13 @@ class Shape:
     """The parts that blocks of one shape have in common.
 
     ``numbers`` are their places in the phase; ``coordinates`` gives each symbol's values, one a block.  Blocks of a
-    family differ in how often loops run, too.
+    family differ in how often loops run, too.  ``meets``: what is under way before and behind them (`Succession`).
     """
 
     parts: tuple[Part, ...]
     numbers: Integers
     coordinates: Mapping[Symbol, Integers]
+    meets: tuple[Hashable, Hashable] = ((), ())
 
 
 Condense = Callable[[Sequence["Operation"]], Iterable["Part"]]
@@ -261,7 +262,7 @@ class Builder:
         try:
             common = twin(blocks, "block", coordinates)
             parts = self._unseen(phase.body(common), coordinates)
-            return [Shape(parts, numbers, coordinates)]
+            return [Shape(parts, numbers, coordinates, self._meets(phase))]
         except TypeError:
             if not coordinates and len(blocks) == 1:
                 raise
@@ -276,13 +277,16 @@ class Builder:
         for number in numbers:
             self._block = phase.blocks[number]
             parts = tuple(self._parts(phase.body(self._block)))
-            shapes.append(Shape(parts, [number], {}))
+            shapes.append(Shape(parts, [number], {}, self._meets(phase)))
             if parts != shapes[0].parts:
                 raise ProgramError(
                     f"{self.program.name}: phase {phase.name}: blocks {phase.blocks[numbers[0]]} and {self._block} "
                     f"have one shape, {phase.shape(self._block)}, but not the same operations"
                 )
         return shapes
+
+    def _meets(self, phase: ProgramPhase) -> tuple[Hashable, Hashable]:
+        return phase.succession.meets(self._block) if phase.succession else ((), ())
 
     # ---------------------------------------------------------------- items
 

@@ -182,7 +182,8 @@ def execute(
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
-        for lanes in _lanes(phase, part):
+        apart = [phase.succession.alone(block) for block in part] if phase.succession else part
+        for lanes in _lanes(phase, apart):
             Lockstep(program, phase, lanes, state).run()
             done += len(lanes)
             if progress is not None:

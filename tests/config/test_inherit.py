@@ -72,8 +72,13 @@ def test_circles_are_refused(write: Callable[..., Path], fault: Callable[..., st
 
 
 def test_extends_must_be_a_name(write: Callable[..., Path], fault: Callable[..., str]) -> None:
-    wanted = "expected the name of another file, or {file: NAME, basis: assumed}, got "
-    for given in ("['a']", "{'file': 'base', 'basis': 'vendor'}", "{'basis': 'assumed'}"):
+    wanted = "expected the name of another file, or {file: NAME, basis: assumed}, with keys: [PATTERN, ...], got "
+    for given in (
+        "['a']",
+        "{'file': 'base', 'basis': 'vendor'}",
+        "{'basis': 'assumed'}",
+        "{'file': 'base', 'basis': 'assumed', 'keys': 'a'}",
+    ):
         path = write(f"extends: {given}\n")
         assert fault(read_inherited, path, _beside) == f"{path}:1  extends: {wanted}{given}"
 
@@ -90,6 +95,16 @@ def test_numbers_of_another_chip_are_assumed_and_say_whose_they_are(write: Calla
         "b": {"value": 2, "basis": "measured", "source": "s"},
         "f": {"c": {"value": 3, "basis": "vendor", "source": "t"}},
     }
+
+
+def test_of_another_chip_comes_what_keys_name_and_nothing_else(
+    write: Callable[..., Path], fault: Callable[..., str]
+) -> None:
+    write("a: {b: {c: 1, d: 2}, e: {c: 3}}\nf: 4\n", "base.yaml")
+    path = write("extends: {file: base, basis: assumed, keys: [a.*.c]}\nf: 5\n")
+    assert read_inherited(path, _beside).data == {"a": {"b": {"c": 1}, "e": {"c": 3}}, "f": 5}
+    path = write("extends: {file: base, basis: assumed, keys: [a.b.*, a.g]}\n")
+    assert fault(read_inherited, path, _beside) == f"{path}:1  extends: keys: nothing of base is called a.g"
 
 
 def test_a_changed_value_without_basis_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:

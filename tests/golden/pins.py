@@ -39,20 +39,33 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, TileProgram
 
 PINS = Path(__file__).with_name("pins.json")
-DEVICES = ("ascend_910b2", "ascend_910b1", "ascend_910b3", "ascend_910b4", "ascend_950", "v100", "h200", "a10", "t4")
+DEVICES = (
+    "ascend_910b2",
+    "ascend_910b1",
+    "ascend_910b3",
+    "ascend_910b4",
+    "ascend_950",
+    "ascend_950_28",
+    "v100",
+    "h200",
+    "a10",
+    "t4",
+)
 #: Devices that differ from the first of their family in speed and number of cores only.
-SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4")
+SAME_BITS = ("ascend_910b1", "ascend_910b3", "ascend_910b4", "ascend_950_28")
 #: Tiles whose scores fit in UB in ping-pong.
 NARROW: dict[str, dict[str, object]] = {"ascend_950": {"block_q": 64, "block_kv": 256}}
 #: Shapes of devices that share most with another, and what runs differently there.
 FEWER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SAME_BITS, ("ragged", "causal", "long")),
     "ascend_950": ("ragged", "causal", "decode"),
+    "ascend_950_28": ("causal",),
     "a10": ("causal", "bfloat16"),
     "t4": ("causal", "bfloat16"),
 }
 APART = {
     "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv"),
+    "ascend_950_28": ("flash",),
     "a10": ("flash", "pasa"),
     "t4": ("flash", "fp8_attention"),
 }

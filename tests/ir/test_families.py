@@ -33,7 +33,7 @@ CASES = [
     ("flash", "ascend_910b2", {"depth": 3, "kernel": "tilelang", "block_q": 64}),
     ("pasa", "ascend_910b4", {"deal": "balanced"}),
     ("two_level", "ascend_910b1", {}),
-    ("flash", "ascend_950", {}),
+    ("flash", "ascend_950", {"pipeline": "block"}),
     ("flash", "v100", {}),
     ("flash", "h200", {}),
 ]

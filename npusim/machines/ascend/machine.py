@@ -48,6 +48,12 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     }
 )
 
+#: What CANN's attention does on a vector unit with registers: the tile and order of FlashAttention Lite's last version,
+#: blocks by length, stages through from block to block (ring of three tasks, ops-transformer flash_attention_score).
+REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
+#: The widest head of which that tile fits in UB; wider ones have half as many rows.
+WIDEST = 128
+
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
@@ -70,12 +76,16 @@ class AscendMachine(Machine):
         self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
 
-    def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
+            if tiling.pipeline == "core" and tiling.order != "rolling":
+                raise TilingError(f"pipeline=core: order={tiling.order} ends with each block; order=rolling goes on")
         if "kernel" not in type(tiling).model_fields:
             return tiling, ()
+        if has_registers(self.device):
+            return self._on_registers(tiling, problem)
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
@@ -85,6 +95,28 @@ class AscendMachine(Machine):
         if "kernel" in tiling.model_fields_set and tiling.kernel:
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
         return SETTINGS
+
+    def _on_registers(self, tiling: Any, problem: Any) -> tuple[Any, tuple[str, ...]]:
+        """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
+        for name in ("kernel", "barriers", "together"):
+            if name in tiling.model_fields_set and getattr(tiling, name) not in (None, "cann"):
+                raise TilingError(
+                    f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
+                    "without barriers within a function; it is a field of devices such as ascend_910b2"
+                )
+        fields: dict[str, Any] = {"barriers": None, "kernel": "cann"}
+        if tiling.order == "rolling":
+            fields |= {"pipeline": tiling.pipeline or "core"}
+        if type(tiling).model_fields["kernel"].default is None:
+            if "deal" not in tiling.model_fields_set:
+                fields["deal"] = "balanced"
+            if not {"block_q", "block_kv"} & tiling.model_fields_set:
+                tile = dict(REGISTER_TILE)
+                if getattr(problem, "head_dim", 0) > WIDEST:
+                    tile |= {"block_q": tile["block_q"] // 2, "vector_rows": tile["vector_rows"] // 2}
+                fields |= {n: value for n, value in tile.items() if n not in tiling.model_fields_set}
+        made = tiling.model_copy(update=fields)
+        return made, ("kernel=cann: CANN's, whose vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""
@@ -143,8 +175,11 @@ class AscendMachine(Machine):
             slots=getattr(t, "slots", PING_PONG),
             route=getattr(t, "route", None),
             is_work_list=getattr(t, "deal", "") == "work_list",
+            is_continuous=getattr(t, "pipeline", "") == "core",
         )
         if not getattr(t, "kernel", ""):
+            return fields, ""
+        if has_registers(self.device):
             return fields, ""
         kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(

@@ -7,8 +7,9 @@ work at the same time.  Without products each vector core goes through its own s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from itertools import compress, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free
@@ -16,7 +17,7 @@ from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
 from npusim.ir.opaque import indices
-from npusim.ir.program import Body, Item
+from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
 from npusim.machines.ascend.product import CubeProduct, cube_rings
@@ -25,7 +26,7 @@ from npusim.machines.base import program_phase
 from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_place
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import FlagKind, Ring
@@ -56,11 +57,16 @@ class AscendPhase:
         self.rows = {s: rows_stage(frame, s, table, group, tiling, self.direct) for s, table in tables.items()}
         self.cuts = self._cut() if products and frame.loop_axis else []
         self.turn = self._place_turn() if products else None
+        #: Tiles that the pipeline's last part is behind its first; whether the next block begins in between.
+        self.lag = tiling.ahead * max(0, len(self.cuts) - 1)
+        self.is_continuous = tiling.is_continuous and self.lag > 0 and all(b.runs for b in phase.cells)
         if products:
             self._place_products()
             self._place_cross()
         self.vectors = [
-            VectorShare(frame, core, group, tuple(self.rows.values()), tiling, self.cross, self._generations)
+            VectorShare(
+                frame, core, group, tuple(self.rows.values()), tiling, self.cross, self._generations, self._lasting()
+            )
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
@@ -70,6 +76,9 @@ class AscendPhase:
         self._check_handed()
         self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
         self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
+        numbers = range(len(self.cuts))
+        self.opens = [Emitter(memo_key, f"start {n}", partial(self._open, part=n)) for n in numbers]
+        self.closes = [Emitter(memo_key, f"finish {n}", partial(self._close, part=n)) for n in numbers]
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
@@ -102,11 +111,12 @@ class AscendPhase:
         )
         tiles = [tuple(v.tiles.items()) for v in self.vectors]
         plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra, tiling.code, tiling.order, tiling.slots
+        pace = tiling.barriers, tiling.together, tiling.extra, tiling.code
+        order = tiling.order, tiling.slots, self.is_continuous
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))
-        return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace
+        return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace, order
 
     def _place_turn(self) -> Ring | None:
         """Place the slot that the core takes before it loads, and that is given back when others are through."""
@@ -183,8 +193,13 @@ class AscendPhase:
         body_counts = self._body_counts if self.parts else None
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
         blocks, shares = self.phase.cells, tuple[tuple[int, ...], ...]()
+        count, linked = self.group.device.group_count.value, dict[str, Any]()
         if self.tiling.is_work_list:
-            blocks, shares = as_free(blocks, self.group.device.group_count.value)
+            blocks, shares = as_free(blocks, count)
+        if self.is_continuous:
+            numbers = shares or [range(group, len(blocks), count) for group in range(count)]
+            blocks = successive(blocks, numbers, self.lag)
+            linked = {"succession": Succession(_by_itself, partial(_meets, self.lag)), "family": None}
         return program_phase(
             self.frame,
             self.items,
@@ -194,6 +209,7 @@ class AscendPhase:
             memo_key=self.memo_key,
             body_counts=body_counts,
             bits=self._bits,
+            **linked,
         )
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
@@ -214,6 +230,8 @@ class AscendPhase:
         """Yield one block in program order."""
         if not self.products:
             yield from self._alone(block)
+        elif self.is_continuous:
+            yield from self._onward(block)
         elif self.frame.loop_axis:
             yield Repeat("start", (0,), body(self.start, block, WHOLE))
             yield from self._pipelined(block)
@@ -226,16 +244,44 @@ class AscendPhase:
     def _height(self, block: WorkTile) -> int:
         return self.frame.size(block, self.frame.row_axis, WHOLE)
 
-    def _open(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        for p in self.products.values():
-            yield from p.open(block, tile)
+    def _open(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[TileOp]:
+        """Yield what a block begins with; of one ``part`` of the pipeline alone, where parts begin apart."""
+        for s, p in self.products.items():
+            if part in (None, self._part_of(s)):
+                yield from p.open(block, tile)
+        states = [n for n, first in self._parts_of_states().items() if part in (None, first)]
         for v in self.vectors:
-            yield from v.start(v.mine(self._height(block)))
+            yield from v.start(v.mine(self._height(block)), states)
 
-    def _close(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
-        for p in self.products.values():
-            yield from p.close(block, tile)
-        yield from self._stages(self.phase.finish, self.vectors, block, tile)
+    def _close(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[Item]:
+        for s, p in self.products.items():
+            if part in (None, self._part_of(s)):
+                yield from p.close(block, tile)
+        lasting = [n for n in self._lasting() if self._parts_of_states()[n] == part]
+        for v in self.vectors if lasting else ():
+            yield from v.keep(v.mine(self._height(block)), lasting)
+        if part in (None, len(self.cuts) - 1):
+            yield from self._stages(self.phase.finish, self.vectors, block, tile)
+
+    def _parts_of_states(self) -> dict[str, int]:
+        """Return the part of the pipeline that uses each state."""
+        parts: dict[str, int] = {}
+        for state, what in self.phase.names.items():
+            if what.start is not None:
+                used = (i for i, cut in enumerate(self.cuts) for s in cut if self._is_used(state, s))
+                parts[state] = next(used, 0)
+        return parts
+
+    def _is_used(self, state: str, stage: Stage) -> bool:
+        storage = self.frame.storage
+        return any(storage.get(n) == storage[state] for n in (*stage.read, *stage.written))
+
+    def _lasting(self) -> dict[str, int]:
+        """Return the states that end before the block does, with their copies: so many blocks may be under way."""
+        if not self.is_continuous:
+            return {}
+        read = {n for n in self._parts_of_states() if any(self._is_used(n, s) for s in self.phase.finish)}
+        return {n: self.lag + 2 for n in read if self._parts_of_states()[n] < len(self.cuts) - 1}
 
     def _stages(
         self, stages: Sequence[Stage], cores: Sequence[VectorShare], block: WorkTile, tile: Visit
@@ -350,15 +396,51 @@ class AscendPhase:
         shape, at = shape_and_place(block)
         return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
+    def _onward(self, block: WorkTile) -> Iterator[Repeat]:
+        """Yield a block's tiles in the first part of the pipeline, and what later parts do of it and of those before.
+
+        Step n does tile n of the first part; a later part, so many tiles behind, works on the core group's tiles in
+        one row, whosever they are.  Where a block's tiles begin or end in a part, so does what that part does of it.
+        """
+        firsts = list(accumulate((b.tile_count for b in block.before), initial=0))
+        cells = [(at - firsts[-1], _by_itself(b)) for at, b in zip(firsts, (*block.before, block), strict=True)]
+        end = block.tile_count + (0 if block.leaves_open else self.lag)
+        placed = [(at + first, at, run, b) for at, b in cells for first, run in self.frame.placed(b)]
+        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
+        cuts = {at + lag for lag in lags for at in (*(p[0] for p in placed), *(at + b.tile_count for at, b in cells))}
+        for start, stop in pairwise(sorted({0, end, *(at for at in cuts if 0 < at < end)})):
+            for lag, opens in zip(lags, self.opens, strict=True):
+                yield from (Repeat("start", (0,), body(opens, b, WHOLE)) for at, b in cells if at + lag == start)
+            running = [
+                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
+                for part, lag in zip(self.parts, lags, strict=True)
+                if cells[0][0] <= start - lag < block.tile_count
+            ]
+            if running:
+                yield Repeat(self.frame.loop_axis, range(start, stop), self._across(running))
+            for lag, closes in zip(lags, self.closes, strict=True):
+                yield from (
+                    Repeat("finish", (0,), body(closes, b, WHOLE)) for at, b in cells if at + b.tile_count + lag == stop
+                )
+
+    def _across(self, running: list[tuple[Emitter, int, int, int, TileRun, WorkTile]]) -> Body:
+        """Return the body of a step in which each part is in a block of its own."""
+        static, where = [], []
+        for part, lag, first, begin, run, b in running:
+            shape, at = shape_and_place(b)
+            static.append((part, run.step, run.cols, run.only, shape))
+            where.append((at, -lag - begin, run.col - (lag + first) * run.step))
+        return Body(_steps_across, tuple(static), tuple(where), self.memo_key)
+
     def _alone(self, block: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
-        loops, finish = self.phase.loops, self.phase.finish
+        loops, finish, states = self.phase.loops, self.phase.finish, list(self._parts_of_states())
         height = next(iter(self.rows.values())).height
         for v in self.vectors:
             mine = v.mine(self._height(block))
             for part in v.slices(mine, height) if mine else ():
                 one = RowSlice(part.row, part.rows, 0, part.rows)
-                yield from v.start(one)
+                yield from v.start(one, states)
                 for loop in loops:
                     for tile in self.frame.tiles(block) if loop.axis else (WHOLE,):
                         for s in loop.stages:
@@ -393,6 +475,47 @@ def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
     block = block_at(shape, position)
     for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
         yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
+
+
+def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:
+    """Yield each part's body at its tile of one step, in a block of its own."""
+    for (part, pitch, cols, only, shape), (position, number, col) in zip(static, at, strict=True):
+        tile = Visit(index + number, index * pitch + col, cols, only)
+        yield Repeat("", (0,), body(part, block_at(shape, position), tile))
+
+
+def successive(blocks: Sequence[WorkTile], numbers: Iterable[Iterable[int]], lag: int) -> tuple[WorkTile, ...]:
+    """Return blocks that know what is under way when they begin; ``numbers`` of those of each core group, in order."""
+    linked = list(blocks)
+    for group in numbers:
+        before: tuple[WorkTile, ...] = ()
+        last = None
+        for number in group:
+            if last is not None:
+                linked[last] = replace(linked[last], leaves_open=True)
+            linked[number], last = replace(blocks[number], before=before), number
+            before = _under_way((*before, blocks[number]), lag)
+    return tuple(linked)
+
+
+def _under_way(blocks: Sequence[WorkTile], lag: int) -> tuple[WorkTile, ...]:
+    """Return the last of a core group's blocks: those with tiles less than ``lag`` back."""
+    left, count = lag, 0
+    while count < len(blocks) and left > 0:
+        count += 1
+        left -= blocks[-count].tile_count
+    return tuple(blocks[len(blocks) - count :])
+
+
+def _by_itself(block: WorkTile) -> WorkTile:
+    """Return a block as it is where no other overlaps it."""
+    return replace(block, before=(), leaves_open=False)
+
+
+def _meets(lag: int, block: WorkTile) -> tuple[Hashable, Hashable]:
+    """Return keys of what is under way when a block begins, and when it hands on."""
+    after = _under_way((*block.before, _by_itself(block)), lag) if block.leaves_open else ()
+    return tuple(b.shape for b in block.before), tuple(b.shape for b in after)
 
 
 def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:

@@ -97,6 +97,8 @@ class AscendTiling:
         Of what rows hand to products; none: on the chip where the device leads there.
     is_work_list
         Whether each block goes to the core group that is free first.
+    is_continuous
+        Whether stages go on with the next block's tiles while the last ones of a block are still under way.
     """
 
     plans: Mapping[str, ProductPlan] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class AscendTiling:
     slots: int = PING_PONG
     route: Route | None = None
     is_work_list: bool = False
+    is_continuous: bool = False
 
     @property
     def takes_turns(self) -> bool:
@@ -208,6 +211,10 @@ class RegisterFields(VectorFields):
     order: StageOrder = Field(
         default="rolling",
         description="stages each `depth` tiles ahead of the next, in groups of `depth` tiles, or tile after tile",
+    )
+    pipeline: Literal["block", "core"] | None = Field(
+        default=None,
+        description="stages run out at the end of each block, or go on with the core's next; default: the kernel's",
     )
     slots: int = Field(
         default=PING_PONG, ge=1, le=4, description="of L0A, L0B and L0C; 1: the core waits for each result to leave L0C"

@@ -71,6 +71,8 @@ class CubeProduct:
         self.left, self.right = row.srcs
         self.dst = row.dst
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
+        if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
+            self.plan = replace(self.plan, left_depth=PING_PONG)
         m_axis, self.k_axis = frame.axes(self.left)
         self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
         self.how = frame.product_attributes(stage, group.arithmetic)

@@ -100,6 +100,7 @@ class VectorShare:
         tiling: AscendTiling,
         cross: Mapping[str, tuple[Ring, ...]],
         generations: Callable[[str], int],
+        lasting: Mapping[str, int],
     ) -> None:
         self.frame, self.core, self.group = frame, core, group
         self.tiling, self.generations = tiling, generations
@@ -121,6 +122,11 @@ class VectorShare:
                 if n not in self.masks:
                     self.masks[n] = group.ring(*ring)
         self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
+        #: States that finishing reads while the next block's are worked on.
+        self.lasting = {
+            frame.storage[n]: group.ub_kept(core, n, frame.row_bytes(n, self.rows), depth)
+            for n, depth in lasting.items()
+        }
         self._place_kept(stages, tiling)
 
     def _place_ends(self, s: RowsStage) -> None:
@@ -163,7 +169,7 @@ class VectorShare:
         self.tiles: dict[str, Tile] = {}
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
-            if n in self.spilled:
+            if n in self.spilled or n in self.lasting:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
                 self.tiles[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
@@ -201,25 +207,39 @@ class VectorShare:
         share = mine.rows
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
-    def start(self, mine: RowSlice | None) -> Iterator[TileOp]:
-        """Yield the fill of the states with what they start from."""
+    def start(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
+        """Yield the fill of states with what they start from."""
         names = self.frame.phase.names
         if mine is None:
             return
         fills = [
-            Step(Opcode.FILL, self.tiles[n].part(0, mine.rows), (w.start,))
-            for n, w in names.items()
-            if w.start is not None and n not in self.spilled
+            Step(Opcode.FILL, self._state(n, mine.rows), (start,))
+            for n in states
+            if (start := names[n].start) is not None and n not in self.spilled
         ]
         if fills:
             yield compute("state.start", self.core.vector, fills)
-        for n, at in self.spilled.items():
+        for n, at in ((n, at) for n, at in self.spilled.items() if n in states):
             start = names[n].start
             assert start is not None
             for part in self.slices(mine, at.height):
                 back = at.back.fill(part.rows, self.frame.width(n), self.frame.fmt(n))
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)
+
+    def _state(self, n: str, rows: int) -> Operand:
+        """Return where a state begins."""
+        return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
+
+    def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
+        """Return a lasting state while a block's tiles are worked on."""
+        width, fmt = self.frame.width(n), self.frame.fmt(n)
+        return self.lasting[n].fill(self.rows, width, fmt, first=first, last=last)
+
+    def keep(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
+        """Yield the end of work on lasting states: they stay as they are until the block is finished."""
+        if mine is not None:
+            yield pass_on("state.keep", self.core.vector, *(self._lasts(n, last=True) for n in states))
 
     def items(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[TileOp]:
         """Yield one stage on this core's share: loads, work and stores, slice by slice."""
@@ -341,6 +361,15 @@ class VectorShare:
         first, last = s.stage is readers[0], s.stage is readers[-1]
         return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
 
+    def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
+        """Return a lasting state as a stage meets it: at work, or as it was kept for the stages that finish a block."""
+        finish, storage = self.frame.phase.finish, self.frame.storage
+        if s.stage not in finish:
+            return self._lasts(n)
+        readers = [x for x in finish if any(storage.get(r) == n for r in x.read)]
+        first, last = part.first and s.stage is readers[0], part.last and s.stage is readers[-1]
+        return self.lasting[n].front(self.rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
+
     def _bindings(
         self, s: RowsStage, part: RowSlice, views: Mapping[str, Source], block: WorkTile, tile: Visit
     ) -> dict[str, Source]:
@@ -355,6 +384,8 @@ class VectorShare:
                 whole = self._carried(root, s)
                 whole = whole.held(first=part.first and whole.first, last=part.last and whole.last)
                 bound[n] = whole.part(at, part.rows)
+            elif root in self.lasting:
+                bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:
                 row = at if frame.places[root] == "state" else 0
                 bound[n] = self.tiles[root].part(row, part.rows, 0, frame.cols(root, block, tile))
