@@ -178,7 +178,7 @@ def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
         environment["NUMBA_DISABLE_JIT"] = "1"
     command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
     done = subprocess.run(
-        [*command, "run", "flash", "--seq", "256", *options],
+        [*command, "run", "flash", "--seq", "256", "--full", *options],
         env=environment,
         capture_output=True,
         text=True,

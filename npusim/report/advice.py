@@ -306,7 +306,7 @@ class Trial:
         variants = Variants(replace(request, warm=r.program.is_warm), is_open=is_open)
         try:
             timing = variants.build(Variant(), is_hinted=False).timing()
-        except (NpusimError, ValueError):
+        except (NpusimError, ValueError, ImportError):
             return inf
         return inf if timing is None else timing.latency_s * 1e6
 

@@ -206,7 +206,7 @@ class _Trial:
                 self._known[tiling] = None
                 self._known[tiling] = self._simulated(tiling, fields)
             return self._known[tiling]
-        except NpusimError:
+        except (NpusimError, ImportError):  # it does not fit, or nothing can be compiled
             return None
 
     def refusal(self, fields: Mapping[str, object]) -> str:
