@@ -1,4 +1,4 @@
-"""The cache folder: machine code of kernels, and device files as they were read.
+"""The cache folder: machine code of kernels, and what YAML files say.
 
 It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
 private temporary one, whichever can be written.  What is in it is used as it is (machine code is run), so a file is
@@ -44,8 +44,8 @@ def load(name: str, stamp: bytes) -> bytes | None:
     return None
 
 
-def store(name: str, stamp: bytes, data: bytes) -> None:
-    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once."""
+def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> None:
+    """Keep ``data`` under a name, in place of what was; where that is impossible, it is said once, or not at all."""
     faults = list[str]()
     for place in _folders():
         try:
@@ -54,7 +54,7 @@ def store(name: str, stamp: bytes, data: bytes) -> None:
             faults.append(f"{place}: {error.strerror or error}")
         else:
             return
-    if faults:
+    if faults and not is_silent:
         _say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
 
 

@@ -86,6 +86,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     window, sinks, prefix, chunk, documents
         Which keys a query sees (`Problem`): the last ``window``, itself included, and the first ``sinks`` beside it,
         the first ``prefix``, those of its own chunk or document; in place of what the workload says.
+    kind
+        Which layers, where a model has several kinds: ``"global"``, or ``"local"`` with a window or chunk; None: those
+        with most to see, and a note says what the others take.
     softcap, alibi
         What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
         added.

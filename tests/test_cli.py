@@ -419,7 +419,7 @@ def test_products_and_copies_run_from_their_sizes() -> None:
     [
         (("gemm", "--problem", "m=1"), "write m=..,n=..,k=.."),
         (("gemm", "--problem", "m=1,n=0,k=1"), "n must be a positive whole number"),
-        (("flsh",), "Did you mean 'flash'?"),
+        (("flsh",), "Did you mean `flash`?"),
         (("flash", "-t", "block_kv=100"), "nearest: 96 or 112"),
         (("flash", "-t", "blok=1"), "blok: unknown tiling field"),
         (("flash", "-t", "block_q"), "-t block_q: write -t key=value"),

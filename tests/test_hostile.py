@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.config.document import MOST_VALUES, parse_document, read_document
+from npusim.config.document import parse_document, read_document
 from npusim.config.huggingface import import_config
 from npusim.config.load import load_workload
+from npusim.config.yaml_text import MOST_VALUES
 from npusim.errors import SpecError, TensorError
 from npusim.explore.store import PointOutcome, export
 from npusim.formats.vectors import load_vectors

@@ -196,7 +196,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[NpusimError], str]] = {
     "schedule": (
         {"schedule": "flsh"},
         SpecError,
-        r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?",
+        r"unknown schedule 'flsh'\. Did you mean `flash`\? There are .*flash",
     ),
     "precision": ({"precision": "fa2_fp16"}, SpecError, r"fa2_fp16.*fa2_fp32"),
     "method": ({"method": "blokc"}, SpecError, r"method 'blokc': there are auto, des, block"),

@@ -176,17 +176,20 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
 
 def _print(result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool) -> None:
     from npusim.report.advice import Trial
-    from npusim.report.findings import SENSITIVITY, sensitivity_document
     from npusim.report.record import record_of
     from npusim.report.tables import run_table
-    from npusim.simulation.sensitivity import sensitivity
 
-    record = record_of(result)
-    moved = sensitivity(result) if sensitive else ()
+    record, added, tables = record_of(result), {}, []
+    if sensitive:
+        from npusim.report.findings import SENSITIVITY, sensitivity_document
+        from npusim.simulation.sensitivity import sensitivity
+
+        moved = sensitivity(result)
+        added, tables = {"sensitivity": sensitivity_document(moved)}, [SENSITIVITY.grid(moved)]
     show_either(
         as_json,
-        lambda: {**record.to_document(), **({"sensitivity": sensitivity_document(moved)} if sensitive else {})},
-        lambda: (*run_table(record, Trial(result), is_full=is_full), *([SENSITIVITY.grid(moved)] if sensitive else [])),
+        lambda: {**record.to_document(), **added},
+        lambda: (*run_table(record, Trial(result), is_full=is_full), *tables),
     )
     if folder is not None:
         files = " ".join(sorted(path.name for path in folder.iterdir()))

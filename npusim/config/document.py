@@ -1,7 +1,6 @@
-"""Strict YAML 1.2: a file as plain data, with the file and line of every key, and with what it ``extends``.
+"""Files in YAML as plain data, with the file and line of every key, and with what each ``extends``.
 
-One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values
-are made from it here, so no second, slower round-trip parse is needed for error messages.
+A file is parsed once; what it says is then kept in the cache folder as long as its text is the same.
 
 ``extends: <name>``: a file that says only what differs from another.  Mappings are merged key by key; a number or
 choice (a mapping with ``value``) is replaced whole, so that a changed value always carries its own basis and source.
@@ -14,33 +13,22 @@ of all that is taken over (``flags.*``), so that no cost of a mechanism that thi
 
 from __future__ import annotations
 
-import re
-import warnings
+import functools
+import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
-from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
-
+from npusim import cache
 from npusim.errors import SpecError
 from npusim.sanitize import regular_file
 from npusim.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
     from typing import TypeGuard
 
-    from ruamel.yaml.constructor import SafeConstructor
-
-_TAG = "tag:yaml.org,2002:"
-#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
-#: file has 1,500.
-MOST_VALUES = 100_000
-#: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
-MOST_DIGITS = 400
 #: Size of one file; beyond it, it is none of ours and would only take long to read.
 MOST_BYTES = 16 * MIB
 
@@ -88,7 +76,21 @@ def read_document(path: Path) -> Document:
         The file cannot be read, is larger than `MOST_BYTES` or than `MOST_VALUES` values, is not
         YAML 1.2, is empty or not a mapping, or has a key twice.
     """
-    return parse_document(read_text(path), file=str(path))
+    text = read_text(path)
+    name, stamp = f"{cache.digest(path.stem).hex()[:16]}.document", cache.digest(text, _parser())
+    content = cache.load(name, stamp)
+    if content is not None:
+        return _document(str(path), *json.loads(content))
+    document = parse_document(text, file=str(path))
+    lines = {key: position.line for key, position in document.places.items()}
+    cache.store(name, stamp, json.dumps([document.data, lines]).encode(), is_silent=True)
+    return document
+
+
+@functools.cache
+def _parser() -> str:
+    """Return the source of what makes a document of text: what it made is used only as long as it is the same."""
+    return Path(__file__).with_name("yaml_text.py").read_text(encoding="utf-8")
 
 
 def read_text(path: Path) -> str:
@@ -102,118 +104,13 @@ def read_text(path: Path) -> str:
 
 def parse_document(text: str, *, file: str) -> Document:
     """Return the content of YAML text, which errors call ``file``; raises as `read_document`."""
-    yaml = YAML(typ="safe", pure=True)
-    root = _composed(yaml, text, file)
-    if not isinstance(root, MappingNode):
-        what = "is empty" if root is None else "is not a mapping of keys to values"
-        raise SpecError(f"{file}:1  the file {what}")
-    places = {"": FilePosition(file, 1)}
-    try:
-        data = _Builder(file, places, yaml.constructor).mapping("", root)
-    except RecursionError:
-        raise SpecError(f"{file}:1  an alias stands inside its own anchor") from None
-    return Document(file, data, places)
+    from npusim.config.yaml_text import parse_mapping
+
+    return _document(file, *parse_mapping(text, file=file))
 
 
-def _composed(yaml: YAML, text: str, file: str) -> object:
-    """Return the root node of YAML text, None if it is empty; raise `SpecError` if it is faulty."""
-    try:
-        with warnings.catch_warnings():
-            # A second anchor of one name would silently change what later aliases mean.
-            warnings.simplefilter("error", ReusedAnchorWarning)
-            root: object = yaml.compose(text)
-            return root
-    except ReusedAnchorWarning as error:
-        # Its text: "found duplicate anchor 'x' first occurrence ... second occurrence ... line 3".
-        line = re.findall(r"line (\d+)", str(error))[-1]
-        name = re.findall(r"anchor (\S+)", str(error))[0]
-        raise SpecError(f"{file}:{line}  duplicate anchor {name}") from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise SpecError(f"{file}:{line}  not valid YAML: {what}") from None
-    except YAMLError as error:
-        raise SpecError(f"{file}:1  not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise SpecError(f"{file}:1  nested too deeply") from None
-
-
-def parse_scalar(text: str) -> object:
-    """Return ``text`` as YAML 1.2 reads it as a value: number, true/false, or the text itself."""
-    yaml = YAML(typ="safe", pure=True)
-    try:
-        root = yaml.compose(text)
-        if isinstance(root, ScalarNode):
-            return _Builder("", {}, yaml.constructor).scalar("", root)
-    except (YAMLError, SpecError):
-        pass
-    return text
-
-
-class _Builder:
-    """Plain values from composed nodes; notes the place of each key, refuses a key given twice."""
-
-    def __init__(self, file: str, places: dict[str, FilePosition], constructor: SafeConstructor) -> None:
-        self.file = file
-        self.places = places
-        self.constructor = constructor
-        self.count = 0
-
-    def value(self, key: str, node: object) -> object:
-        self.count += 1
-        if self.count > MOST_VALUES:
-            first = key.partition(".")[0]
-            raise SpecError(
-                f"{self.places[first]}  {first}: more than {MOST_VALUES:,} values here and before; do aliases multiply?"
-            )
-        match node:
-            case MappingNode():
-                return self.mapping(key, node)
-            case SequenceNode():
-                return self.sequence(key, node)
-            case ScalarNode():
-                return self.scalar(key, node)
-        raise TypeError(f"not a YAML node: {node!r}")
-
-    def mapping(self, key: str, node: MappingNode) -> dict[str, object]:
-        result: dict[str, object] = {}
-        for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, ScalarNode):
-                raise SpecError(f"{self.file}:{line}  {key}: a key must be plain text")
-            name = str(key_node.value)
-            path = f"{key}.{name}" if key else name
-            if name in result:
-                first = self.places[path]
-                raise SpecError(f"{self.file}:{line}  {path}: duplicate key; first given in line {first.line}")
-            self.places[path] = FilePosition(self.file, line)
-            result[name] = self.value(path, value_node)
-        return result
-
-    def sequence(self, key: str, node: SequenceNode) -> list[object]:
-        items: list[object] = []
-        for index, item in enumerate(node.value):
-            path = f"{key}.{index}"
-            self.places[path] = FilePosition(self.file, item.start_mark.line + 1)
-            items.append(self.value(path, item))
-        return items
-
-    def scalar(self, key: str, node: ScalarNode) -> object:
-        kind = str(node.tag).removeprefix(_TAG)
-        # YAML 1.2 has no dates: what looks like one is text.
-        if kind in ("str", "timestamp"):
-            return str(node.value)
-        line = node.start_mark.line + 1
-        if kind not in ("null", "bool", "int", "float"):
-            raise SpecError(f"{self.file}:{line}  {key}: tag {node.tag} is not supported")
-        try:
-            if len(node.value) > MOST_DIGITS:
-                raise ValueError(kind)
-            return self.constructor.construct_object(node)
-        except (YAMLError, ValueError, LookupError):
-            text = node.value[:MOST_DIGITS]
-            raise SpecError(f"{self.file}:{line}  {key}: {text!r} cannot be read as {kind}") from None
+def _document(file: str, data: dict[str, object], lines: Mapping[str, int]) -> Document:
+    return Document(file, data, {key: FilePosition(file, line) for key, line in lines.items()})
 
 
 def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:

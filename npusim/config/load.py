@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from npusim.config.device import DeviceSpec
-from npusim.config.document import parse_scalar, read_inherited
+from npusim.config.document import read_inherited
 from npusim.config.messages import explain, suggest
 from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve
 from npusim.config.workload import Workload
@@ -245,6 +245,8 @@ def _replacement(old: object, key: str, text: str) -> object:
 
 def _number(key: str, text: str) -> object:
     """Return the value that ``text`` says; of bytes also as people write them: ``64MiB``."""
+    from npusim.config.yaml_text import parse_scalar
+
     value = parse_scalar(text)
     if isinstance(value, str) and key.endswith("_bytes"):
         try:

@@ -9,13 +9,13 @@ MindStudio Insight wants ``profilingType`` before the first bracket of a JSON fi
 from __future__ import annotations
 
 import json
+import struct
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
-
-from npusim.errors import NpusimError
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 TraceFormat = Literal["perfetto", "chrome"]
 TRACE_FILES = MappingProxyType({"perfetto": "trace.pftrace", "chrome": "trace.json"})
 
-_SEQUENCE = 1
+#: Numbers of the fields of Perfetto's messages (protos/perfetto/trace) that are written here, and of kinds of events.
+_PACKET = 1  # of Trace
+_TIMESTAMP, _SEQUENCE, _EVENT, _STATE, _DESCRIPTOR = 8, 10, 11, 13, 60  # of TracePacket
+_UUID, _TRACK_NAME, _PROCESS, _THREAD, _PARENT, _COUNTER = 1, 2, 3, 4, 5, 8  # of TrackDescriptor
+_PID, _TID, _THREAD_NAME, _PROCESS_NAME, _UNIT = 1, 2, 5, 6, 6  # of the descriptors in it
+_ANNOTATION, _TYPE, _TRACK, _EVENT_NAME, _LEVEL, _FLOW, _LAST_FLOW = 4, 9, 11, 23, 44, 47, 48  # of TrackEvent
+_INTEGER, _TEXT, _NAME = 4, 6, 10  # of DebugAnnotation
+_TYPES = MappingProxyType({"B": 1, "E": 2, "i": 3})
+_TYPE_COUNTER = 4
+_BYTES = tuple(bytes([n]) for n in range(256))
 #: Prefix of the name of a slice in which nothing ran; its cause follows.
 _WAIT = "wait: "
 _NANOSECONDS_PER_MICROSECOND = 1000
@@ -81,64 +90,88 @@ def _processes(timeline: Timeline) -> dict[str, int]:
 
 def perfetto_trace(timeline: Timeline) -> bytes:
     """Return the timeline as a Perfetto trace (protobuf), times in whole nanoseconds."""
-    try:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
-        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
-    except ImportError as error:
-        raise NpusimError(
-            f"traces need the `perfetto` package, which does not load ({error}); "
-            "python -m pip install perfetto, or --trace chrome, or --trace none"
-        ) from None
-    builder, event = TraceProtoBuilder(), proto.TrackEvent
-    kinds = {"B": event.TYPE_SLICE_BEGIN, "E": event.TYPE_SLICE_END, "i": event.TYPE_INSTANT}
+    sequence = _field(_SEQUENCE, 1)
+    packets = [sequence + _field(_STATE, 1)]  # names and such begin anew: SEQ_INCREMENTAL_STATE_CLEARED
 
-    def packet() -> Any:
-        added = builder.add_packet()
-        added.trusted_packet_sequence_id = _SEQUENCE
-        return added
+    def describe(track: bytes) -> None:
+        packets.append(sequence + _field(_DESCRIPTOR, track))
 
-    packet().sequence_flags = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+    def add(at_ns: int, event: bytes) -> None:
+        packets.append(_field(_TIMESTAMP, at_ns) + sequence + _field(_EVENT, event))
+
     processes, uuids = _processes(timeline), count(1)
     parents = {core: next(uuids) for core in processes}
     for core, pid in processes.items():
-        descriptor = packet().track_descriptor
-        descriptor.uuid, descriptor.process.pid, descriptor.process.process_name = parents[core], pid, core
+        process = _field(_PID, pid) + _field(_PROCESS_NAME, core)
+        describe(_field(_UUID, parents[core]) + _field(_PROCESS, process))
     for tid, (track, marks) in enumerate(_marks(timeline), start=1):
-        descriptor, uuid = packet().track_descriptor, next(uuids)
-        descriptor.uuid, descriptor.parent_uuid = uuid, parents[track.core]
-        descriptor.thread.pid, descriptor.thread.tid = processes[track.core], 1000 + tid
-        descriptor.thread.thread_name = track.pipe
+        uuid = next(uuids)
+        thread = _field(_PID, processes[track.core]) + _field(_TID, 1000 + tid) + _field(_THREAD_NAME, track.pipe)
+        describe(_field(_UUID, uuid) + _field(_THREAD, thread) + _field(_PARENT, parents[track.core]))
         for mark in marks:
-            _event(packet(), mark, uuid, kinds[mark.kind])
+            add(mark.at_ns, _event(mark, _field(_TRACK, uuid)))
     for track, levels in timeline.counters.items():
-        descriptor, uuid = packet().track_descriptor, next(uuids)
-        descriptor.uuid, descriptor.parent_uuid, descriptor.name = uuid, parents[track.core], track.pipe
-        descriptor.counter.unit_name = track.pipe.rpartition(" ")[2]
+        uuid, unit = next(uuids), _field(_UNIT, track.pipe.rpartition(" ")[2])
+        name, parent = _field(_TRACK_NAME, track.pipe), _field(_PARENT, parents[track.core])
+        describe(_field(_UUID, uuid) + name + parent + _field(_COUNTER, unit))
+        head = _field(_TYPE, _TYPE_COUNTER) + _field(_TRACK, uuid)
         for cycle, level in levels:
-            sample = packet()
-            sample.timestamp, sample.track_event.track_uuid = timeline.ns(cycle), uuid
-            sample.track_event.type, sample.track_event.double_counter_value = event.TYPE_COUNTER, level
-    serialized: bytes = builder.serialize()
-    return serialized
+            add(timeline.ns(cycle), head + _field(_LEVEL, float(level)))
+    return b"".join(_field(_PACKET, packet) for packet in packets)
 
 
-def _event(packet: Any, mark: _Mark, uuid: int, kind: int) -> None:
-    packet.timestamp = mark.at_ns
-    event = packet.track_event
-    event.track_uuid, event.type = uuid, kind
+def _event(mark: _Mark, track: bytes) -> bytes:
+    """Return a mark as a ``TrackEvent``."""
+    event = _field(_TYPE, _TYPES[mark.kind]) + track
     if mark.kind == "E":
-        return
-    event.name = mark.name
-    if mark.kind == "B":
-        event.flow_ids.extend(mark.leaving)
-        event.terminating_flow_ids.extend(mark.reaching)
-        for name, value in _arguments(mark.piece).items():
-            note = event.debug_annotations.add()
-            note.name = name
-            if isinstance(value, int):
-                note.int_value = value
-            else:
-                note.string_value = value
+        return event
+    event += _field(_EVENT_NAME, mark.name)
+    if mark.kind == "i":
+        return event
+    notes = [_annotation(name, value) for name, value in _arguments(mark.piece).items()]
+    leaving = [_fixed(_FLOW, number) for number in mark.leaving]
+    return b"".join((*notes, event, *leaving, *(_fixed(_LAST_FLOW, number) for number in mark.reaching)))
+
+
+@lru_cache(maxsize=1 << 12, typed=True)
+def _annotation(name: str, value: int | str) -> bytes:
+    content = _field(_INTEGER if isinstance(value, int) else _TEXT, value)
+    return _field(_ANNOTATION, content + _field(_NAME, name))
+
+
+# ---------------------------------------------------------------- protobuf's wire format, as far as traces need it
+
+
+def _field(number: int, value: float | str | bytes) -> bytes:
+    """Return a field: a whole number, not negative, as a varint; a float in 64 bits; text and messages by length.
+
+    https://protobuf.dev/programming-guides/encoding
+    """
+    if isinstance(value, int):
+        return _key(number, 0) + _varint(value)
+    if isinstance(value, float):
+        return _key(number, 1) + struct.pack("<d", value)
+    content = value.encode() if isinstance(value, str) else value
+    return _key(number, 2) + _varint(len(content)) + content
+
+
+def _fixed(number: int, value: int) -> bytes:
+    """Return a field of a whole number in 64 bits, as those of flows are."""
+    return _key(number, 1) + struct.pack("<Q", value)
+
+
+@cache
+def _key(number: int, wire_type: int) -> bytes:
+    return _varint(number << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    """Return a whole number seven bits a byte, the lowest first; a byte's eighth bit says that more follow."""
+    if value <= 0x7F:
+        return _BYTES[value]
+    if value <= 0x3FFF:
+        return _BYTES[value & 0x7F | 0x80] + _BYTES[value >> 7]
+    return _BYTES[value & 0x7F | 0x80] + _varint(value >> 7)
 
 
 def chrome_trace(timeline: Timeline) -> bytes:

@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.document import parse_document, parse_scalar, read_document
+from npusim import cache
+from npusim.config import document
+from npusim.config.document import parse_document, read_document
+from npusim.config.yaml_text import parse_scalar
+from npusim.errors import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +72,26 @@ def test_aliases_stand_for_their_anchor() -> None:
 )
 def test_faulty_text_is_refused_with_its_line(text: str, message: str, fault: Callable[..., str]) -> None:
     assert fault(parse_document, text, file="f.yaml").startswith(message)
+
+
+def test_a_file_is_parsed_once_as_long_as_its_text_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    file, copy = tmp_path / "device.yaml", tmp_path / "other" / "device.yaml"
+    copy.parent.mkdir()
+    for path in (file, copy):
+        path.write_text("a: &x {b: 1e12, c: [on, 0x10, .inf, null]}\nd: *x\n")
+    first = read_document(file)
+    monkeypatch.setattr(document, "parse_document", None)
+    assert read_document(file) == first
+    assert read_document(copy).line("d.b", "text") == f"{copy}:1  d.b: text"
+    monkeypatch.undo()
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(document, "_parser", lambda: "another version")
+    assert read_document(file) == first
+    file.write_text("\na: 1\na: 2\n")
+    for _ in range(2):  # a faulty file is not kept
+        with pytest.raises(SpecError, match=r"device.yaml:3  a: duplicate key; first given in line 2"):
+            read_document(file)
 
 
 def test_unreadable_files_are_refused_with_the_reason(tmp_path: Path, fault: Callable[..., str]) -> None:

@@ -231,7 +231,7 @@ def test_window_keeps_what_lies_in_it_and_says_where_the_timeline_ends(result: R
     for track, levels in part.counters.items():
         assert all(edges[0] <= at < edges[1] for at, _ in levels)
         assert not levels or levels[0][1] == [v for at, v in whole.counters[track] if at <= levels[0][0]][-1]
-    with pytest.raises(SpecError, match=r"window 1000:2000 us: the timeline ends at "):
+    with pytest.raises(SpecError, match=r"--timeline 1000:2000 us: the timeline ends at "):
         whole.windowed((1000.0, 2000.0))
 
 

@@ -188,7 +188,7 @@ def test_tiling_fields_outside_their_limits_are_refused(
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'; there are .*flash.* Did you mean 'flash'\?"):
+    with pytest.raises(SpecError, match=r"unknown schedule 'flsh'. Did you mean `flash`\? There are .*flash"):
         find_schedule("flsh", "ascend")
 
 

@@ -90,6 +90,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     ),
     "plain": ("volta_flash", small(seq_q=130, head_dim=80), {"smem": "plain", "stages": 2}, "acc_fp32"),
     "swizzled": ("volta_flash", small(seq_q=512), {"smem": "swizzled", "stages": 3}, None),
+    "capped": ("volta_flash", small(causal=True, softcap=20.0, window=100, sinks=4), {}, None),
     "long": ("volta_flash", small(heads=8, seq_q=16384, head_dim=128), {}, None),
 }
 #: Which programs tell about a key, the first match counts; ``rebuild``: whether they are built anew.
@@ -116,6 +117,8 @@ WHERE = {
     ),
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)),
+        ("*.ops.tanh.*", ("capped",)),
+        ("*.ops.compare.*", ("capped",)),
         ("*.64.lanes_count", ("narrow",)),
         ("memory.l2.capacity_bytes", ("long",)),
         ("*LDG.issue_interval_cycles", ("plain",)),

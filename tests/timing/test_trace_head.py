@@ -39,10 +39,10 @@ def test_long_run_has_its_beginning_and_refuses_what_would_take_too_long(monkeyp
     assert timing.traced_cycles is not None
     assert 300 <= len(timing.spans) < timing.operations
     assert any(note.startswith("timeline: the first ") for note in result.notes)
-    further = run("flash", seq=2048, trace_groups=(0,), window=(0.0, 30.0), **long).timing  # type: ignore[arg-type]
+    further = run("flash", seq=2048, trace_groups=(0,), timeline=(0.0, 30.0), **long).timing  # type: ignore[arg-type]
     assert further is not None
     assert further.traced_cycles is not None
     assert further.traced_cycles > 30e-6 * timing.clock_hz
     monkeypatch.setattr(trace_head, "MOST_OPERATIONS", 1000)
     with pytest.raises(SpecError, match=r"window up to 30\.00 us: more than 1,000 operations"):
-        run("flash", seq=2048, trace_groups=(0,), window=(0.0, 30.0), **long)  # type: ignore[arg-type]
+        run("flash", seq=2048, trace_groups=(0,), timeline=(0.0, 30.0), **long)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ its loops keep in registers is neither stored nor loaded again.  The rules are t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, log2
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,11 +40,14 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.DIV: "div",
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
+        Opcode.TANH: "",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
     }
 )
+#: What Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).
+TANH = ("max", "max", "mul", "exp", "add", "add", "div")
 #: Instruction that reduces one register to one value.
 WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
 #: Pairs that one instruction does: of the first the second reads its first source.
@@ -141,8 +144,13 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         )
         if f"{name}_{step.dst.fmt}" in spec.ops:
             value.name = f"{name}_{step.dst.fmt}"
-        if (before := latest.get(place(step.dst))) is not None:
-            before.is_kept = False  # written over
+        if step.opcode is Opcode.TANH:
+            *others, value.name = TANH
+            for name in others:
+                values.append(replace(value, name=name, is_kept=False))
+                value.sources = (values[-1],)
+        if (earlier := latest.get(place(step.dst))) is not None:
+            earlier.is_kept = False  # written over
         latest[place(step.dst)] = value
         values.append(value)
     return values if code.functions == "calls" else _joined(values, spec, is_fused=code.functions == "fused")

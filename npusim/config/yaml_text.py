@@ -1,0 +1,149 @@
+"""Strict YAML 1.2: text as plain data, with the line of every key.
+
+One pass composes the node graph, which carries line numbers and shows duplicate keys; plain values
+are made from it here, so no second, slower round-trip parse is needed for error messages.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from ruamel.yaml.constructor import SafeConstructor
+
+_TAG = "tag:yaml.org,2002:"
+#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
+#: file has 1,500.
+MOST_VALUES = 100_000
+#: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
+MOST_DIGITS = 400
+
+
+def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str, int]]:
+    """Return the content of YAML text, which errors call ``file``, and the line of each dotted key (``""``: 1).
+
+    Raises
+    ------
+    SpecError
+        The text has more than `MOST_VALUES` values, is not YAML 1.2, is empty or not a mapping, or has a key twice.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    root = _composed(yaml, text, file)
+    if not isinstance(root, MappingNode):
+        what = "is empty" if root is None else "is not a mapping of keys to values"
+        raise SpecError(f"{file}:1  the file {what}")
+    lines = {"": 1}
+    try:
+        return _Builder(file, lines, yaml.constructor).mapping("", root), lines
+    except RecursionError:
+        raise SpecError(f"{file}:1  an alias stands inside its own anchor") from None
+
+
+def _composed(yaml: YAML, text: str, file: str) -> object:
+    """Return the root node of YAML text, None if it is empty; raise `SpecError` if it is faulty."""
+    try:
+        with warnings.catch_warnings():
+            # A second anchor of one name would silently change what later aliases mean.
+            warnings.simplefilter("error", ReusedAnchorWarning)
+            root: object = yaml.compose(text)
+            return root
+    except ReusedAnchorWarning as error:
+        # Its text: "found duplicate anchor 'x' first occurrence ... second occurrence ... line 3".
+        line = re.findall(r"line (\d+)", str(error))[-1]
+        name = re.findall(r"anchor (\S+)", str(error))[0]
+        raise SpecError(f"{file}:{line}  duplicate anchor {name}") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise SpecError(f"{file}:{line}  not valid YAML: {what}") from None
+    except YAMLError as error:
+        raise SpecError(f"{file}:1  not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise SpecError(f"{file}:1  nested too deeply") from None
+
+
+def parse_scalar(text: str) -> object:
+    """Return ``text`` as YAML 1.2 reads it as a value: number, true/false, or the text itself."""
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+        if isinstance(root, ScalarNode):
+            return _Builder("", {}, yaml.constructor).scalar("", root)
+    except (YAMLError, SpecError):
+        pass
+    return text
+
+
+class _Builder:
+    """Plain values from composed nodes; notes the line of each key, refuses a key given twice."""
+
+    def __init__(self, file: str, lines: dict[str, int], constructor: SafeConstructor) -> None:
+        self.file = file
+        self.lines = lines
+        self.constructor = constructor
+        self.count = 0
+
+    def value(self, key: str, node: object) -> object:
+        self.count += 1
+        if self.count > MOST_VALUES:
+            first = key.partition(".")[0]
+            raise SpecError(
+                f"{self.file}:{self.lines[first]}  {first}: more than {MOST_VALUES:,} values here and before; "
+                "do aliases multiply?"
+            )
+        match node:
+            case MappingNode():
+                return self.mapping(key, node)
+            case SequenceNode():
+                return self.sequence(key, node)
+            case ScalarNode():
+                return self.scalar(key, node)
+        raise TypeError(f"not a YAML node: {node!r}")
+
+    def mapping(self, key: str, node: MappingNode) -> dict[str, object]:
+        result: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode):
+                raise SpecError(f"{self.file}:{line}  {key}: a key must be plain text")
+            name = str(key_node.value)
+            path = f"{key}.{name}" if key else name
+            if name in result:
+                first = self.lines[path]
+                raise SpecError(f"{self.file}:{line}  {path}: duplicate key; first given in line {first}")
+            self.lines[path] = line
+            result[name] = self.value(path, value_node)
+        return result
+
+    def sequence(self, key: str, node: SequenceNode) -> list[object]:
+        items: list[object] = []
+        for index, item in enumerate(node.value):
+            path = f"{key}.{index}"
+            self.lines[path] = item.start_mark.line + 1
+            items.append(self.value(path, item))
+        return items
+
+    def scalar(self, key: str, node: ScalarNode) -> object:
+        kind = str(node.tag).removeprefix(_TAG)
+        # YAML 1.2 has no dates: what looks like one is text.
+        if kind in ("str", "timestamp"):
+            return str(node.value)
+        line = node.start_mark.line + 1
+        if kind not in ("null", "bool", "int", "float"):
+            raise SpecError(f"{self.file}:{line}  {key}: tag {node.tag} is not supported")
+        try:
+            if len(node.value) > MOST_DIGITS:
+                raise ValueError(kind)
+            return self.constructor.construct_object(node)
+        except (YAMLError, ValueError, LookupError):
+            text = node.value[:MOST_DIGITS]
+            raise SpecError(f"{self.file}:{line}  {key}: {text!r} cannot be read as {kind}") from None
