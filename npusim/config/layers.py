@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from npusim.config.model import NonNegativeInt, PositiveInt, SpecModel, StrictBool, fault_at
-from npusim.config.problem import LayerProblem
+from npusim.config.problem import LayerProblem, Problem
 from npusim.units import ceil_div
+
+#: Fields of attention in which local layers differ from the others.
+LOCAL = ("window", "sinks", "chunk")
 
 
 class LatentAttention(SpecModel):
@@ -74,7 +78,8 @@ class ModelProblem(LayerProblem):
 
     With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for
     both ends.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
-    come from products of low rank.
+    come from products of low rank.  ``local``: the attention of ``local_layers`` of the layers, of the same sizes but
+    with a window or chunk; they are taken to be spread evenly.
     """
 
     layers: PositiveInt
@@ -85,6 +90,21 @@ class ModelProblem(LayerProblem):
     parameters: NonNegativeInt = 0
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    local: Problem | None = None
+    local_layers: NonNegativeInt = 0
+
+    @property
+    def are_local(self) -> list[bool]:
+        """Whether each layer is a local one."""
+        shares = [layer * self.local_layers // self.layers for layer in range(self.layers + 1)]
+        return [before < after for before, after in pairwise(shares)]
+
+    def layer_of(self, *, is_local: bool) -> Self:
+        """Return the model with the attention of its local layers in all of them, or of its other ones."""
+        assert not is_local or self.local is not None
+        attention = self.local if is_local else None
+        seen = {name: getattr(attention, name) for name in LOCAL} if attention else {}
+        return self.model_copy(update={**seen, "local": None, "local_layers": 0})
 
     @property
     def qkv_width(self) -> int:

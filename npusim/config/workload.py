@@ -218,8 +218,8 @@ class Workload(SpecModel):
         values = stated | {name: value for name, value in asked.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 
-    def model(self, attention: Problem, ranks: int) -> ModelProblem:
-        """Return the whole model on ``ranks`` devices, ``attention`` that of one.
+    def model(self, attention: Problem, ranks: int, local: Problem | None = None) -> ModelProblem:
+        """Return the whole model on ``ranks`` devices, ``attention`` that of one; ``local``: that of local layers.
 
         Raises `SpecError` where the workload does not state what a model's layers need.
         """
@@ -228,6 +228,8 @@ class Workload(SpecModel):
             raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; a model's layers need them")
         names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied")
         sizes = {name: getattr(self, name) for name in names}
+        if local is not None and local != attention:
+            sizes |= {"local": local, "local_layers": self.local_layers}
         return ModelProblem.around(
             attention, ranks=ranks, vocab=self.vocab or 0, parameters=self.parameters or 0, **sizes
         )

@@ -109,9 +109,12 @@ def periods(
     on_host = layers_on_host(problem, tiling, device)
     refuse_too_large(problem, device, on_host, tiling.output)
     places: list[Strategy] = [tiling.offload if layer < on_host else "none" for layer in range(problem.layers)]
-    dense = [layer < problem.dense_layers for layer in range(problem.layers)]
-    kinds = Counter(zip(places, reversed(dense), strict=True))
-    programs = [Period(_layer(problem, tiling, device, precision, *kind), count) for kind, count in kinds.items()]
+    dense = [layer >= problem.layers - problem.dense_layers for layer in range(problem.layers)]
+    kinds = Counter(zip(places, dense, problem.are_local, strict=True))
+    programs = [
+        Period(_layer(problem.layer_of(is_local=is_local), tiling, device, precision, place, is_dense), count)
+        for (place, is_dense, is_local), count in kinds.items()
+    ]
     if problem.vocab:
         programs.append(Period(_head(problem), 1))
     return tuple(programs)

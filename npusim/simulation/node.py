@@ -316,8 +316,9 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
         if not is_offloaded or memory.host_bytes is not None
     )
+    kinds = f" ({what.local_layers} of them local, taken to be spread evenly)" if what.local_layers else ""
     return (
-        f"{what.layers} layers: {rate}, {overhead}; {_weights(what)}",
+        f"{what.layers} layers{kinds}: {rate}, {overhead}; {_weights(what)}",
         *_experts_note(what),
         f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}; "
         f"K and V of {where} layers on the host; L_GPU = {memory.gpu_layers} of {what.layers}, "

@@ -326,20 +326,23 @@ def _problem_of(
     stated: Mapping[str, Any],
 ) -> Problem:
     """Return a workload's attention on one device, or its layer on a node, or those of the tensors given."""
-    sizes, ranks = request.sizes(), None
+    sizes, ranks, local = request.sizes(), None, None
     if schedule.is_of_decoding and tensors is None:
         sizes["is_absorbed"] = True
     if node is not None:
         ranks = sizes.pop("tensor_parallel") or node.device_count.value
     if tensors is None:
-        attention = workload.problem(**(sizes if ranks is None else {**sizes, "tensor_parallel": ranks}))
+        sizes |= {} if ranks is None else {"tensor_parallel": ranks}
+        attention = workload.problem(**sizes)
+        if request.kind is None and len(workload.kinds) > 1:
+            local = workload.problem(**{**sizes, "kind": "local"})
     else:
         # They are rounded already.
         attention = problem_of_tensors(workload, tensors, {**sizes, "dtype": None}, ranks or 1, stated)
     if not ranks:
         return attention
     kind = schedule.problem if issubclass(schedule.problem, SharedProblem) else LayerProblem
-    return layer_problem(workload, attention, ranks, kind, projection)
+    return layer_problem(workload, attention, ranks, kind, projection, local)
 
 
 def layer_problem(
@@ -348,8 +351,11 @@ def layer_problem(
     ranks: int,
     kind: type[SharedProblem] = LayerProblem,
     projection: NDArray[Any] | None = None,
+    local: Problem | None = None,
 ) -> SharedProblem:
     """Return a workload's layer on ``ranks`` devices, ``attention`` that of one, as wide as a ``projection`` given.
+
+    ``local``: the attention of a model's local layers.
 
     Raises `SpecError` where the workload does not state its width, or what a model's layers need.
     """
@@ -360,7 +366,7 @@ def layer_problem(
         raise SpecError(f"workload {workload.name}: hidden: missing; the output projection needs it")
     if kind is not ModelProblem:
         return kind.around(attention, ranks=ranks, hidden=hidden)
-    return workload.model(attention, ranks).model_copy(update={"hidden": hidden})
+    return workload.model(attention, ranks, local).model_copy(update={"hidden": hidden})
 
 
 def problem_of_tensors(

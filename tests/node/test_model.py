@@ -71,6 +71,24 @@ def test_layers_are_folded_and_the_vocabulary_comes_once() -> None:
     )
 
 
+def test_each_kind_of_layer_counts_by_its_share() -> None:
+    model = SMALL.model_copy(update={"vocab": 0, "seq_q": 4096, "seq_kv": 4096})
+    window = {"window": 256}
+    both = model.model_copy(update={"layers": 5, "local": model.attention.model_copy(update=window), "local_layers": 4})
+    assert both.are_local == [False, True, True, True, True]
+    one, local = (timed(m.model_copy(update={"layers": 1})).cycles for m in (model, model.model_copy(update=window)))
+    assert local < one
+    assert timed(both).cycles == one + 4 * local
+
+
+@pytest.mark.parametrize(("asked", "kinds"), [({}, (21, None, 4096)), ({"kind": "local"}, (0, 4096, None))])
+def test_a_workload_of_several_kinds_makes_a_model_of_them(asked: Any, kinds: Any) -> None:
+    done = npusim.run("layer", workload="gemma2_9b", seq=8192, hw=NPUS, numerics=False, trace_groups=(), **asked)
+    model = done.problem
+    assert (model.local_layers, model.window, model.local and model.local.window) == kinds
+    assert any("42 layers (21 of them local" in note for note in done.notes) == bool(model.local_layers)
+
+
 @pytest.mark.parametrize(
     ("hw", "problem", "fields"),
     [(NPUS, SMALL, {}), (NPUS, SMALL, {"blocks": 2}), (GPUS, TOKEN, {"offload": "cooperative"})],

@@ -13,7 +13,22 @@ import npusim
 from npusim.config.problem import Problem
 from npusim.config.scores import sink_logits
 from npusim.errors import SpecError, TilingError
-from npusim.numerics.inputs import recipe_source
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import drawn_source, recipe_source
+from schedules.test_split_kv import (
+    ASCEND,
+    HOPPER,
+    LOG2_E,
+    LOWEST,
+    Machine,
+    Score,
+    merged,
+    one_split,
+    program_of,
+    rounded,
+)
+
+F, LEAST = np.float32, np.finfo(np.float32).smallest_subnormal
 
 N, HEADS = 203, 4
 SMALL = {"block_q": 64, "block_kv": 32}
@@ -46,25 +61,79 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
-def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int) -> np.ndarray:
-    """Return one head's attention, query by query and key by key, as the fields' descriptions say it."""
-    out = np.zeros((len(q), v.shape[1]))
+def sees(p: Problem, at: int, key: int) -> bool:
+    """Return whether the query at a position sees a key, as the fields' descriptions say it."""
     ends = list(accumulate(p.documents or (p.seq_kv,)))
+    end = next(e for e in ends if at < e)
+    start = end - (p.documents or (p.seq_kv,))[ends.index(end)]
+    if p.chunk:
+        start += (at - start) // p.chunk * p.chunk
+        end = min(end, start + p.chunk)
+    is_near = key <= at and (p.window is None or at - key < p.window or key - start < p.sinks)
+    return start <= key < end and (is_near or key - start < p.prefix)
+
+
+def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int) -> np.ndarray:
+    """Return one head's attention, query by query and key by key."""
+    out = np.zeros((len(q), v.shape[1]))
     for row in range(len(q)):
-        at = row + p.causal_offset
-        start = next(e - n for e, n in zip(ends, p.documents or (p.seq_kv,), strict=True) if at < e)
-        start += (at - start) // p.chunk * p.chunk if p.chunk else 0
-        weights = {}
-        for key in range(start, min(ends[-1], p.seq_kv)):
-            is_seen = key <= at and (p.window is None or at - key < p.window or key - start < p.sinks)
-            same = key < next(e for e in ends if at < e) and (not p.chunk or key < start + p.chunk)
-            if same and (is_seen or key - start < p.prefix):
-                s = float(q[row] @ k[key]) * p.scale
-                s = p.softcap * math.tanh(s / p.softcap) if p.softcap else s
-                weights[key] = math.exp(s + (2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0))
+        at, weights = row + p.causal_offset, {}
+        for key in filter(lambda key: sees(p, at, key), range(p.seq_kv)):
+            s = float(q[row] @ k[key]) * p.scale
+            s = p.softcap * math.tanh(s / p.softcap) if p.softcap else s
+            weights[key] = math.exp(s + (2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0))
         total = sum(weights.values()) + (math.exp(sink_logits(p.heads)[head]) if p.sink_logits else 0.0)
         out[row] = sum(w * v[key] for key, w in weights.items()) / total
     return out
+
+
+def score_of(p: Problem, m: Machine, head: int, first_row: int) -> Score:
+    """Return what is done to products of rows from ``first_row`` on, with every rounding."""
+    base = LOG2_E if m.base == "2" else 1.0
+    is_hooked = bool(p.softcap or p.alibi)
+
+    def score(s: np.ndarray, first: int) -> np.ndarray:
+        out = np.full(s.shape, F(-np.inf))
+        for r, c in np.ndindex(*s.shape):
+            at, key = first_row + r + p.causal_offset, first + c
+            if not sees(p, at, key):
+                continue
+            x = F(s[r, c] * F(p.scale * (1.0 if is_hooked else base)))
+            if p.softcap:
+                x = F(rounded("tanh", float(F(x / F(p.softcap)))) * F(p.softcap))
+            if p.alibi:
+                x = F(x + F(2.0 ** (-8 * (head + 1) / p.heads) * (key - at)))
+            out[r, c] = F(x * F(base)) if is_hooked else x
+        return out
+
+    return score
+
+
+def scalar(p: Problem, m: Machine, splits: int) -> np.ndarray:
+    """Return the rows of each head of each sequence, blocks of 16, whose tiles of 16 keys are in ``splits`` parts."""
+    source, blocks = drawn_source(p), []
+    for batch, head in np.ndindex(p.batch, p.heads):
+        one = p.sequence(batch)
+        q, k, v = (np.asarray(source(n, batch, head if n == "q" else head // p.group_size)) for n in "qkv")
+        sink = F(sink_logits(p.heads)[head] * (LOG2_E if m.base == "2" else 1.0)) if p.sink_logits else None
+        for row in range(0, one.seq_q, 16):
+            rows = q[row : min(row + 16, one.seq_q)]
+            at = [row + r + one.causal_offset for r in range(len(rows))]
+            tiles = [
+                t
+                for t in range(0, one.seq_kv, 16)
+                if any(sees(one, a, key) for a in at for key in range(t, min(t + 16, one.seq_kv)))
+            ]
+            score, cut = (
+                score_of(one, m, head, row),
+                [c for c in np.array_split(np.array(tiles) // 16, splits) if len(c)],
+            )
+            if splits == 1:
+                done = one_split(rows, k, v, cut[0], score, m, (LOWEST, F(0)), sink)
+            else:
+                done = merged([one_split(rows, k, v, c, score, m, (LOWEST, LEAST)) for c in cut], m, sink)
+            blocks.append(done[0])
+    return np.concatenate(blocks).view(np.uint32)
 
 
 def problem(**fields: Any) -> Problem:
@@ -94,6 +163,36 @@ def test_every_schedule_computes_what_the_problem_says(run: str, kind: str) -> N
         error = np.asarray(result.output[0, head], np.float64) - wanted
         assert np.linalg.norm(error) / np.linalg.norm(wanted) < (0.06 if run == "fp8" else 8e-3)
     assert result.numerics.error.rmse < (0.06 if run == "fp8" else 8e-3)  # and so does the reference
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "window": {"window": 21},
+    "sinks": {"window": 9, "sinks": 3},
+    "prefix": {"prefix": 35},
+    "documents": {"documents": (12, 7, 16, 10), "window": 18, "sinks": 2},
+    "chunks": {"chunk": 24},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi": True},
+    "learned sinks": {"sink_logits": True},
+    "all": {"window": 21, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True},
+    "a step": {"window": 21, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True, "seq_q": 1, "seq_kv": 61},
+    "lengths": {"window": 21, "sinks": 2, "softcap": 5.0, "sink_logits": True, "lengths": (40, 61, 5), "seq_q": 3},
+    "pages": {"window": 21, "alibi": True, "lengths": (40, 61, 5), "page": 8, "page_seed": 1, "seq_q": 3},
+}
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+def test_bits_of_every_variant_are_those_of_a_scalar_computation(machine: Machine, kind: str, splits: int) -> None:
+    sizes = {} if "lengths" in TINY[kind] else {"seq_q": 19, "seq_kv": 45}
+    p = Problem(**{"heads": 2, "kv_heads": 1, "head_dim": 16, "causal": True, **sizes, **TINY[kind]})
+    fields: dict[str, Any] = {"block_q": 16, "block_kv": 16, "splits": splits, "pack": "off"}
+    fields |= {"mask": "loaded"} if machine is ASCEND else {}
+    program = program_of(p, machine.hw, machine.precision, **fields)
+    rows = evaluate(program, p, drawn_source(p), rows="all", heads="all").rows
+    computed = np.concatenate([block for _, block in sorted(rows.items())]).view(np.uint32)
+    assert np.array_equal(computed, scalar(p, machine, splits))
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -17,7 +17,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
-from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, program_of
+from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,8 @@ def scalar(problem: Problem, parts: Sequence[Sequence[int]], m: Machine) -> list
         one, starts = problem.sequence(batch), np.cumsum([0, *cut])
         for head in range(problem.heads):
             q, k, v = (np.asarray(source(n, batch, head if n == "q" else head // problem.group_size)) for n in "qkv")
-            done = [one_split(q, k, v, range(a, b), one, m, LOWEST) for a, b in pairwise(starts)]
+            score = plain(one, m, LOWEST)
+            done = [one_split(q, k, v, range(a, b), score, m) for a, b in pairwise(starts)]
             heads.append((merged(done, m) if len(done) > 1 else done[0])[0].view(np.uint32))
     return heads
 
