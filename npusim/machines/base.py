@@ -49,6 +49,10 @@ class Machine:
         """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""
         return ()
 
+    def declared(self, tiling: Any) -> Any:
+        """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
+        return tiling
+
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they start."""
         return phase

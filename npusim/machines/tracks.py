@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "profiled_core", "track_of"]
+__all__ = ["LOOP_BOUNDS", "MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "profiled_core", "track_of"]
 
 #: Names of kinds of core on a timeline, where not their own.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
@@ -30,6 +30,22 @@ class Track(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.core} {self.pipe}"
+
+
+#: What bounds an interval of a hardware loop on a vector unit with registers, in words, by the constant that says so.
+LOOP_BOUNDS = MappingProxyType(
+    {
+        "issued_per_cycle_count": "issue",
+        "singly_issued_per_cycle_count": "instructions issued alone",
+        "registers_written_per_cycle_count": "register writes",
+        "accesses_per_cycle_count": "accesses to UB",
+        "writes_per_cycle_count": "stores to UB",
+        "long_units_count": "long units",
+        "function.startup_cycles": "starts and ends of functions",
+        "function.drain_cycles": "starts and ends of functions",
+        "function.nested_cycles": "nested loops",
+    }
+)
 
 
 def track_of(group: int, queue: str) -> Track:

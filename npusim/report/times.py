@@ -6,7 +6,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.machines.tracks import track_of
+from npusim.machines.tracks import LOOP_BOUNDS, track_of
 from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
 from npusim.report.charts import Figure
@@ -183,13 +183,34 @@ def _roofline_lines(at: Roofline) -> tuple[str, str]:
     )
 
 
+#: Bounds that hold for less of a pipe's busy time are not named.
+_LEAST_BOUND = 0.1
+
+
+def _bounds(timing: TimingRecord, pipe: str) -> str:
+    """Return what a pipe's busy time is bound by, the most first; empty for pipes that are not of such loops."""
+    cycles: dict[str, float] = {}
+    for constant in timing.constants:
+        _, is_of_pipe, key = constant.key.partition(f".engines.{pipe}.")
+        if is_of_pipe:
+            latency = key.removeprefix("ops.").removesuffix(".latency_cycles")
+            words = LOOP_BOUNDS.get(key, f"latency of {latency.replace('_', ' ')}")
+            cycles[words] = cycles.get(words, 0.0) + constant.cycles
+    if not any(words in cycles for words in LOOP_BOUNDS.values()):
+        return ""
+    total = sum(cycles.values())
+    ranked = sorted(cycles.items(), key=lambda item: -item[1])
+    return ", ".join(f"{words} {percent(c / total)}" for words, c in ranked if c >= _LEAST_BOUND * total)
+
+
 def _limit(timing: TimingRecord) -> str:
     busiest = timing.busiest
     if busiest is None:
         return "nothing ran"
     track, share = track_of(busiest.group, busiest.queue), timing.busy_share(busiest)
     whose = "the time" if timing.overlap is not None else "the cores' time"
-    busy = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}"
+    busy, bounds = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}", _bounds(timing, track.pipe)
+    busy += f" (bound by {bounds})" if bounds else ""
     return busy if share >= BOUND_SHARE else f"pipes wait for one another; the busiest is {busy}"
 
 

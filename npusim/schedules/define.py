@@ -135,11 +135,17 @@ def schedule(
             tiling=fields,
             elsewhere=elsewhere,
             build=partial(_build, called, phases),
+            declared=_declared,
             precisions=MappingProxyType({p.name: p for p in listed}),
             **{"default_precision": listed[0].name, "summary": "", "origin": _origin(phases), **left, **more},
         )
         schedules.append(for_family)
     return tuple(schedules)
+
+
+def _declared(tiling: Any, device: DeviceSpec) -> Any:
+    declared: Any = machine_class(device.family)(device).declared(tiling)
+    return declared
 
 
 def _build(

@@ -18,7 +18,7 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.group import SLICE_ELEMENTS
-from npusim.machines.ascend.plan import VectorFields
+from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
@@ -35,7 +35,7 @@ class GpuFp8Tiling(GroupFields, Blocks):
     block_kv: int = Field(default=64, ge=32, multiple_of=32, description="keys of a step (one FP8 product: 32)")
 
 
-class Fp8Tiling(VectorFields, Blocks):
+class Fp8Tiling(RegisterFields, Blocks):
     """Tiling fields of the same steps on Ascend."""
 
     block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -236,3 +237,12 @@ def test_cann_on_28_and_32_cores_is_as_fast_as_measured():
 def test_fields_that_a_device_lacks_are_refused(hw, tiling, fault):
     with pytest.raises(NpusimError, match=fault):
         npusim.run("flash", hw=hw, seq=512, tiling=tiling, numerics=False)
+
+
+def test_a_run_says_which_tile_it_took_and_what_bounds_the_vector_unit():
+    shape = {"batch": 1, "seq": 2048, "causal": False}
+    text = str(npusim.run("flash", hw="ascend_950", workload="pangu_38b", **shape, numerics=False))
+    assert "block_q=128 block_kv=128 vector_rows=64 depth=4 deal=balanced" in text
+    one = {"vector": "stages", "chains": 1, "block_kv": 128}
+    text = str(npusim.run("flash", hw="ascend_950", workload="pangu_38b", **shape, tiling=one, numerics=False))
+    assert re.search(r"VECTOR .*bound by .*latency of max", text)

@@ -15,7 +15,15 @@ from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
-from npusim.machines.ascend.plan import AscendTiling, Barriers, RegisterFields, gemm_tiling, loaded_k, slice_elements
+from npusim.machines.ascend.plan import (
+    AscendTiling,
+    Barriers,
+    RegisterFields,
+    VectorFields,
+    gemm_tiling,
+    loaded_k,
+    slice_elements,
+)
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
@@ -51,8 +59,6 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
 #: What CANN's attention does on a vector unit with registers: the tile and order of FlashAttention Lite's last version,
 #: blocks by length, stages through from block to block (ring of three tasks, ops-transformer flash_attention_score).
 REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
-#: The widest head of which that tile fits in UB; wider ones have half as many rows.
-WIDEST = 128
 
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
@@ -76,8 +82,9 @@ class AscendMachine(Machine):
         self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
 
-    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
+        tiling = self.declared(tiling)
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
@@ -85,7 +92,7 @@ class AscendMachine(Machine):
         if "kernel" not in type(tiling).model_fields:
             return tiling, ()
         if has_registers(self.device):
-            return self._on_registers(tiling, problem)
+            return self._on_registers(tiling)
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
@@ -96,7 +103,24 @@ class AscendMachine(Machine):
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
         return SETTINGS
 
-    def _on_registers(self, tiling: Any, problem: Any) -> tuple[Any, tuple[str, ...]]:
+    def declared(self, tiling: Any) -> Any:
+        """Return the tiling with what this machine declares in place of fields that nobody named.
+
+        With registers: slices of whole registers, and of a kernel that is nobody else's CANN's tile and order.
+        """
+        if not (has_registers(self.device) and isinstance(tiling, VectorFields)):
+            return tiling
+        known, named = type(tiling).model_fields, tiling.model_fields_set
+        fields: dict[str, object] = {"vector_rows": REGISTER_TILE["vector_rows"]}
+        if "pipeline" in known and tiling.order == "rolling":  # type: ignore[attr-defined]
+            fields["pipeline"] = "core"
+        if "kernel" in known and known["kernel"].default is None:
+            fields["deal"] = "balanced"
+            fields |= {} if {"block_q", "block_kv"} & named else REGISTER_TILE
+        open_fields = {n: value for n, value in fields.items() if n not in named}
+        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **open_fields})
+
+    def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
         for name in ("kernel", "barriers", "together"):
             if name in tiling.model_fields_set and getattr(tiling, name) not in (None, "cann"):
@@ -104,18 +128,7 @@ class AscendMachine(Machine):
                     f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
                     "without barriers within a function; it is a field of devices such as ascend_910b2"
                 )
-        fields: dict[str, Any] = {"barriers": None, "kernel": "cann"}
-        if tiling.order == "rolling":
-            fields |= {"pipeline": tiling.pipeline or "core"}
-        if type(tiling).model_fields["kernel"].default is None:
-            if "deal" not in tiling.model_fields_set:
-                fields["deal"] = "balanced"
-            if not {"block_q", "block_kv"} & tiling.model_fields_set:
-                tile = dict(REGISTER_TILE)
-                if getattr(problem, "head_dim", 0) > WIDEST:
-                    tile |= {"block_q": tile["block_q"] // 2, "vector_rows": tile["vector_rows"] // 2}
-                fields |= {n: value for n, value in tile.items() if n not in tiling.model_fields_set}
-        made = tiling.model_copy(update=fields)
+        made = tiling.model_copy(update={"barriers": None, "kernel": "cann"})
         return made, ("kernel=cann: CANN's, whose vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
