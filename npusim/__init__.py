@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from npusim import errors, formats
     from npusim.errors import NpusimError
     from npusim.explore import explore
+    from npusim.invariance import invariant
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
 

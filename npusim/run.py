@@ -92,8 +92,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     softcap, alibi
         What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
         added.
-    lengths, page
-        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie.
+    lengths, page, cache
+        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie; the format that
+        they are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a token and head.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

@@ -7,7 +7,7 @@ import json
 import pydoc
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -136,3 +136,9 @@ def test_a_comparison_fits_a_line() -> None:
     assert repr(npusim.compare(one, two)) == (
         "<Comparison of flash-pangu_38b-64 #1 and flash-pangu_38b-64 #2: tiling.depth>"
     )
+
+
+def test_folders_differ_where_predictions_do_and_not_where_what_is_shown_does() -> None:
+    further: tuple[dict[str, Any], ...] = ({}, {"timeline": (0.0, 2.0)}, {"window": 64})
+    plain, same, windowed = (npusim.run("flash", seq=256, **more).folder for more in further)
+    assert plain == same != windowed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,6 +45,8 @@ def attention_tensors(problem: Problem, output: str, packed: int = 1) -> Attenti
     k = GlobalTensor(
         "k", p.batch, p.kv_heads, p.seq_kv, p.head_dim, fmt, "input", mixed, lengths=keys, stretch_rows=p.page
     )
+    if p.cache is not None:  # a kernel before leaves it, head by head
+        k = replace(k, role="workspace", is_interleaved=False, stretch_rows=0)
     return AttentionTensors(
         q=GlobalTensor("q", p.batch, heads, rows, p.head_dim, fmt, "input", apart, packed, queries),
         k=k,
@@ -71,7 +74,7 @@ def grid(tensor: GlobalTensor, *axes: tuple[str, int]) -> tuple[WorkTile, ...]:
         WorkTile(batch, head, ((row_axis, r, n), *cols))
         for batch in range(tensor.batch)
         for head in range(tensor.heads)
-        for r, n in chunks(tensor.rows, height)
+        for r, n in chunks(tensor.rows_of(batch), height)
         for cols in columns or [()]
     )
 
@@ -145,10 +148,15 @@ def _add(runs: list[TileRun], run: TileRun) -> None:
 
 def masked_throughout(block: WorkTile) -> WorkTile:
     """Return the block with every tile masked, whether or not the mask cuts through it."""
-    runs: list[TileRun] = []
-    for run in block.runs:
-        _add(runs, replace(run, only=MASKED))
-    return replace(block, runs=tuple(runs))
+    return replace(block, runs=_masked(block.runs))
+
+
+@lru_cache(maxsize=1024)  # those of one head
+def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
+    masked: list[TileRun] = []
+    for run in runs:
+        _add(masked, replace(run, only=MASKED))
+    return tuple(masked)
 
 
 #: How blocks reach core groups: in turn, as listed; the longest first, every other round backwards; or each, the

@@ -13,7 +13,7 @@ import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -132,7 +132,8 @@ def per_tile(function: Callable[..., float], *numbers: TileNumber) -> TileNumber
         fail(f"per_tile of {wrong[0]}: it takes a function and numbers of a tile, as kj.index and kj.size")
     text = f"{getattr(function, '__name__', 'f')}({', '.join(n.text for n in numbers)})"
     key = function, *(n.key for n in numbers)
-    return TileNumber(lambda tile: varying(function, *(n.of(tile) for n in numbers)), text, key)
+    known = lru_cache(typed=True)(function)
+    return TileNumber(lambda tile: varying(known, *(n.of(tile) for n in numbers)), text, key)
 
 
 def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value, Any], Value]:

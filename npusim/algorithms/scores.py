@@ -13,6 +13,7 @@ import numpy as np
 
 from npusim.algorithms.language import Value, in_units_of, tanh
 from npusim.algorithms.lowering import Kernel
+from npusim.algorithms.tiling_mask import PartByPart
 from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.errors import TilingError
 from npusim.formats import cast
@@ -122,36 +123,20 @@ class HeadValues:
 
     def values(self) -> Any:
         """Return what gives a head's matrix part by part."""
-        return _HeadMatrix(self)
+        tensor = self.tensor()
+        return PartByPart((tensor.rows, tensor.cols), self._part)
+
+    def _part(self, head: int, rows: slice, cols: slice) -> Any:
+        offset, row = np.divmod(np.arange(rows.start, rows.stop), self.rows)
+        within, query = np.divmod(row, self.each)
+        numbers = np.array(self.numbers)[head * self.packed + within][:, None]
+        distance = np.arange(cols.start, cols.stop)[None] - (offset + query)[:, None]
+        return cast(numbers * (distance if self.is_sloped else 1), self.fmt)
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of a block at (row, col)."""
         where = (col, cols) if self.is_sloped else (0, 1)
         return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, *where)
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadMatrix:
-    """A matrix that is never whole: ``[batch, head]`` is a head's, ``[rows, columns]`` a part of it."""
-
-    of: HeadValues
-    head: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        tensor = self.of.tensor()
-        return tensor.rows, tensor.cols
-
-    def __getitem__(self, part: tuple[Any, Any]) -> Any:
-        rows, cols = part
-        if not isinstance(rows, slice):
-            return _HeadMatrix(self.of, cols)
-        offset, row = np.divmod(np.arange(rows.start, rows.stop), self.of.rows)
-        within, query = np.divmod(row, self.of.each)
-        numbers = np.array(self.of.numbers)[self.head * self.of.packed + within][:, None]
-        distance = np.arange(cols.start, cols.stop)[None] - (offset + query)[:, None]
-        return cast(numbers * (distance if self.of.is_sloped else 1), self.of.fmt)
 
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:

@@ -9,7 +9,7 @@ mapping and its bound: papers.md section 3.1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,6 +21,8 @@ from npusim.ir.opaque import varying
 from npusim.ir.tile import GlobalTensor, GlobalTile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from npusim.algorithms.phase import Mask
     from npusim.config.problem import Problem
     from npusim.config.seen import Seen
@@ -124,6 +126,20 @@ MaskKind = Literal["cut", "computed", "loaded"]
 
 
 @dataclass(frozen=True, slots=True)
+class PartByPart:
+    """A matrix that is never whole: ``[batch, head]`` is a head's, ``[rows, columns]`` a part of that."""
+
+    shape: tuple[int, int]
+    part: Callable[[int, slice, slice], npt.NDArray[Any]]
+    head: int = 0
+
+    def __getitem__(self, index: tuple[Any, Any]) -> Any:
+        """Return a head's matrix, or a part of it."""
+        rows, cols = index
+        return self.part(self.head, rows, cols) if isinstance(rows, slice) else replace(self, head=cols)
+
+
+@dataclass(frozen=True, slots=True)
 class SeenMask:
     """The mask of any set of keys, each tile its own part of a matrix of all ``rows`` and keys.
 
@@ -146,7 +162,18 @@ class SeenMask:
 
     def values(self) -> Any:
         """Return what gives the matrix part by part, int8, 1 where a key is seen."""
-        return _MaskMatrix(self)
+        tensor = self.tensor()
+        return PartByPart((tensor.rows, tensor.cols), self._part)
+
+    def _part(self, _head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
+        parts, at = list[npt.NDArray[np.int8]](), rows.start
+        while at < rows.stop:  # head by head
+            offset, row = divmod(at, self.rows)
+            query = row % self.each
+            count = min(rows.stop - at, self.each - query)
+            parts.append(self.seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
+            at += count
+        return np.concatenate(parts)
 
     @property
     def comparisons(self) -> int:
@@ -161,32 +188,6 @@ class SeenMask:
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of a block at (row, col)."""
         return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, col, cols)
-
-
-@dataclass(frozen=True, slots=True)
-class _MaskMatrix:
-    """A matrix that is never whole: ``[batch, head]`` is itself, ``[rows, columns]`` a part of it, int8."""
-
-    mask: SeenMask
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and keys."""
-        tensor = self.mask.tensor()
-        return tensor.rows, tensor.cols
-
-    def __getitem__(self, part: tuple[Any, Any]) -> Any:
-        rows, cols = part
-        if not isinstance(rows, slice):
-            return self
-        mask, parts, at = self.mask, list[npt.NDArray[np.int8]](), rows.start
-        while at < rows.stop:  # head by head
-            offset, row = divmod(at, mask.rows)
-            query = row % mask.each
-            count = min(rows.stop - at, mask.each - query)
-            parts.append(mask.seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
-            at += count
-        return np.concatenate(parts)
 
 
 def mask_of(

@@ -15,13 +15,13 @@ def warm(json: o.Json = False) -> None:
     NPUSIM_CACHE names the folder; without it, it is the package's own __pycache__, or the user's cache folder.
     """
     from npusim import cache
-    from npusim.simulation.warm import USUAL, warm
+    from npusim.simulation.warm import warm
 
     with progress("compiling") as advance:
         runs = []
-        for run in warm():
+        for run, count in warm():
             runs.append(run)
-            advance(len(runs), len(USUAL))
+            advance(len(runs), count)
     folder = cache.folder()
     if json:
         show_json(document("warm", folder=None if folder is None else str(folder), runs=runs))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine
+from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import clash, installed
 from npusim.config.quantity import Choice, HardwareModel, Positive, PositiveWhole, Quantity, WholeQuantity, format_limit
@@ -306,16 +306,22 @@ class DeviceSpec(HardwareModel):
         return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
 
     @property
+    def vector_unit(self) -> VectorUnit | None:
+        """Its vector unit; None where it has none."""
+        engines = (e for core in self.cores.values() for e in core.engines.values())
+        return next((e for e in engines if isinstance(e, VectorUnit)), None)
+
+    @property
     def row_sum(self) -> Choice[Any] | None:
         """Order in which its vector unit adds up a row; None where it has none."""
-        engines = (e for core in self.cores.values() for e in core.engines.values())
-        return next((e.row_sum for e in engines if isinstance(e, VectorEngine | RegisterVectorEngine)), None)
+        unit = self.vector_unit
+        return None if unit is None else unit.row_sum
 
     @property
     def row_sums(self) -> tuple[str, ...]:
         """Orders in which its vector unit could add up a row, by name."""
-        engines = (e for core in self.cores.values() for e in core.engines.values())
-        return next((e.row_sums for e in engines if isinstance(e, VectorEngine | RegisterVectorEngine)), ())
+        unit = self.vector_unit
+        return () if unit is None else unit.row_sums
 
     def core_count(self, kind: str) -> int:
         """Return how many cores of a kind the whole device has."""

@@ -6,7 +6,7 @@ An engine's ``model`` names the cost function that reads it; a device file gives
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -152,16 +152,19 @@ class VectorOpSpec(SpecModel):
 WIDEST_BYTES = 8
 
 
+#: Orders in which a vector unit could add up a row, by name: from buffer to buffer, and with registers.
+MemoryRowSum = Literal["vector_lanes", "tree_halves"]
+RegisterRowSum = Literal["four_chains", "sequential", "vector_lanes"]
+
+
 class VectorEngine(_QueueSpec):
     """The vector unit: VECTOR."""
 
-    row_sums: ClassVar[tuple[str, ...]] = ("vector_lanes", "tree_halves")
+    row_sums: ClassVar[tuple[str, ...]] = get_args(MemoryRowSum)
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
-    row_sum: Choice[Literal["vector_lanes", "tree_halves"]] = Field(
-        description="in which order it adds up a row, by name"
-    )
+    row_sum: Choice[MemoryRowSum] = Field(description="in which order it adds up a row, by name")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
         default=None, description="which instructions pay their head: those that find the pipe idle, or all (absent)"
     )
@@ -208,12 +211,12 @@ class VectorFunctionSpec(SpecModel):
 class RegisterVectorEngine(_QueueSpec):
     """A vector unit whose instructions work on registers: a stage is compiled into functions of hardware loops."""
 
-    row_sums: ClassVar[tuple[str, ...]] = ("four_chains", "sequential", "vector_lanes")
+    row_sums: ClassVar[tuple[str, ...]] = get_args(RegisterRowSum)
     model: Literal["vector"]
     style: Literal["registers"]
     register_bytes: PositiveWhole
     block_bytes: PositiveWhole = Field(description="of the buffer that one access to blocks takes: a row of a fractal")
-    row_sum: Choice[Literal["four_chains", "sequential", "vector_lanes"]] = Field(
+    row_sum: Choice[RegisterRowSum] = Field(
         description="in which order it adds up a row where neither kernel nor precision says, by name"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
@@ -495,6 +498,10 @@ class SharedMemoryPipe(SpecModel):
     latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
     shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
+
+
+#: A vector unit of either style.
+VectorUnit = VectorEngine | RegisterVectorEngine
 
 
 def _has_style(data: object) -> str:

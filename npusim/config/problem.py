@@ -31,6 +31,10 @@ FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
+#: Narrower formats that K and V may be stored in.
+CacheFormat = Literal["float8_e4m3fn", "int8"]
+#: What is added to the names of K and V for what such a cache holds of them.
+STORED, SCALES = "_stored", "_scale"
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
 #: is what CANN's BSND, BSH and TND have in common).
 Layout = Literal["bnsd", "bsnd"]
@@ -168,7 +172,8 @@ class Problem(Sizes):
 
     With ``lengths`` sequence b has ``lengths[b]`` keys, and its last ``seq_q`` tokens (all, where it has fewer) are
     its queries: rows beyond them are padding, or are not there (packed).  ``batch`` and ``seq_kv`` follow.  K and V may
-    lie in pages of ``page`` keys each, and V may be the first ``value_head_dim`` columns of K.
+    lie in pages of ``page`` keys each, and V may be the first ``value_head_dim`` columns of K.  With ``cache`` they are
+    stored in that format, each token of a head divided by a float32 scale, and products read ``dtype``.
 
     Raises
     ------
@@ -206,18 +211,11 @@ class Problem(Sizes):
     softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
     alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
     sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
-    lengths: tuple[PositiveInt, ...] = Field(
-        default=(), description="keys of each sequence, where they differ", exclude_if=lambda lengths: not lengths
-    )
-    page: NonNegativeInt = Field(
-        default=0, description="keys of a page of K and V; 0: they lie in one piece", exclude_if=lambda page: not page
-    )
-    page_seed: NonNegativeInt = Field(
-        default=0, description="of the order in which pages lie in memory", exclude_if=lambda seed: not seed
-    )
-    values_in_keys: StrictBool = Field(
-        default=False, description="V is the first part of each row of K (latents)", exclude_if=lambda is_in: not is_in
-    )
+    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
+    page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
+    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with a float32 scale a token and head")
+    values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
 
     @model_validator(mode="before")
     @classmethod
@@ -248,6 +246,8 @@ class Problem(Sizes):
             raise fault_at("q_scale, k_scale, v_scale", f"only float8_e4m3fn inputs have them, not {self.dtype}")
         if self.values_in_keys and self.value_head_dim > self.head_dim:
             raise fault_at("value_head_dim", f"{self.value_head_dim} is no part of keys of {self.head_dim}")
+        if self.cache is not None and self.dtype not in ("float16", "bfloat16"):
+            raise fault_at("cache", f"{self.cache} is brought to float16 or bfloat16, not {self.dtype}; leave it out")
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self
@@ -364,8 +364,11 @@ class Problem(Sizes):
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""
         width = self.head_dim + (0 if self.values_in_keys else self.value_head_dim)
-        elements = self.kv_heads * self.key_count * width
-        return elements * element_bytes(self.dtype)
+        tokens = self.kv_heads * self.key_count
+        if self.cache is None:
+            return tokens * width * element_bytes(self.dtype)
+        scales = (1 if self.values_in_keys else 2) * element_bytes("float32")
+        return tokens * (width * element_bytes(self.cache) + scales)
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""

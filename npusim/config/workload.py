@@ -19,7 +19,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
+from npusim.config.problem import CacheFormat, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
 from npusim.units import format_bytes
 
@@ -106,6 +106,7 @@ class Workload(SpecModel):
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
     page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
+    cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -153,6 +154,7 @@ class Workload(SpecModel):
         kind: LayerKind | None = None,
         ignore: Collection[str] = (),
         page: int | None = None,
+        cache: str | None = None,
         is_absorbed: bool = False,
         **asked: Any,
     ) -> Problem:
@@ -197,6 +199,7 @@ class Workload(SpecModel):
             "dtype": dtype or self.dtype,
             "lengths": lengths,
             "page": self.page if page is None else page,
+            "cache": cache or self.cache,
         }
         sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:

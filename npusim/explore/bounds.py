@@ -6,16 +6,19 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from npusim.config.problem import Problem
 from npusim.ir.content import Itself, interned, memo, methods_of
+from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.program import Body, Loop
 from npusim.ir.walk import ends_of
+from npusim.simulation.result import peak_flops_per_s
 from npusim.simulation.variants import blocks_key
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS
@@ -28,10 +31,11 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item, Pricing, ProgramPhase, TileProgram
+    from npusim.simulation.simulate import BuiltPlan
     from npusim.timing.engine_arrays import Ints
     from npusim.timing.engine_code import Code
 
-__all__ = ["Bound", "alone_bound", "work_bound"]
+__all__ = ["Bound", "alone_bound", "roofline_bound", "work_bound"]
 
 #: Core groups with most work that are looked at alone.
 GROUPS = 1
@@ -78,24 +82,31 @@ def work_bound(
     return bound
 
 
+def roofline_bound(built: BuiltPlan) -> int:
+    """Return cycles that no tiling and no precision goes below: operations, and bytes of K and V, at the highest rates.
+
+    Bytes count where all of them are read, from beyond L2: without a window, and not warm.
+    """
+    problem, device, program = built.plan.problem, built.plan.device, built.program
+    flops, peak = problem.flops(), peak_flops_per_s(device, "")
+    seconds = min(program.flops, flops) / peak if peak else 0.0
+    if isinstance(problem, Problem) and problem.seen.is_plain and program.flops >= flops and not program.is_warm:
+        seconds = max(seconds, problem.kv_bytes() / float(device.link("hbm").bytes_per_s.value))
+    return int(seconds * float(device.clock_hz.value))
+
+
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> tuple[Ints, int]:
     """Return the work of the busiest engine by core group, and cycles that the phase takes at least."""
-    examples, shape_counts = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
-    counts_of_bodies: list[tuple[Any, Sequence[int]]]
-    if phase.body_counts is None:  # a block is a body
-        counts_of_bodies = [(block, [n == at for n in range(len(examples))]) for at, block in enumerate(examples)]
-    else:
-        counts_of_bodies = list(phase.body_counts(examples))
-    of_shapes = np.array([counts for _, counts in counts_of_bodies], np.int64).reshape(-1, len(examples))
-    runs = shape_counts @ of_shapes.T
+    bodies, of_classes, class_counts = _bodies_of(phase, groups)
+    runs = class_counts @ of_classes.T
     if works.is_relaxed:  # spread evenly, and the block with most
-        present = of_shapes[:, shape_counts.any(axis=0)].T
+        present = of_classes[:, class_counts.any(axis=0)].T
         runs = np.concatenate([present, runs.sum(axis=0, keepdims=True)])
     cycles = np.zeros((len(runs), works.columns), np.int64)
     longest = 0
     for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
         most = int(runs[: len(runs) - works.is_relaxed, number].max(initial=1))
-        cycles += runs[:, number, None] * works.of(phase, counts_of_bodies[number][0], cutoff / max(1, most))
+        cycles += runs[:, number, None] * works.of(phase, bodies[number], cutoff / max(1, most))
         longest = _longest(cycles // works.scale, groups, is_relaxed=works.is_relaxed)
         if longest > cutoff:
             break
@@ -107,6 +118,46 @@ def _longest(cycles: Ints, groups: int, *, is_relaxed: bool) -> int:
     if not is_relaxed:
         return int(cycles.max(initial=0))
     return max(int(cycles[:-1].max(initial=0)), ceil_div(int(cycles[-1].max(initial=0)), groups))
+
+
+class _Part(NamedTuple):
+    """What a block does once, or (``loop`` 0 and on) an iteration of one of its loops: alike in all of its family."""
+
+    block: Any
+    loop: int
+
+    def items(self, phase: ProgramPhase) -> Iterable[Item]:
+        """Return its operations and loops."""
+        items = [i for i in phase.body(self.block) if not isinstance(i, Loop) or i.indices]
+        loops = [i for i in items if isinstance(i, Loop)]
+        if self.loop < 0:
+            return [i for i in items if not isinstance(i, Loop)]
+        return [replace(loops[self.loop], indices=loops[self.loop].indices[:1])]
+
+
+def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[Any], Ints, Ints]:
+    """Return bodies, how often a block of each class does each, and how many blocks of each class core groups have."""
+    families = families_of(phase) if phase.body_counts is None else None
+    if families is None:
+        examples, class_counts = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
+        if phase.body_counts is None:  # a block is a body
+            return examples, np.eye(len(examples), dtype=np.int64), class_counts
+        bodies, counts = zip(*phase.body_counts(examples), strict=True)
+        return bodies, np.array(counts, np.int64), class_counts
+    parts: list[_Part] = []
+    which = np.empty(len(phase.blocks), np.int64)
+    columns: list[tuple[int, list[int]]] = []
+    for family in families:
+        sizes, of_block = distinct(family.sizes)
+        which[family.numbers] = len(columns) + of_block
+        columns += [(len(parts), [1, *row]) for row in sizes.tolist()]
+        block = phase.blocks[family.numbers[0]]
+        parts += [_Part(block, loop) for loop in range(-1, family.sizes.shape[1])]
+    of_classes = np.zeros((len(parts), len(columns)), np.int64)
+    for number, (start, runs) in enumerate(columns):
+        of_classes[start : start + len(runs), number] = runs
+    dealt = [which[phase.numbers_of_group(group, groups)] for group in range(groups)]
+    return parts, of_classes, np.array([np.bincount(one, minlength=len(columns)) for one in dealt])
 
 
 @lru_cache(maxsize=8)
@@ -165,9 +216,13 @@ class _Works:
             known, key = memo(body.memo_key, self.ends, "work"), (self.by, body.key)
         else:
             known = {} if phase.memo_key is None else memo(phase.memo_key, self.ends, "work")
-            key = self.by, phase.shape(body)
+            block, loop = body if isinstance(body, _Part) else (body, None)
+            key = (self.by, (phase.shape(block), loop))
         if key not in known:
-            items = body(0) if isinstance(body, Body) else phase.body(body)
+            if isinstance(body, _Part):
+                items = body.items(phase)
+            else:
+                items = body(0) if isinstance(body, Body) else phase.body(body)
             known[key] = _Work(self._operations(items, 1))
         work: _Work = known[key]
         if work.total is not None and (work.total <= enough * self.scale).all():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import time
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError, one_line
-from npusim.explore.bounds import Bound, alone_bound, work_bound
+from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.simulation.plan import plan_of
 from npusim.simulation.sensitivity import sensitivity
@@ -51,13 +53,15 @@ class Job:
     """What one worker does at a time.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with what it keeps, for all jobs of a worker.
-    ``is_relaxed``: its points stand for their families.
+    ``is_relaxed``: its points stand for their families.  After ``deadline``, in seconds of `time.time`, bounds that are
+    not begun are left out.
     """
 
     variants: bytes
     tasks: tuple[PointTask, ...]
     needs_bits: bool = False
     is_relaxed: bool = False
+    deadline: float = math.inf
 
 
 class Surveyed(NamedTuple):
@@ -105,6 +109,21 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 # ---------------------------------------------------------------- tasks
 
 
+def least(job: Job) -> list[float]:
+    """Return latencies in us that no tiling of a point's schedule goes below, from rates alone; 0 where it fits not."""
+    if is_node(_variants(job.variants).request.named_device()):
+        return [0.0] * len(job.tasks)
+    latencies = []
+    for task in job.tasks:
+        try:
+            built = _built(job, task)
+        except TilingError:
+            latencies.append(0.0)
+            continue
+        latencies.append(latency_us(built, roofline_bound(built)))
+    return latencies
+
+
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return of each point why it does not fit, or its bound, and which earlier one is the same program.
 
@@ -114,6 +133,8 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     first: dict[Hashable, int] = {}
     is_narrowed = _variants(job.variants).request.method in _COMPILED
     for task in job.tasks:
+        if time.time() > job.deadline:
+            break
         try:
             built = _built(job, task)
         except TilingError as error:

@@ -19,7 +19,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, narrow, prove, survey
+from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -135,7 +135,8 @@ class Search:
         #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
         self._least: dict[int, float] = {}
         self._lowest = math.inf
-        self._started, self._stage = time.monotonic(), ""
+        self._stage = ""
+        self._deadline = time.time() + (self.options.budget_s or math.inf)
 
     def group(self, point: Point) -> tuple[object, ...]:
         """Return the group in which a point is ranked: its problem, device and (but for fronts) schedule."""
@@ -211,11 +212,11 @@ class Search:
         self._stage = stage or self._stage
         if self.options.on_progress is not None:
             best = min((us for front in self._fronts.values() for us, _ in front), default=None)
-            bounds = [entries[0][0] for entries in self._waiting.values() if entries] if self._least else []
+            bounds = [entries[0][0] for entries in self._waiting.values() if entries]
             done, remaining = len(self.outcomes), min([self._lowest, *bounds])
-            remaining_us = remaining if bounds and math.isfinite(remaining) else None
+            remaining_us = remaining if math.isfinite(remaining) else None
             self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
-        if self.options.budget_s is not None and time.monotonic() - self._started > self.options.budget_s:
+        if time.time() > self._deadline:
             raise _OutOfTimeError
 
     def _with_bits(self, outcome: PointOutcome) -> PointOutcome:
@@ -232,7 +233,8 @@ class Search:
             PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
             for i in indices
         )
-        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None)
+        deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
+        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=deadline)
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -302,6 +304,10 @@ class Search:
             by_group[self.groups[index], point.get("schedule")].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [i for near in by_group.values() for _, i in sorted(near)[:count]]
+        rivals = {min(near)[1]: [i for _, i in near] for near in by_group.values()}
+        for (first, *_), (bound, *_) in self.done(workers, least, [[first] for first in rivals]):
+            if bound:
+                self._least |= dict.fromkeys(rivals[first], bound)
         if self.options.needs_bits:
             self._compute_bits(workers, [(i,) for i in nearest])
         for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest if i not in self.outcomes]):
@@ -313,12 +319,13 @@ class Search:
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
         """Bound families; those that do not fit, or cannot win, are done with."""
+        if remaining and len(self._least) == len(remaining):
+            self._lowest = min(self._least.values())
         self._tell("bounds")
         self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
         parts = [[i for i, _ in part] for part in chunks(list(lightest.items()))]
-        bounded: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
         for _, surveyed in self.done(workers, survey, parts, lightest):
             for index, bound in surveyed:
                 if isinstance(bound, str):
@@ -329,14 +336,14 @@ class Search:
                     self.families[bound.same_as] = replace(others, indices=(*others.indices, *family.indices))
                 else:
                     self.bounds[index] = bound
-                    bounded[self.groups[index]].append((bound.bound_us, index))
-        self._waiting |= bounded
-        self._least = {i: self.bounds[f.first].bound_us for f in self.families.values() for i in f.indices}
-        for entries in self._waiting.values():
-            heapify(entries)
-        self._improved |= self._waiting.keys()
-        if not self.options.needs_bits:
-            self._prune()
+            waiting = [i for i, _ in surveyed if i in self.bounds]
+            for index in waiting:
+                self._least |= dict.fromkeys(self.families[index].indices, self.bounds[index].bound_us)
+                heappush(self._waiting[self.groups[index]], (self.bounds[index].bound_us, index))
+                self._improved.add(self.groups[index])
+            if not self.options.needs_bits:
+                self._prune()
+        self._lowest = math.inf
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
         """Bound the points of families one by one."""

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from npusim.formats.jit import float32_bits, kernel
+from npusim.formats.jit import bits_float32, float32_bits, inline, kernel
 
 NEAREST_EVEN, NEAREST_AWAY, TOWARD_ZERO, FLOOR, CEIL, ODD = range(6)
+ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 
 
-@kernel
-def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
-    """Round float32 patterns (int32) to nearest even; branch-free so that it vectorises."""
+@inline
+def narrowed_float32(pattern: Any, plan: Any) -> Any:
+    """Return a float32 pattern (int32) rounded to nearest even; branch-free so that loops of it vectorise."""
     width = np.int32(plan[0])
     floor_exponent = np.int32(plan[1] + 127)
     top = np.int32(plan[2])
@@ -27,28 +28,33 @@ def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
     nan_sign = np.int32(plan[8])
     pad = np.int32(plan[9])
     base = np.int32(np.int32(23) - width)
+    magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
+    sign = np.int32(np.int32(pattern >> np.int32(31)) & np.int32(1))
+    field = np.int32(magnitude >> np.int32(23))
+    hidden = np.int32(0x800000) if field > np.int32(0) else np.int32(0)
+    exponent = max(field, np.int32(1))
+    significand = np.int32(np.int32(magnitude & np.int32(0x7FFFFF)) | hidden)
+    below = max(np.int32(floor_exponent - exponent), np.int32(0))
+    # 25 places drop a 24-bit significand entirely, and keep the shift defined.
+    shift = min(np.int32(base + below), np.int32(25))
+    last = np.int32(np.int32(significand >> shift) & np.int32(1))
+    half = np.int32(np.int32(1) << np.int32(shift - np.int32(1)))
+    rounded = np.int32(np.int32(significand + np.int32(half + np.int32(last - 1))) >> shift)
+    above = max(np.int32(exponent - floor_exponent), np.int32(0))
+    code = np.int32(np.int32(above << width) + rounded)
+    sign = np.int32(sign & over_sign) if code > top else sign
+    code = over if code > top else code
+    is_nan = magnitude > np.int32(0x7F800000)
+    code = nan if is_nan else code
+    sign = np.int32(sign & nan_sign) if is_nan else sign
+    return np.int32(np.int32(code | np.int32(sign << sign_shift)) << pad)
+
+
+@kernel
+def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
+    """Round float32 patterns (int32) to nearest even."""
     for i in range(source.size):
-        pattern = np.int32(source[i])
-        magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
-        sign = np.int32(np.int32(pattern >> np.int32(31)) & np.int32(1))
-        field = np.int32(magnitude >> np.int32(23))
-        hidden = np.int32(0x800000) if field > np.int32(0) else np.int32(0)
-        exponent = max(field, np.int32(1))
-        significand = np.int32(np.int32(magnitude & np.int32(0x7FFFFF)) | hidden)
-        below = max(np.int32(floor_exponent - exponent), np.int32(0))
-        # 25 places drop a 24-bit significand entirely, and keep the shift defined.
-        shift = min(np.int32(base + below), np.int32(25))
-        last = np.int32(np.int32(significand >> shift) & np.int32(1))
-        half = np.int32(np.int32(1) << np.int32(shift - np.int32(1)))
-        rounded = np.int32(np.int32(significand + np.int32(half + np.int32(last - 1))) >> shift)
-        above = max(np.int32(exponent - floor_exponent), np.int32(0))
-        code = np.int32(np.int32(above << width) + rounded)
-        sign = np.int32(sign & over_sign) if code > top else sign
-        code = over if code > top else code
-        is_nan = magnitude > np.int32(0x7F800000)
-        code = nan if is_nan else code
-        sign = np.int32(sign & nan_sign) if is_nan else sign
-        out[i] = np.int32(np.int32(code | np.int32(sign << sign_shift)) << pad)
+        out[i] = narrowed_float32(np.int32(source[i]), plan)
 
 
 @kernel
@@ -93,16 +99,59 @@ def narrow_float64(source: Any, out: Any, plan: Any, rounding: int) -> None:
         out[i] = (code | (sign << sign_shift)) << pad
 
 
+@inline
+def widened_float16(pattern: Any) -> Any:
+    """Return the float32 pattern (int32) of a float16 pattern (int32); exact."""
+    magnitude = np.int32(pattern & np.int32(0x7FFF))
+    sign = np.int32(pattern & np.int32(-0x80000000))
+    moved = np.int32(np.int32(magnitude << np.int32(13)) + np.int32((127 - 15) << 23))
+    special = np.int32(np.int32(magnitude << np.int32(13)) | np.int32(0x7F800000))
+    tiny = np.int32(float32_bits(np.float32(np.float32(magnitude) * np.float32(2.0**-24))))
+    value = special if magnitude >= np.int32(0x7C00) else moved
+    value = tiny if magnitude < np.int32(0x400) else value
+    return np.int32(value | sign)
+
+
 @kernel
 def widen_float16(source: Any, out: Any) -> None:
     """Write the float32 pattern (int32) of every float16 pattern (int16); exact."""
     for i in range(source.size):
-        pattern = np.int32(source[i])
-        magnitude = np.int32(pattern & np.int32(0x7FFF))
-        sign = np.int32(pattern & np.int32(-0x80000000))
-        moved = np.int32(np.int32(magnitude << np.int32(13)) + np.int32((127 - 15) << 23))
-        special = np.int32(np.int32(magnitude << np.int32(13)) | np.int32(0x7F800000))
-        tiny = np.int32(float32_bits(np.float32(np.float32(magnitude) * np.float32(2.0**-24))))
-        value = special if magnitude >= np.int32(0x7C00) else moved
-        value = tiny if magnitude < np.int32(0x400) else value
-        out[i] = np.int32(value | sign)
+        out[i] = widened_float16(np.int32(source[i]))
+
+
+@inline
+def widen_row(row: Any, out: Any) -> None:
+    """Write float32 values of float16 patterns (int16); one serves all."""
+    if row.size == 1:
+        value = bits_float32(np.uint32(widened_float16(np.int32(row[0]))))
+        for i in range(out.size):
+            out[i] = value
+    else:
+        for i in range(out.size):
+            out[i] = bits_float32(np.uint32(widened_float16(np.int32(row[i]))))
+
+
+@kernel
+def combine_float16(x: Any, y: Any, out: Any, scratch: Any, plan: Any, operation: int) -> None:
+    """Add, subtract, multiply or divide rows of float16 patterns (int16), each result rounded once.
+
+    An operand of one row serves all rows, and one of one column all columns; ``scratch`` has two rows of float32.
+    """
+    left, right = scratch[0], scratch[1]
+    for i in range(out.shape[0]):
+        widen_row(x[min(i, x.shape[0] - 1)], left)
+        widen_row(y[min(i, y.shape[0] - 1)], right)
+        if operation == ADD:
+            for j in range(left.size):
+                left[j] += right[j]
+        elif operation == SUBTRACT:
+            for j in range(left.size):
+                left[j] -= right[j]
+        elif operation == MULTIPLY:
+            for j in range(left.size):
+                left[j] *= right[j]
+        else:
+            for j in range(left.size):
+                left[j] /= right[j]
+        for j in range(left.size):
+            out[i, j] = narrowed_float32(np.int32(float32_bits(left[j])), plan)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array, cast, widen, with_canonical_nan
+from npusim.formats.cast import Array, cast, plan_cast, widen, with_canonical_nan
 from npusim.formats.float_format import FloatFormat, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 MaxNan = Literal["number", "propagate"]
 _NATIVE = ("float32", "float64")
@@ -57,7 +58,38 @@ def _rounded_once(operation: Callable[..., Array], arrays: tuple[Any, ...], name
     with np.errstate(all="ignore"):
         if fmt.name in _NATIVE:
             return with_canonical_nan(np.asarray(operation(*operands)), fmt)
+        if fmt.name == "float16" and operation in _COMBINED:
+            return _combined(_COMBINED[operation], operands, fmt)
         return cast(np.asarray(operation(*(_lanes(item, fmt) for item in operands))), fmt)
+
+
+#: Operations of float16 that one kernel does with both conversions, and their numbers in it.
+_COMBINED: Mapping[Any, int] = MappingProxyType({np.add: 0, np.subtract: 1, np.multiply: 2, np.divide: 3})
+
+
+def _combined(operation: int, operands: Sequence[Array], fmt: FloatFormat) -> Array:
+    """Return float16 operands combined, each result rounded once."""
+    from npusim.formats import cast_kernels
+
+    shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+    out = np.empty(shape, fmt.dtype)
+    if not out.size:
+        return out
+    columns = shape[-1] if shape and shape[-1] > 1 else out.size
+    x, y = (_rows(operand, shape, columns) for operand in operands)
+    scratch = np.empty((2, columns), np.float32)
+    patterns = out.reshape(-1, columns).view(np.int16)
+    cast_kernels.combine_float16(x, y, patterns, scratch, plan_cast(fmt, None, "canonical").numbers, operation)
+    return out
+
+
+def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
+    """Return an operand's patterns as rows of ``columns``; one row where it is one number, one column where that is."""
+    if values.size == 1:
+        return values.reshape(1, 1).view(np.int16)
+    width = 1 if values.ndim == len(shape) and values.shape[-1] == 1 != shape[-1] else columns
+    whole = np.broadcast_to(values, (*shape[:-1], values.shape[-1] if width == 1 else shape[-1]))
+    return np.ascontiguousarray(whole).reshape(-1, width).view(np.int16)
 
 
 def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:

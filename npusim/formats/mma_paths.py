@@ -22,7 +22,7 @@ SMALL_MACS = 2048
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21
 #: Outputs worked on at a time: they and 16 rows of operands stay in the L2 and L1 cache.
-TILE_ROWS = 64
+TILE_ROWS = 128
 TILE_COLUMNS = 256
 _NOTHING = -100000
 

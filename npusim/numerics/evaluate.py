@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,7 +16,7 @@ from npusim.formats import get_arithmetic
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
-from npusim.numerics.executor import Execution, Observer, Progress, execute
+from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute
 from npusim.numerics.reference import attention, row_errors, summarise_errors
 from npusim.numerics.result import NumericResult
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
-    from npusim.numerics.executor import EventLog, HeadSource
+    from npusim.numerics.executor import EventLog, HeadSource, TensorStore
     from npusim.numerics.result import ErrorSummary
 
 Array = NDArray[Any]
@@ -43,6 +43,12 @@ class OutputBlock(Protocol):
 Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 #: Its results by batch, head, first row and rows, for other precisions on the same inputs.
 References = dict[tuple[int, int, int, int], NDArray[np.float64]]
+#: Batch, head and first row of a block of the output.
+BlockRows = tuple[int, int, int]
+#: Programs by name.
+Programs = Mapping[str, "TileProgram"]
+#: Blocks to execute, by phase.
+Blocks = Mapping[str, Sequence[Any]]
 #: ``sample``, ``all``, or indices: numbers, or a text that says them (`indices`).
 Choice = str | Sequence[int]
 #: A number or a range of a text of indices; what has more digits is none of ours.
@@ -62,6 +68,7 @@ def evaluate(
     progress: Progress | None = None,
     reference: Reference = attention,
     exact: References | None = None,
+    variants: Programs | None = None,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
@@ -69,13 +76,16 @@ def evaluate(
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
+    ``variants`` are programs that compute the rows of `compared_block` too.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
     probe = Probe(problem) if diagnose else None
-    done, written = execute_rows(
-        program, inputs, rows, wanted, problem.group_size, observers=(probe,) if probe else (), progress=progress
-    )
+    needed = needed_blocks(program, rows, wanted, problem.group_size)
+    among = _Alternatives(program, needed, wanted, problem.group_size, variants or {})
+    watching = (probe,) if probe else ()
+    done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
+    written = _written(program, needed, wanted, done.tensors)
     references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         q = inputs("q", batch, head)[row : row + len(block)]
@@ -98,7 +108,47 @@ def evaluate(
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         scores=probe.scores.magnitudes() if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
+        variants=among.rows(done, inputs),
     )
+
+
+def compared_block(rows: Iterable[BlockRows]) -> BlockRows:
+    """Return the block of some computed ones, in their order, on which variants are: the last of the first head."""
+    each = list(rows)
+    return max(at for at in each if at[:2] == each[0][:2])
+
+
+class _Alternatives:
+    """Programs that compute one block of an output too: as lanes beside its own program's where they are like it."""
+
+    def __init__(
+        self,
+        program: TileProgram,
+        needed: Blocks,
+        heads: Container[int],
+        group_size: int,
+        of: Mapping[str, TileProgram],
+    ) -> None:
+        self.of, self.group_size, self.lanes = of, group_size, dict[str, Alternative]()
+        if not of:
+            return
+        self.at = batch, head, row = compared_block(_outputs(program, needed, heads, "o"))
+        blocks = needed_blocks(program, [row], {head}, group_size, batches={batch})
+        for name, other in of.items():
+            changes = changed_attributes(program, other, blocks)
+            if changes is not None:
+                self.lanes[name] = Alternative(other, blocks, changes)
+
+    def rows(self, done: Execution, inputs: HeadSource) -> dict[str, Array]:
+        """Return the block's rows by name after their lanes are ``done``; what is none of them is executed alone."""
+        stores = dict(zip(self.lanes, done.variants, strict=True))
+        return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
+
+    def _rows(self, name: str, tensors: TensorStore | None, inputs: HeadSource) -> Array:
+        (batch, head, row), program = self.at, self.of[name]
+        if tensors is not None:
+            return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at]
+        return execute_rows(program, inputs, [row], {head}, self.group_size, batches={batch})[1][self.at]
 
 
 def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
@@ -127,21 +177,37 @@ def execute_rows(
     batches: Container[int] | None = None,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
-) -> tuple[Execution, dict[tuple[int, int, int], Array]]:
+) -> tuple[Execution, dict[BlockRows, Array]]:
     """Execute the blocks that hold the chosen rows of ``output``, and what they need of earlier phases.
 
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default.
     """
-    tensor = program.tensors[output]
     needed = needed_blocks(program, rows, heads, group_size, output=output, batches=batches)
     done = execute(program, inputs, needed, observers=observers, progress=progress)
-    written: dict[tuple[int, int, int], Array] = {}
-    blocks = needed[program.phases[-1].name]
-    for block, (head, row, count, at) in ((b, part) for b in blocks for part in _parts(b, tensor)):
-        if head in heads and (block.batch, head, row) not in written:
-            matrix = done.tensors.head(tensor, block.batch, block.head)
-            written[block.batch, head, row] = matrix[at : at + count]
-    return done, written
+    return done, _written(program, needed, heads, done.tensors, output)
+
+
+def _written(
+    program: TileProgram, needed: Blocks, heads: Container[int], tensors: TensorStore, output: str = "o"
+) -> dict[BlockRows, Array]:
+    """Return by batch, head and first row what the chosen heads of the last phase's blocks are in ``tensors``."""
+    tensor = program.tensors[output]
+    return {
+        (batch, head, row): tensors.head(tensor, batch, of)[at : at + count]
+        for (batch, head, row), (of, count, at) in _outputs(program, needed, heads, output).items()
+    }
+
+
+def _outputs(
+    program: TileProgram, needed: Blocks, heads: Container[int], output: str
+) -> dict[BlockRows, tuple[int, int, int]]:
+    """Return which rows the last phase's blocks write: the tensor's head, how many, and where in it they begin."""
+    written: dict[BlockRows, tuple[int, int, int]] = {}
+    for block in needed[program.phases[-1].name]:
+        for head, row, count, at in _parts(block, program.tensors[output]):
+            if head in heads:
+                written.setdefault((block.batch, head, row), (block.head, count, at))
+    return written
 
 
 def needed_blocks(
@@ -160,7 +226,7 @@ def needed_blocks(
         for b in _blocks(program.phases[-1], rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
-    return {p.name: _needed(p, blocks, group_size) for p in program.phases}
+    return {p.name: _needed(p, blocks, max(1, group_size // tensor.packed)) for p in program.phases}
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, groupby, pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import get_format
+from npusim.ir.op import PLAIN, Attributes
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
@@ -24,7 +27,7 @@ from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.op import Source, Step, TileOp
     from npusim.ir.tile import GlobalTensor, Tile
@@ -53,8 +56,10 @@ class EventLog:
     first: dict[str, NumericEvent] = field(default_factory=dict)
     events: list[NumericEvent] = field(default_factory=list)
 
-    def look(self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array]) -> None:
-        """Record where ``result`` is Inf or NaN although the step's sources were not.
+    def look(
+        self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array], shape: tuple[int, ...]
+    ) -> None:
+        """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
 
         An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
         event: only elements whose sources are all finite count as overflow, and only NaN from
@@ -62,6 +67,7 @@ class EventLog:
         """
         if formats.is_all_finite(result):
             return
+        result = np.broadcast_to(result, shape)
         with np.errstate(invalid="ignore"):
             finite = np.isfinite(result)
             matmul = step.opcode.name == "MATMUL"
@@ -158,99 +164,196 @@ Progress = Callable[[float], None]
 
 @dataclass
 class Execution:
-    """The state after execution: tensors in global memory and numeric events."""
+    """The state after execution: tensors in global memory and numeric events; of each variant its tensors alone."""
 
     tensors: TensorStore
     events: EventLog = field(default_factory=EventLog)
     observers: Sequence[Observer] = ()
+    variants: Sequence[TensorStore] = ()
+
+
+class Alternative(NamedTuple):
+    """A program that differs from another in attributes of steps alone (`changed_attributes`), and blocks by phase.
+
+    They are lanes beside the other's, whose events nobody counts and no observer sees.
+    """
+
+    program: TileProgram
+    blocks: Mapping[str, Sequence[Any]]
+    changes: Mapping[Attributes, Attributes]
+
+
+class Lane(NamedTuple):
+    """One block that runs in step with others: where its tensors are, and which attributes it has in place of others'.
+
+    Lanes of one program come together.
+    """
+
+    block: Any
+    tensors: TensorStore
+    changes: Mapping[Attributes, Attributes] = MappingProxyType({})
 
 
 def execute(
     program: TileProgram,
     inputs: HeadSource,
-    blocks: dict[str, Sequence[Any]] | None = None,
+    blocks: Mapping[str, Sequence[Any]] | None = None,
     *,
     observers: Sequence[Observer] = (),
     progress: Progress | None = None,
+    variants: Sequence[Alternative] = (),
 ) -> Execution:
     """Execute ``blocks`` of each phase (all where not named) and return tensors and events.
 
     ``inputs(name, batch, head)`` gives one head's matrix of an input tensor in its own dtype;
     ``observers`` are called after every step, ``progress`` with the share of blocks that are done.
     """
-    state = Execution(TensorStore(program, inputs), observers=observers)
+    stores = [TensorStore(variant.program, inputs) for variant in variants]
+    state = Execution(TensorStore(program, inputs), observers=observers, variants=stores)
     chosen = [phase.blocks if blocks is None else blocks.get(phase.name, phase.blocks) for phase in program.phases]
     done, total = 0, sum(len(part) for part in chosen)
     for phase, part in zip(program.phases, chosen, strict=True):
-        apart = [phase.succession.alone(block) for block in part] if phase.succession else part
-        for lanes in _lanes(phase, apart):
-            Lockstep(program, phase, lanes, state).run()
-            done += len(lanes)
+        lanes = [Lane(block, state.tensors) for block in _apart(phase, part)]
+        for variant, store in zip(variants, stores, strict=True):
+            lanes += [Lane(block, store, variant.changes) for block in _apart(phase, variant.blocks[phase.name])]
+        for group in _groups(phase, lanes):
+            Lockstep(program, phase, group, state).run()
+            done += sum(lane.tensors is state.tensors for lane in group)
             if progress is not None:
                 progress(done / total)
     return state
 
 
-def _lanes(phase: ProgramPhase, blocks: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield groups of blocks of one shape, at most ``LANES`` together."""
-    groups: dict[Hashable, list[Any]] = {}
-    for block in blocks:
-        groups.setdefault(phase.shape(block), []).append(block)
+def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
+    """Return blocks that do not overlap one another."""
+    return [phase.succession.alone(block) for block in blocks] if phase.succession else blocks
+
+
+def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
+    """Yield lanes of one shape, at most ``LANES`` together."""
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(phase.shape(lane.block), []).append(lane)
     for group in groups.values():
         for start in range(0, len(group), LANES):
             yield group[start : start + LANES]
 
 
-class Lockstep:
-    """Some blocks of one shape, executed operation by operation."""
+def changed_attributes(
+    program: TileProgram, other: TileProgram, blocks: Mapping[str, Sequence[Any]]
+) -> dict[Attributes, Attributes] | None:
+    """Return which attributes of steps are others in another program's ``blocks`` by phase.
 
-    def __init__(self, program: TileProgram, phase: ProgramPhase, blocks: list[Any], state: Execution) -> None:
-        self.program, self.phase, self.blocks = program, phase, blocks
-        self.tensors, self.events, self.observers = state.tensors, state.events, state.observers
-        self.store = BufferStore(program, len(blocks))
+    None where more than attributes differs, or attributes alike become unlike ones.
+    """
+    if program.used_bytes != other.used_bytes or len(program.phases) != len(other.phases):
+        return None
+    changes: dict[Attributes, Attributes] = {}
+    for one, two in zip(program.phases, other.phases, strict=True):
+        for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
+            steps, others = (list(_steps(phase.body(block))) for phase in (one, two))
+            if [form for form, _ in steps] != [form for form, _ in others]:
+                return None
+            for (_, before), (_, after) in zip(steps, others, strict=True):
+                if changes.setdefault(before, after) != after:
+                    return None
+    return {before: after for before, after in changes.items() if before != after}
+
+
+def _steps(items: Iterable[Item]) -> Iterator[tuple[Any, Attributes]]:
+    """Yield what each step does and its attributes, of loops those of the last iteration after how often they run."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield len(item.indices), PLAIN
+            yield from _steps(item.body(item.indices[-1]))
+        else:
+            for step in item.steps:
+                yield (step.opcode, *map(_form, (step.dst, *step.srcs))), step.attributes
+
+
+def _form(operand: Source) -> Any:
+    """Return an operand by its content: tensors and rings are each program's own objects."""
+    if isinstance(operand, GlobalTile):
+        return operand.tensor.name, operand.fmt, operand.rows, operand.cols
+    if isinstance(operand, RingTile):
+        ring = operand.ring
+        return ring.name, operand.is_producer, ring.depth, ring.slot_bytes, operand.slot(0)
+    return operand
+
+
+class Lockstep:
+    """Some blocks of one shape, executed operation by operation; those of variants come last."""
+
+    def __init__(self, program: TileProgram, phase: ProgramPhase, lanes: Sequence[Lane], state: Execution) -> None:
+        self.program, self.phase, self.lanes = program, phase, lanes
+        self.events, self.observers = state.events, state.observers
+        #: Blocks of the program itself.
+        self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
+        self.store = BufferStore(program, len(lanes))
         self.events.phase = phase.name
-        self.events.lanes = [str(b) for b in blocks]
+        self.events.lanes = [str(b) for b in self.blocks]
         self._constants: dict[tuple[float, str], Array] = {}
+        self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
+        #: Each block's number: variants may run the same ones.
+        self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
 
     def run(self) -> None:
         """Execute everything, in program order."""
         walker = Walker(self.program)
-        first, *others = (self.phase.body(b) for b in self.blocks)
+        first, *others = map(self.phase.body, self._distinct)
         rest = [_flatten(items) for items in others]
         for position, resolved in enumerate(walk(walker, first)):
             self.events.position = position
             self.execute(resolved, [next(ops) for ops in rest])
 
     def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp]) -> None:
-        """Execute one operation of the first lane; ``twins`` are the same operation of the others."""
-        for index, step in enumerate(resolved.op.steps):
-            same = [twin.steps[index] for twin in twins]
-            self._step(resolved, index, step, same)
+        """Execute one operation of the first block; ``twins`` are the same operation of the others."""
+        for index in range(len(resolved.op.steps)):
+            each = [op.steps[index] for op in (resolved.op, *twins)]
+            self._step(resolved, index, [each[self._distinct[lane.block]] for lane in self.lanes])
 
-    def _step(self, resolved: ResolvedOp, index: int, step: Step, same: list[Step]) -> None:
+    def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
+        step = steps[0]
         fmt = step.dst.fmt
-        sources = [self._read(resolved, source, [t.srcs[i] for t in same], fmt) for i, source in enumerate(step.srcs)]
+        sources = [self._read(resolved, [s.srcs[i] for s in steps], fmt) for i in range(len(step.srcs))]
         is_global = isinstance(step.dst, GlobalTile)
         before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
-        result = apply(step.opcode, sources, before, fmt, step.attributes)
-        if fmt != "int8":
-            read = [*sources, before] if step.attributes.accumulate else sources
-            self.events.look(resolved, step, np.broadcast_to(result, before.shape), read)
-        for observer in self.observers:
-            role = self.phase.roles.get(step.name, "")
-            observer(Moment(self.phase.name, self.blocks, resolved, index, step, sources, result, role))
+        result = self._apply(step, sources, before)
+        if count := len(self.blocks):
+            read, outcome = [x[:count] for x in sources], result[:count]
+            if fmt != "int8":
+                known = [*read, before[:count]] if step.attributes.accumulate else read
+                self.events.look(resolved, step, outcome, known, before[:count].shape)
+            for observer in self.observers:
+                role = self.phase.roles.get(step.name, "")
+                observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
-            for lane, one in enumerate([step, *same]):
+            for lane, one, values in zip(self.lanes, steps, result, strict=True):
                 assert isinstance(one.dst, GlobalTile)
-                self.tensors.cut(one.dst)[...] = result[lane]
+                lane.tensors.cut(one.dst)[...] = values
         else:
             before[...] = result
 
-    def _read(self, resolved: ResolvedOp, source: Source, twins: list[Source], fmt: str) -> Array:
+    def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
+        """Return what lanes write: those that follow one another with the same attributes together."""
+        if step.attributes not in self._runs:
+            each = [lane.changes.get(step.attributes, step.attributes) for lane in self.lanes]
+            ends = accumulate(len(list(run)) for _, run in groupby(each))
+            self._runs[step.attributes] = [(start, end, each[start]) for start, end in pairwise((0, *ends))]
+        results = []
+        for start, end, attributes in self._runs[step.attributes]:
+            some = [x if len(x) == 1 else x[start:end] for x in sources]
+            results.append(apply(step.opcode, some, before[start:end], step.dst.fmt, attributes))
+        return results[0] if len(results) == 1 else np.concatenate(results)
+
+    def _read(self, resolved: ResolvedOp, sources: Sequence[Source], fmt: str) -> Array:
+        """Return what the lanes' steps read in one place."""
+        source = sources[0]
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
         if isinstance(source, GlobalTile):
-            return self.tensors.read([source, *(t for t in twins if isinstance(t, GlobalTile))])
+            tiles = (t for t in sources if isinstance(t, GlobalTile))
+            return np.stack([lane.tensors.cut(t) for lane, t in zip(self.lanes, tiles, strict=True)])
         return self.store.view(self._tile(resolved, source))
 
     def _constant(self, value: float, fmt: str) -> Array:
@@ -329,10 +432,6 @@ class TensorStore:
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
             raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
-
-    def read(self, tiles: list[GlobalTile]) -> Array:
-        """Return the cuts of all lanes, (lanes, rows, cols)."""
-        return np.stack([self.cut(t) for t in tiles])
 
     def cut(self, tile: GlobalTile) -> Array:
         """Return one cut as a view of its head's matrix."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.problem import AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
+from npusim.config.problem import STORED, AmplifiedData, HybridData, NormalData, ResonanceData, SinkData, UniformData
 from npusim.errors import TensorError
 from npusim.formats.float_format import format_of_dtype
 from npusim.units import ceil_div
@@ -51,13 +51,49 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
 def drawn_source(problem: Problem) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe, as they lie: in pages, or V as a part of K."""
-    source = recipe_source(problem)
+    source = stored_source(recipe_source(problem), problem)
     if problem.page:
         source = paged(source, problem, drawn_pages(problem))
     if not problem.values_in_keys:
         return source
     cols = problem.value_head_dim
     return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
+
+
+def quantised(values: Array, fmt: str, axis: int | None = None) -> tuple[Array, Array]:
+    """Return values in a narrow format, and float32 scales: one for all, or one for what lies along ``axis``.
+
+    A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
+    the quotients, rounded to nearest even and saturated.
+    """
+    wide = values.astype(np.float64)
+    scales = (np.abs(wide).max(axis, keepdims=axis is not None) / formats.get_format(fmt).max_finite).astype(np.float32)
+    scales = np.where(scales == 0, np.float32(1), scales)
+    return formats.cast(wide / scales.astype(np.float64), fmt, overflow="saturate"), scales
+
+
+def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with K and V as a cache stores them, and their scales; ``k`` and ``v`` are what these say.
+
+    That is exact: float64 products of stored values and scales.
+    """
+    fmt = problem.cache
+    if fmt is None:
+        return source
+    heads: dict[tuple[str, int, int], tuple[Array, Array]] = {}
+
+    def read(name: str, batch: int, head: int) -> Array:
+        if name == "q":
+            return source(name, batch, head)
+        key = name[0], batch, head
+        if key not in heads:
+            heads[key] = quantised(source(*key), fmt, axis=1)
+        stored, scales = heads[key]
+        if name == key[0]:
+            return stored.astype(np.float64) * scales.astype(np.float64)
+        return stored if name.endswith(STORED) else scales
+
+    return read
 
 
 #: Numbers of the pages of each sequence, in the order of its keys.

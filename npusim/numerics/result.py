@@ -159,7 +159,8 @@ class NumericResult(NumericRecord):
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
-    for.  ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
+    for; ``variants`` one block of rows under each of other programs (`npusim.numerics.evaluate.compared_block`).
+    ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
@@ -168,6 +169,7 @@ class NumericResult(NumericRecord):
     scores: Magnitudes | None = None
     row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     events: tuple[NumericEvent, ...] = field(default=(), repr=False)
+    variants: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
     def error(self) -> ErrorSummary:

@@ -156,8 +156,8 @@ class _Replay:
         for span in result.timing.spans:
             if span.group == group:
                 spans[span.issued_by or span.queue].append(span)
-        #: By queue, the last first.
-        self.spans = {queue: sorted(run, key=lambda s: (-s.start, -s.end)) for queue, run in spans.items()}
+        #: By queue, the last first; those of one moment without length in the order in which they were issued.
+        self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
         self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
         self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link

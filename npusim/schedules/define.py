@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.blocks import attention_cells
+from npusim.algorithms.cache import dequantised_inputs
 from npusim.algorithms.flash import attention_phase
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase
@@ -160,6 +161,13 @@ def _build(
         _refuse_powers_of_two(
             called, p.exp_variant, planned, phases(problem, tiling, replace(p, exp_variant="exp.correct"), machine)
         )
+    if getattr(problem, "cache", None) is not None:
+        if not machine.has_rows_kernels:
+            raise TilingError(
+                f"cache: {machine.device.name} has no kernel that only converts, {problem.cache} to {problem.dtype}; "
+                "leave it out"
+            )
+        planned = [*dequantised_inputs(problem), *planned]
     tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
     for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)

@@ -15,7 +15,7 @@ from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
-from npusim.numerics.inputs import check_pages
+from npusim.numerics.inputs import check_pages, quantised
 from npusim.sanitize import regular_file
 from npusim.simulation.request import Layout
 from npusim.units import ceil_div
@@ -343,15 +343,11 @@ def quantise(tensors: Tensors, fmt: str = "float8_e4m3fn") -> tuple[Tensors, dic
     range is used (per-tensor "amax" scaling); stored values are the quotients, rounded to nearest
     even and saturated.  A tensor of zeros, or one in ``fmt`` already, keeps the scale 1.
     """
-    limit = get_format(fmt).max_finite
     stored, scales = {}, {}
     for name, values in tensors.items():
         is_done = values.dtype == get_format(fmt).dtype
-        largest = 0.0 if is_done else float(np.abs(values.astype(np.float64)).max())
-        scale = float(np.float32(largest / limit)) or 1.0
-        scales[f"{name}_scale"] = scale
-        wide = values.astype(np.float64) / scale
-        stored[name] = values if is_done else cast(wide, fmt, overflow="saturate")
+        stored[name], scale = (values, np.float32(1)) if is_done else quantised(values, fmt)
+        scales[f"{name}_scale"] = float(scale)
     return stored, scales
 
 

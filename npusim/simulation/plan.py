@@ -19,7 +19,7 @@ from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
-from npusim.numerics.inputs import array_source, drawn_source, without_padding
+from npusim.numerics.inputs import array_source, drawn_source, stored_source, without_padding
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
@@ -59,7 +59,7 @@ TILE_OPERATIONS = 60
 _TILE = 128
 #: Options that the name of a run's folder says, and those that change what is shown of it alone.
 IN_FOLDER_NAMES = frozenset(
-    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "window")
+    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
 #: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
 LONGEST_FOLDER = 200
@@ -115,7 +115,7 @@ class Plan:
         """Return the inputs: those given, or those of the recipe."""
         if self.tensors is None:
             return self.sources.setdefault(problem, drawn_source(problem))
-        return without_padding(array_source(self.tensors, problem.data), problem)
+        return stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -382,7 +382,7 @@ def problem_of_tensors(
     that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *SEEN, *SCORES) if n in sizes}
+    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", "cache", *SEEN, *SCORES) if n in sizes}
     others = {n: value for n, value in sizes.items() if n not in (*kept, "lengths", "page")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
-    from npusim.config.problem import AnyProblem, Dtype, Problem
+    from npusim.config.problem import AnyProblem, CacheFormat, Dtype, Problem
     from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.numerics.evaluate import Choice
@@ -144,6 +144,12 @@ class Request:
         "--page KEYS",
         "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
         needs="workload attention device",
+    )
+    cache: CacheFormat | None = _what(
+        "--cache FORMAT",
+        "What K and V are stored in, with a scale a token and head; a kernel before attention brings them to --dtype.",
+        choices=("float8_e4m3fn", "int8"),
+        needs="workload attention",
     )
     tensor_parallel: int | None = _what(
         "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
@@ -311,6 +317,7 @@ class Request:
             "batch",
             "lengths",
             "page",
+            "cache",
             "dtype",
             "tensor_parallel",
             "causal",
@@ -428,6 +435,7 @@ class CallOptions(TypedDict, total=False):
     batch: int | None
     lengths: Sequence[int] | None
     page: int | None
+    cache: CacheFormat | None
     tensor_parallel: int | None
     causal: bool | None
     window: int | None

@@ -11,6 +11,8 @@ from npusim.errors import SpecError
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
@@ -139,7 +141,7 @@ def with_evidence(result: RunData) -> RunData:
     return replace(
         result,
         timing=None if timing is None else _completed(result, timing),
-        numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits, result.device)),
+        numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits.row_sum_orders, result.device)),
     )
 
 
@@ -203,9 +205,7 @@ def roofline_of(result: RunData) -> Roofline | None:
     )
 
 
-def row_sum_evidence(bits: NumericResult, device: DeviceSpec) -> dict[str, str]:
+def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str]:
     """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
     fact = device.row_sum
-    return {
-        order: fact.basis if fact is not None and fact.value == order else "chosen" for order in bits.row_sum_orders
-    }
+    return {order: fact.basis if fact is not None and fact.value == order else "chosen" for order in orders}

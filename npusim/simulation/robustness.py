@@ -11,7 +11,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
-from npusim.numerics.evaluate import execute_rows, named_choices
+from npusim.numerics.evaluate import compared_block, execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
 from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
@@ -23,47 +23,44 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import BlockRows
     from npusim.numerics.result import NumericResult
     from npusim.simulation.plan import Plan
-
-
-#: Batch, head and first row of a block of the output.
-BlockRows = tuple[int, int, int]
 
 
 # ---------------------------------------------------------------- assumed arithmetic
 
 
-def arithmetic_uncertainty(bits: NumericResult, plan: Plan) -> tuple[Spread, ...]:
-    """Return how much the rows of `compared_block` change under each alternative arithmetic of a plan.
+def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]:
+    """Return by name the program with whatever is assumed of its arithmetic taken otherwise.
 
-    Nothing is assumed: no alternatives.  An output that is not finite is at no distance from another: none either.
+    Nothing is assumed: no programs.
     """
-    if not bits.rows:
-        return ()
-    at = compared_block(bits)
-    before = bits.rows[at].astype(np.float64)
-    if not np.isfinite(before).all():
-        return ()
-    spreads = []
-    for name, changes in _alternatives(bits, plan.device):
+    variants = {}
+    for name, changes in _alternatives(program, plan.device):
         try:
-            program = plan.program(changes)
+            variants[name] = plan.program(changes)
         except SpecError:  # the schedule leaves no choice of it
             continue
-        spreads.append(Spread(name, *_distance(before, block_of(program, plan, at).astype(np.float64))))
-    return tuple(spreads)
+    return variants
 
 
-def compared_block(bits: NumericResult) -> BlockRows:
-    """Return the rows of ``bits`` on which alternatives are computed: the last block of the first head."""
-    batch, head, _ = next(iter(bits.rows))
-    return max(at for at in bits.rows if at[:2] == (batch, head))
+def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
+    """Return how much the rows of `compared_block` change under each of the variants of ``bits``.
+
+    An output that is not finite is at no distance from another: none.
+    """
+    if not bits.variants:
+        return ()
+    before = bits.rows[compared_block(bits.rows)].astype(np.float64)
+    if not np.isfinite(before).all():
+        return ()
+    return tuple(Spread(name, *_distance(before, rows.astype(np.float64))) for name, rows in bits.variants.items())
 
 
 def compared_rows(bits: NumericResult) -> str:
     """Return in words which rows `compared_block` are."""
-    batch, head, row = at = compared_block(bits)
+    batch, head, row = at = compared_block(bits.rows)
     of_batch = f" of batch {batch}" if bits.shape[0] > 1 else ""
     return f"rows {row}..{row + len(bits.rows[at]) - 1} of head {head}{of_batch}"
 
@@ -85,15 +82,15 @@ def block_rmse(block: NDArray[Any], plan: Plan, at: BlockRows) -> float | None:
 
 
 def alternative_arithmetics(program: TileProgram) -> list[str]:
-    """Return the arithmetics that `arithmetic_uncertainty` computes with, beside the program's own."""
+    """Return the arithmetics that `assumed_variants` computes with, beside the program's own."""
     return sorted({other for used in named_choices(program)[0] for other in _other_arithmetics(used)})
 
 
-def _alternatives(bits: NumericResult, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
+def _alternatives(program: TileProgram, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield a name and the changed field of the precision for whatever could be otherwise."""
-    for name in sorted({other for used in bits.arithmetic for other in _other_arithmetics(used)}):
+    for name in alternative_arithmetics(program):
         yield name, {"arithmetic": name}
-    for used, basis in row_sum_evidence(bits, device).items():
+    for used, basis in row_sum_evidence(named_choices(program)[1], device).items():
         others = (order for order in device.row_sums if order != used)
         for order in others if basis == "assumed" else ():
             yield f"row sums in {order}", {"sum_order": order}

@@ -10,15 +10,16 @@ from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
+from npusim.numerics.evaluate import compared_block
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
 from npusim.simulation.robustness import (
     alternative_arithmetics,
     arithmetic_uncertainty,
+    assumed_variants,
     block_of,
     block_rmse,
-    compared_block,
     compared_rows,
     finite_choices,
 )
@@ -126,8 +127,9 @@ def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
         return ComputedBits()
-    bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress)
-    spread, finite = arithmetic_uncertainty(bits, plan), finite_choices(bits, plan)
+    variants = assumed_variants(program, plan)
+    bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
+    spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = compared_rows(bits) if bits.rows else ""
     return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
 
@@ -145,7 +147,7 @@ def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) ->
 
     if not bits.rows:
         return ()
-    at = compared_block(bits)
+    at = compared_block(bits.rows)
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -222,7 +224,7 @@ def _notes(
         ]
         notes += [
             f"order of row sums {order} is assumed: {device.row_sum.source}"
-            for order, evidence in row_sum_evidence(bits, device).items()
+            for order, evidence in row_sum_evidence(bits.row_sum_orders, device).items()
             if device.row_sum is not None and evidence == "assumed"
         ]
     return tuple(notes)

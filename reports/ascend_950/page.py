@@ -12,7 +12,7 @@ from npusim.run import run
 from reports.parts.document import Section, gather, save_page, table
 
 if TYPE_CHECKING:
-    from npusim.simulation.result import RunResult
+    from npusim.run import RunResult
 
 __all__ = ["write"]
 

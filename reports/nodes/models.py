@@ -97,7 +97,7 @@ def attention_bits() -> Section:
                 hw="ascend_910b2_x8",
                 workload=HEADS,
                 tensors=TENSORS,
-                prefix=PREFIX,
+                tensor_prefix=PREFIX,
                 tensor_parallel=RANKS,
                 rows="all",
                 precision=fmt,

@@ -11,8 +11,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
-from npusim.explore.bounds import alone_bound, work_bound
+from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.space import auto_axes, spec_of
+from npusim.ir.families import families_of
 from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.variants import program_key
@@ -115,4 +116,19 @@ def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> Non
                 cycles = one.timing().cycles
                 assert 0 < least <= work_bound(one.program, one.plan.device).cycles <= cycles
                 assert cycles < 12 * least
+                assert roofline_bound(one) <= cycles
             done += 1
+
+
+@pytest.mark.parametrize("hw", ["h200", "v100"])
+def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(Request("flash", hw=hw, workload="qwen2_7b", seq=768), {"block_kv": (16, 32)})
+    built = [spec.variants.build(spec.variants.named({**p, "block_q": 128})) for p in spec.points()]
+    assert all(families_of(b.program.phases[0]) for b in built)
+
+    def bounds() -> list[Bound]:
+        return [work_bound(b.program, b.plan.device, is_relaxed=r) for b in built for r in (False, True)]
+
+    by_family = bounds()
+    monkeypatch.setitem(work_bound.__globals__, "families_of", lambda _: None)
+    assert by_family == bounds()

@@ -61,7 +61,7 @@ def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
         "import os, time\n"
         "from npusim.explore.executors import ProcessExecutor\n"
         "def work(seconds):\n"
-        "    print(os.getpid(), flush=True)\n"
+        "    os.write(1, f'{os.getpid()}\\n'.encode())\n"  # at once: lines of two workers stay apart
         "    time.sleep(seconds)\n"
         "if __name__ == '__main__':\n"
         "    list(ProcessExecutor(2).run(work, [60, 60]))\n"

@@ -89,6 +89,7 @@ def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_i
     assert found.best.latency_us <= plain.latency_us
     assert {o.point["vector_rows"] for o in found.outcomes} == {None, 4, 8}
     assert all(r.remaining_us <= found.best.latency_us for r in reports if r.remaining_us is not None)
+    assert all(r.remaining_us for r in reports if r.stage == "bounds")  # before any point has a bound of its own, too
     assert reports[-1].decided == 54
 
 

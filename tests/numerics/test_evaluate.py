@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from npusim.config.problem import Problem
-from npusim.numerics.evaluate import evaluate
+from npusim.numerics.evaluate import compared_block, evaluate, needed_blocks
+from npusim.numerics.executor import changed_attributes
 from npusim.numerics.inputs import recipe_source
 
 if TYPE_CHECKING:
@@ -37,6 +38,32 @@ def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[
     assert set(found.rows) == {(b, h, 64) for b in range(2) for h in range(3)}
     assert found.sample == "rows 64..74 of 3 of 3 heads (66 of 450 rows)"
     assert found.computed.sum() == 66
+
+
+@pytest.mark.parametrize(
+    ("preset", "change"), [("fa2_fp32", "arithmetic=ascend.cube_fma.k16.f16.f32"), ("fa16", "sum_order=tree_halves")]
+)
+def test_variants_beside_a_program_have_the_bits_that_they_have_alone(
+    build_flash: Callable[..., TileProgram], preset: str, change: str
+) -> None:
+    problem, tiling = Problem(**FIELDS), {"block_q": 32, "block_kv": 32}
+    program, other = (build_flash(tiling, name, **FIELDS) for name in (preset, f"{preset},{change}"))
+    # Other tiles: it cannot run in step.
+    unlike = build_flash({"block_q": 32, "block_kv": 16}, preset, **FIELDS)
+    variants, inputs = {"other": other, "unlike": unlike}, recipe_source(problem, 0)
+    blocks = needed_blocks(program, "sample", {0})
+    assert changed_attributes(program, other, blocks)
+    assert changed_attributes(program, unlike, blocks) is None
+    found, plain = (evaluate(program, problem, inputs, variants=some) for some in (variants, None))
+    at = compared_block(found.rows)
+    assert at == (0, 0, 64)
+    assert (found.output[found.computed].tobytes(), found.events) == (
+        plain.output[plain.computed].tobytes(),
+        plain.events,
+    )
+    for name, variant in variants.items():
+        alone = evaluate(variant, problem, inputs, heads=[0]).rows[at]
+        assert found.variants[name].tobytes() == alone.tobytes() != found.rows[at].tobytes()
 
 
 def test_all_rows_of_all_heads(evaluated: Callable[..., NumericResult]) -> None:

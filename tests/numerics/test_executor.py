@@ -15,7 +15,7 @@ from npusim.config.problem import Problem
 from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
-from npusim.numerics.executor import LANES, Execution, Lockstep, TensorStore, execute
+from npusim.numerics.executor import LANES, Execution, Lane, Lockstep, TensorStore, execute
 from npusim.numerics.inputs import array_source, recipe_source
 from npusim.timing import des
 from numerics.toy_values import Straight
@@ -211,7 +211,7 @@ def run_in_order(program: TileProgram, tensors: dict[str, Array], order: list[in
     phase = program.phases[0]
     operations = list(walk(Walker(program), phase.body(phase.blocks[0])))
     state = Execution(TensorStore(program, array_source(tensors)))
-    lockstep = Lockstep(program, phase, [phase.blocks[0]], state)
+    lockstep = Lockstep(program, phase, [Lane(phase.blocks[0], state.tensors)], state)
     for index in order:
         lockstep.execute(operations[index], [])
     return np.array(state.tensors.head(program.tensors["o"], 0, 0)).view(np.uint16)

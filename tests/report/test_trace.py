@@ -302,3 +302,11 @@ def test_traces_of_every_schedule_balance_rise_and_pair_their_flows(schedule: st
     leaving = sorted(n for p in packets for n in p.track_event.flow_ids)
     assert leaving == sorted(n for p in packets for n in p.track_event.terminating_flow_ids)
     assert len(leaving) == len(timeline.flows)
+
+
+def test_operations_of_one_moment_stand_in_the_order_in_which_they_were_issued() -> None:
+    # Between two blocks that overlap, a slot is released and the next taken in the same cycle, by one queue.
+    result = run("flash", hw="ascend_950", seq=1024, numerics=False)
+    assert result.timing is not None
+    slices = [s for of_track in timeline_of(result).tracks.values() for s in of_track if s.kind == "operation"]
+    assert len(slices) == len(result.timing.spans) > 0

@@ -11,7 +11,7 @@ from npusim.config.load import apply_overrides
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir.walk import ResolvedOp, Walker, walk
-from npusim.numerics.executor import Execution, Lockstep, TensorStore, execute
+from npusim.numerics.executor import Execution, Lane, Lockstep, TensorStore, execute
 from npusim.numerics.inputs import recipe_source
 from npusim.schedules import SCHEDULES
 from npusim.timing import METHODS
@@ -81,7 +81,7 @@ def output_of(program: TileProgram, problem: Problem, orders: Sequence[Sequence[
     """Return the output after the phases' operations in the given orders, as bits."""
     state = Execution(TensorStore(program, recipe_source(problem)))
     for phase, order in zip(program.phases, orders, strict=True):
-        core_group = Lockstep(program, phase, [phase.name], state)
+        core_group = Lockstep(program, phase, [Lane(phase.name, state.tensors)], state)
         for resolved in order:
             core_group.execute(resolved, ())
     return bits(state, program, problem)

@@ -80,11 +80,11 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "unfused": ("standard", small(), {}, None),
     "gemm": ("gemm", GemmProblem(m=256, n=256, k=256), {}, None),
     "copy": ("copy", CopyProblem(bytes=1 << 20), {}, None),
-    "volta": ("volta_flash", small(heads=100, causal=True), {}, None),
+    "volta": ("volta_flash", small(heads=100, seq_q=128, causal=True), {}, None),
     "volta32": ("volta_flash", small(), {}, "acc_fp32"),
     "narrow": (
         "volta_flash",
-        small(heads=300, seq_q=300),
+        small(heads=100, seq_q=300),
         {"access_bytes": 8, "padding": 4, "arrangement": "1x4", "block_q": 64},
         "acc_fp32",
     ),

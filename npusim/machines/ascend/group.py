@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NoReturn
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorEngine
+from npusim.config.engine import DmaEngine, FixpipeEngine, RegisterVectorEngine, VectorUnit
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
@@ -139,10 +139,10 @@ class AscendGroup:
         return self.vector_engine.block_bytes.value
 
     @property
-    def vector_engine(self) -> VectorEngine | RegisterVectorEngine:
+    def vector_engine(self) -> VectorUnit:
         """The vector unit of a vector core."""
         engine = self.device.engine(AIV, "VECTOR")
-        assert isinstance(engine, VectorEngine | RegisterVectorEngine)
+        assert isinstance(engine, VectorUnit)
         return engine
 
     def share(self, core: VectorCore, rows: int) -> tuple[int, int]:

@@ -60,6 +60,9 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
 #: blocks by length, stages through from block to block (ring of three tasks, ops-transformer flash_attention_score).
 REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
+#: How its rows are written: in one function a stage, transposed, in four chains.
+REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
+
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
 L2_SHARE = 0.64
@@ -133,9 +136,8 @@ class AscendMachine(Machine):
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""
-        choices = {"vector": "fused", "layout": "dn", "chains": CHAINS}
         if not has_registers(self.device):
-            chosen = [f"{name}={value}" for name in choices if (value := getattr(tiling, name)) is not None]
+            chosen = [f"{name}={value}" for name in REGISTER_CODE if (value := getattr(tiling, name)) is not None]
             if chosen:
                 raise TilingError(
                     f"{chosen[0]}: the vector unit of {self.device.name} works from UB to UB, without registers; "
@@ -144,7 +146,7 @@ class AscendMachine(Machine):
             return tiling
         if tiling.chains not in (None, 1, CHAINS):
             raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
-        made = {name: value for name, value in choices.items() if getattr(tiling, name) is None}
+        made = {name: value for name, value in REGISTER_CODE.items() if getattr(tiling, name) is None}
         return tiling.model_copy(update=made)
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
@@ -190,9 +192,7 @@ class AscendMachine(Machine):
             is_work_list=getattr(t, "deal", "") == "work_list",
             is_continuous=getattr(t, "pipeline", "") == "core",
         )
-        if not getattr(t, "kernel", ""):
-            return fields, ""
-        if has_registers(self.device):
+        if has_registers(self.device) or not getattr(t, "kernel", ""):
             return fields, ""
         kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(
@@ -209,11 +209,10 @@ class AscendMachine(Machine):
         return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
 
     def _code(self, tiling: Any) -> VectorCode | None:
-        """Return how rows are written for a unit with registers: fused, transposed, in four chains if nobody says."""
+        """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
         if not has_registers(self.device):
             return None
-        fields = {name: getattr(tiling, name, None) for name in ("vector", "layout", "chains")}
-        return VectorCode(fields["vector"] or "fused", fields["layout"] or "dn", fields["chains"] or CHAINS)
+        return VectorCode(*(getattr(tiling, name, None) or value for name, value in REGISTER_CODE.items()))
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()

@@ -59,7 +59,8 @@ class AscendPhase:
         self.turn = self._place_turn() if products else None
         #: Tiles that the pipeline's last part is behind its first; whether the next block begins in between.
         self.lag = tiling.ahead * max(0, len(self.cuts) - 1)
-        self.is_continuous = tiling.is_continuous and self.lag > 0 and all(b.runs for b in phase.cells)
+        is_visited = self.lag > 0 and all(b.runs for b in phase.cells)
+        self.is_continuous = tiling.is_continuous and is_visited and self._holds_for_one_part()
         if products:
             self._place_products()
             self._place_cross()
@@ -314,6 +315,13 @@ class AscendPhase:
     def _part_of(self, stage: Stage) -> int:
         """Return which part of the pipeline a stage is in: the last for what is in none."""
         return next((i for i, cut in enumerate(self.cuts) if stage in cut), len(self.cuts) - 1)
+
+    def _holds_for_one_part(self) -> bool:
+        """Return whether what stays for a block is read in one part of the pipeline: else blocks end together."""
+        readers = {
+            n: {self._part_of(s) for s, p in self.products.items() if n in (p.left, p.right)} for n in self.frame.held
+        }
+        return all(len(parts) < 2 for parts in readers.values())
 
     def _check_states(self) -> None:
         """Raise `TilingError` for a state that two parts use: one would meet another tile's value."""

@@ -12,7 +12,7 @@ from math import ceil
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine
+from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine, VectorUnit
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format
@@ -61,7 +61,7 @@ class EnginePricing(Transfers):
         """Return the exact sum of the costs of an operation's steps; its latency lasts until all results are there."""
         queue = self.queues[op.queue]
         spec, key, banks = self._unit(queue.core, queue.engine)
-        if isinstance(spec, VectorEngine | RegisterVectorEngine):
+        if isinstance(spec, VectorUnit):
             return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, op.pace))
         occupancy = latency = 0
         links: dict[str, int] = {}
@@ -77,12 +77,7 @@ class EnginePricing(Transfers):
         return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
     def _sequence(
-        self,
-        steps: tuple[Step, ...],
-        spec: VectorEngine | RegisterVectorEngine,
-        key: str,
-        banks: BankSpec | None,
-        pace: Pace = ALONE,
+        self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, pace: Pace = ALONE
     ) -> Cost:
         """Return the cost of steps that follow one another on a vector unit, alike ones looked at once."""
         if isinstance(spec, RegisterVectorEngine):
@@ -117,7 +112,7 @@ class EnginePricing(Transfers):
         Transfers and products within a core depend on shapes and formats alone: alike ones are looked at once.
         """
         operands, (spec, key, banks) = (step.dst, *step.srcs), self._unit(core, engine)
-        if isinstance(spec, VectorEngine | RegisterVectorEngine):
+        if isinstance(spec, VectorUnit):
             return self._sequence((step,), spec, key, banks)
         if GlobalTile in map(type, operands):
             return self._of_step(step, core, engine)
@@ -387,11 +382,9 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
 
 
 def _tanh(step: Step, spec: VectorEngine) -> Instructions:
-    """Return what Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1)."""
+    """Return the instructions of `registers.TANH`, each with a constant but for exponential and division."""
     count = repeats(step.dst, spec, step.dst.fmt)
-    held, around = ("scalar", "scalar", "scalar"), ("scalar", "scalar")  # to both ends, times 2; less and plus 1
-    parts = *held, f"exp_{step.dst.fmt}", *around, f"div_{step.dst.fmt}"
-    return [(name, count) for name in parts]
+    return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div") else "scalar", count) for n in registers.TANH]
 
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:

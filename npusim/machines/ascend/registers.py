@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import UnknownOpcodeError
 from npusim.formats import get_format
+from npusim.formats.reductions import CHAINS
 from npusim.ir.op import Opcode
 from npusim.ir.tile import RingTile, Tile
 from npusim.units import ceil_div
@@ -53,7 +54,7 @@ WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opco
 #: Pairs that one instruction does: of the first the second reads its first source.
 PAIRS = MappingProxyType({("sub", "exp"): "exp_difference", ("mul", "add"): "multiply_add"})
 #: Accumulators of a row sum by its order.
-CHAINS = MappingProxyType({"sequential": 1, "four_chains": 4})
+ACCUMULATORS = MappingProxyType({"sequential": 1, "four_chains": CHAINS})
 #: Format of masks: a register of theirs serves for one of any format.
 MASK = "int8"
 #: Plain instructions that are done again on what is loaded again, where storing a result would be the other way.
@@ -126,8 +127,8 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
         if name is None:
             raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}")
-        if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in CHAINS:
-            known = ", ".join((*CHAINS, "vector_lanes"))
+        if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
+            known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
         tiles = [s for s in step.srcs if not isinstance(s, float)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
@@ -138,7 +139,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             widest.cols,
             max((get_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
             reduction=step.opcode if step.opcode in WITHIN else None,
-            chains=CHAINS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
+            chains=ACCUMULATORS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
@@ -276,9 +277,9 @@ class _VectorFunction:
 
     def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
         """Return whether a source is one value a row where the loop goes over tiles."""
-        cols = source.cols if isinstance(source, RegisterValue) and not source.reduction else 1
-        cols = cols if isinstance(source, RegisterValue) else source[1]  # type: ignore[index]
-        return cols == 1 and loop.cols > 1
+        if loop.cols == 1:
+            return False
+        return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]
 
     def _reread(self, source: RegisterValue, loop: HardwareLoop, each: int, *, is_down: bool) -> None:
         """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""

@@ -63,7 +63,8 @@ class BlockTile:
     def of(cls, kernel: str, phase: Phase, products: tuple[Instruction, Instruction], fields: GroupFields) -> BlockTile:
         """Return the block of an attention's phase, of which ``products`` are the first and the last."""
         (first, last), names = products, phase.names
-        rows, keys = (max(n) for n in zip(*((c.rows, max(r.cols for r in c.runs)) for c in phase.cells), strict=True))
+        shapes = {(c.rows, c.runs) for c in phase.cells}
+        rows, keys = max(n for n, _ in shapes), max(r.cols for _, runs in shapes for r in runs)
         return cls(
             kernel,
             names[first.srcs[0]].fmt,

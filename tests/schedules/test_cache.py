@@ -1,0 +1,94 @@
+"""K and V stored in 8 bits, a scale for each token and head: bits, bytes, and what is refused."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npusim.config.problem import Problem
+from npusim.errors import SpecError, TilingError
+from npusim.formats import get_format
+from npusim.formats.exact import round_fraction
+from npusim.numerics.evaluate import evaluate
+from npusim.numerics.inputs import drawn_source, recipe_source
+from npusim.run import run
+from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
+
+F = np.float32
+FORMATS = ["int8", "float8_e4m3fn"]
+DECODE = Problem(heads=4, kv_heads=2, seq_q=1, seq_kv=50, head_dim=16)
+RAGGED = Problem(heads=2, kv_heads=1, seq_q=3, lengths=(40, 7), head_dim=16, page=16, causal=True)
+
+
+def read_back(values: np.ndarray[Any, Any], fmt: str) -> np.ndarray[Any, Any]:
+    """Return what a cache of ``fmt`` says of K or V in float16, number after number."""
+    largest = {"int8": 127, "float8_e4m3fn": 448}[fmt]
+    out = np.zeros(values.shape, np.float16)
+    for row, token in enumerate(values.astype(np.float64)):
+        scale = F(max(abs(x) for x in token) / largest)
+        for col, x in enumerate(token):
+            quotient = min(abs(Fraction(x / float(scale))), Fraction(largest))
+            if fmt == "int8":
+                stored = float(round(quotient))
+            else:
+                stored = float(np.uint8(round_fraction(quotient, get_format(fmt))).view(get_format(fmt).dtype))
+            out[row, col] = np.float16(F(F(np.copysign(stored, x)) * scale))
+    return out
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [(DECODE, {"splits": 1}), (DECODE, {"splits": 2}), (DECODE, {"splits": 1, "pack": "on"}), (RAGGED, {"splits": 1})],
+    ids=["decode", "two splits", "packed", "lengths and pages"],
+)
+def test_bits_are_those_of_a_scalar_computation(
+    shape: Problem, machine: Machine, fmt: str, fields: dict[str, Any]
+) -> None:
+    p = shape.model_copy(update={"cache": fmt})
+    program = program_of(p, machine.hw, machine.precision, **{"block_q": 16, "block_kv": 16, "pack": "off", **fields})
+    rows = evaluate(program, p, drawn_source(p), rows="all", heads="all").rows
+    source, expected = recipe_source(p), []
+    for batch, head in np.ndindex(p.batch, p.heads):
+        one = p.sequence(batch)
+        q, k, v = (np.asarray(source(n, batch, head if n == "q" else head // p.group_size)) for n in "qkv")
+        k, v = read_back(k, fmt), read_back(v, fmt)
+        cuts = np.array_split(np.arange(-(-one.seq_kv // 16)), fields["splits"])
+        done = [one_split(q, k, v, cut, plain(one, machine, F(-np.inf)), machine) for cut in cuts]
+        expected.append((merged(done, machine) if len(done) > 1 else done[0])[0])
+    computed = np.concatenate([block for _, block in sorted(rows.items())])
+    assert np.array_equal(computed.view(np.uint32), np.concatenate(expected).view(np.uint32))
+
+
+@pytest.mark.parametrize("schedule", ["flash", "split_kv", "standard", "pasa"])
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200"])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_schedule_reads_a_cache(schedule: str, hw: str, fmt: str) -> None:
+    """One query a sequence, and many; the error is against what the cache says."""
+    for seq_q in (1, 128):
+        done = run(schedule, problem=Problem(heads=2, seq_q=seq_q, seq_kv=200, head_dim=64, cache=fmt), hw=hw)
+        assert done.numerics.error.rmse < 8e-3
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_stored_bytes_halve_and_what_the_kernel_before_leaves_is_moved_too(hw: str) -> None:
+    sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim": 128}
+    plain, cached = (
+        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8})
+        for more in ({}, {"cache": "int8"})
+    )
+    assert cached.problem.kv_bytes() == 2 * 8 * 4096 * (128 + 4)
+    assert plain.problem.kv_bytes() == 2 * 8 * 4096 * 256
+    moved, least = (x.timing.link_bytes["l2"] for x in (cached, plain))
+    assert moved >= least + cached.problem.kv_bytes() + plain.problem.kv_bytes()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(SpecError, match="cache: int8 is brought to float16 or bfloat16, not float32"):
+        Problem(heads=1, seq_q=16, head_dim=16, dtype="float32", cache="int8")
+    with pytest.raises(TilingError, match="cache: v100 has no kernel that only converts, int8 to float16"):
+        run("flash", problem=Problem(heads=1, seq_q=128, head_dim=64, cache="int8"), hw="v100")
