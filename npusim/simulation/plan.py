@@ -307,6 +307,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if node is not None:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
     tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
+    if node is None:
+        tiling = schedule.declared(tiling, device)
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(request.ignore, schedule.models)

@@ -82,12 +82,17 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     return replace(plan, tiling=tiling), program
 
 
-def completed(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
-    """Return the tiling with ``fields`` for those that were not named; sizes among them may be halved to fit."""
-    named = tiling.model_fields_set
-    others = {name: value for name, value in fields.items() if name not in named}
-    kept = named | (others.keys() - set(SHRINKING))
-    return type(tiling).model_construct(_fields_set=kept, **{**tiling.model_dump(), **others})
+def completed(plan: Plan, tiling: Tiling, held: Iterable[str]) -> Tiling:
+    """Return ``tiling`` with what it does not name as in a run of the plan in which fields ``held`` are as declared.
+
+    Sizes among those may be halved to fit.
+    """
+    fields, named = choose_tile(plan, held).fields, tiling.model_fields_set
+    values = {**plan.tiling.model_dump(), **fields, **{n: v for n, v in tiling if n in named}}
+    kept = named | (fields.keys() - set(SHRINKING))
+    made = type(tiling).model_construct(_fields_set=set(kept), **values)
+    anew = {n for n, v in plan.schedule.declared(made, plan.device) if v != values[n]}
+    return type(tiling).model_construct(_fields_set=kept | anew, **values)
 
 
 def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
@@ -218,7 +223,8 @@ class _Trial:
         return ""
 
     def _tiling(self, fields: Mapping[str, object]) -> Tiling:
-        return build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
+        made = build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
+        return self.tiling.model_copy(update={n: getattr(made, n) for n in fields})
 
     def _fitted(self, tiling: Tiling) -> tuple[Tiling, TileProgram]:
         tiling, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)

@@ -22,7 +22,7 @@ from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
-from npusim.simulation.tile import choose_tile, completed, program_of
+from npusim.simulation.tile import completed, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
@@ -148,8 +148,8 @@ class Variants:
         tiling = build_tiling(kind, request.chosen_tiling(kind))
         plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
         if self.is_open and plan.is_open:
-            own = build_tiling(kind, self.request.chosen_tiling(kind))
-            tiling = completed(tiling, choose_tile(replace(plan, tiling=own), variant.tiling).fields)
+            unchanged = plan.schedule.declared(build_tiling(kind, self.request.chosen_tiling(kind)), plan.device)
+            tiling = completed(replace(plan, tiling=unchanged), tiling, variant.tiling)
         return replace(plan, tiling=tiling, is_open=False)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:

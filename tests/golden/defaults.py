@@ -5,7 +5,7 @@
 The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says
 whose kernel it is (``kernel``, ``barriers``, ``together``, ``running``), and its precision, stays as declared.
 In the file are ``smollm2``, ``llama2_70b decode`` and a part of ``opt_30b``; not proved yet are the other workloads
-that `cases` lists, and the Ascend 950, whose cores changed since.
+that `cases` lists.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class AscendMachine(Machine):
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
         if "kernel" in tiling.model_fields_set and tiling.kernel:
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
+        if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
+            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
         return SETTINGS
 
     def declared(self, tiling: Any) -> Any:
