@@ -13,7 +13,7 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields"]
+__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields", "word_of"]
 
 #: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
@@ -76,8 +76,13 @@ def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
 
 
 def _none_by_word(cls: type[Tiling], name: str, value: object) -> object:
-    extra = cls.model_fields[name].json_schema_extra
-    return None if isinstance(extra, dict) and value == extra.get("none", ...) else value
+    return None if value == word_of(cls, name, None) else value
+
+
+def word_of(cls: type[Tiling], name: str, value: object) -> object:
+    """Return a field's value as it is written: None by its word, if it has one."""
+    extra: Any = cls.model_fields[name].json_schema_extra
+    return extra.get("none") if value is None and isinstance(extra, dict) else value
 
 
 @dataclass(frozen=True)

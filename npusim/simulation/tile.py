@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim.config.problem import Problem
-from npusim.config.tiling import build_tiling
+from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, Known, uncollected
@@ -165,7 +165,7 @@ def _choice(
                 best = tried
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared one, of {trial.count} tried")
-    words = " ".join(f"{n}={v}" for n, v in best.fields.items())
+    words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
     if refusal := trial.refusal(best.fields):
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
     length = "" if trial.problem == problem else f" on {trial.problem.heads} heads of {trial.problem.seq_kv} tokens"
