@@ -98,6 +98,7 @@ class HardwareLoop:
     values: list[RegisterValue] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     trips: float = 1.0
+    each: int = 1  #: registers of a tile that an iteration works on
     is_nested: bool = False
     stored: int = 0  #: registers that are stored when it ends
     follows: bool = False  #: needs what an earlier loop of its function leaves
@@ -123,6 +124,10 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
     """Return what steps leave, pairs that are one instruction joined."""
     latest: dict[Hashable, RegisterValue] = {}
     values: list[RegisterValue] = []
+
+    def named(name: str, fmt: str) -> str:
+        return spelled if (spelled := f"{name}_{fmt}") in spec.ops else name
+
     for step in steps:
         name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
         if name is None:
@@ -133,7 +138,7 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         tiles = [s for s in step.srcs if not isinstance(s, float)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
         value = RegisterValue(
-            name,
+            named(name, step.dst.fmt),
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
@@ -143,10 +148,8 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
-        if f"{name}_{step.dst.fmt}" in spec.ops:
-            value.name = f"{name}_{step.dst.fmt}"
         if step.opcode is Opcode.TANH:
-            *others, value.name = TANH
+            *others, value.name = (named(n, step.dst.fmt) for n in TANH)
             for name in others:
                 values.append(replace(value, name=name, is_kept=False))
                 value.sources = (values[-1],)
@@ -166,7 +169,8 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
             if not isinstance(source, RegisterValue):
                 continue
             is_alike = source.cols == value.cols and source.is_vector == value.is_vector
-            pair = PAIRS.get((source.name.partition("_")[0], value.name.partition("_")[0]), "")
+            base, in_format, fmt = value.name.partition("_")
+            pair = PAIRS.get((source.name.partition("_")[0], base), "") + in_format + fmt
             is_free = is_alike and readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
             if pair in spec.ops and is_free and (is_fused or pair != "multiply_add") and value.cols > 1 - is_fused:
                 value.name = pair
@@ -247,6 +251,7 @@ class _VectorFunction:
         else:  # gapless: register after register
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
+        loop.each = each
         made = {id(v) for v in loop.values}
         for value in loop.values:
             if value.name:
@@ -256,7 +261,7 @@ class _VectorFunction:
                 counts["dup"] += 1
         for source in self._read(loop):
             if isinstance(source, RegisterValue) and self._is_made_here(source):
-                self._reread(source, loop, each, is_down=is_down)
+                self._reread(source, loop, is_down=is_down)
             elif not (self._is_spread(source, loop) and is_down):
                 counts["load"] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
@@ -281,7 +286,7 @@ class _VectorFunction:
             return False
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]
 
-    def _reread(self, source: RegisterValue, loop: HardwareLoop, each: int, *, is_down: bool) -> None:
+    def _reread(self, source: RegisterValue, loop: HardwareLoop, *, is_down: bool) -> None:
         """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
@@ -291,12 +296,14 @@ class _VectorFunction:
         if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):
             for v in again:
                 if v.name:
-                    loop.counts[v.name] += each
-            loop.counts["load"] += each * len({s for v in again for s in v.sources if not isinstance(s, RegisterValue)})
-        else:
-            loop.counts["load"] += each
+                    loop.counts[v.name] += loop.each
+            outside = {s for v in again for s in v.sources if not isinstance(s, RegisterValue)}
+            loop.counts["load"] += loop.each * len(outside)
+            return
+        loop.counts["load"] += loop.each
+        if not self._is_stored(source):
             source.is_kept = True
-            self.loops[source.loop].counts["store"] += 0 if self._is_stored(source) else each
+            self.loops[source.loop].counts["store"] += self.loops[source.loop].each
 
     def _is_stored(self, value: RegisterValue) -> bool:
         return value.is_kept or self.code.functions == "calls"
