@@ -62,6 +62,9 @@ REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv":
 
 #: How its rows are written: in one function a stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
+#: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
+#: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
+MASKED_LAYOUT = "nd"
 
 
 #: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
@@ -148,8 +151,7 @@ class AscendMachine(Machine):
             return tiling
         if tiling.chains not in (None, 1, CHAINS):
             raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
-        made = {name: value for name, value in REGISTER_CODE.items() if getattr(tiling, name) is None}
-        return tiling.model_copy(update=made)
+        return tiling
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
@@ -179,7 +181,7 @@ class AscendMachine(Machine):
                 load = load or loaded_k(t.block_m, t.block_n, t.block_k, fmt, self.group)
                 halves = 2 if getattr(t, "unit_flag", False) else 1
                 return gemm_tiling(phase.name, t.block_m, t.block_n, t.block_k, load, halves), ""
-            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t)), ""
+            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
@@ -187,14 +189,20 @@ class AscendMachine(Machine):
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
             ahead=self._ahead(t),
             spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
-            code=self._code(t),
+            code=(code := self._code(t, phase)),
             order=getattr(t, "order", "rolling"),
             slots=getattr(t, "slots", PING_PONG),
             route=getattr(t, "route", None),
             is_work_list=getattr(t, "deal", "") == "work_list",
             is_continuous=getattr(t, "pipeline", "") == "core",
         )
-        if has_registers(self.device) or not getattr(t, "kernel", ""):
+        if code is not None:
+            is_open = code.layout == MASKED_LAYOUT and getattr(t, "layout", None) is None
+            return (
+                fields,
+                "layout=nd: with a mask a register holds keys of one row; assumed of CANN's" if is_open else "",
+            )
+        if not getattr(t, "kernel", ""):
             return fields, ""
         kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(
@@ -210,11 +218,12 @@ class AscendMachine(Machine):
         depth: int = getattr(tiling, "depth", 1)
         return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
 
-    def _code(self, tiling: Any) -> VectorCode | None:
+    def _code(self, tiling: Any, phase: Phase) -> VectorCode | None:
         """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
         if not has_registers(self.device):
             return None
-        return VectorCode(*(getattr(tiling, name, None) or value for name, value in REGISTER_CODE.items()))
+        usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}
+        return VectorCode(*(getattr(tiling, name, None) or value for name, value in usual.items()))
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()

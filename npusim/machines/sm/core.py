@@ -15,7 +15,7 @@ from npusim.config.tiling import Field, Tiling, lightest
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Opcode
-from npusim.layout import REGISTER_BITS, WARP_LANES
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.units import format_bytes, round_up
 
