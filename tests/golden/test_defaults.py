@@ -13,7 +13,7 @@ QUICK = list({(case.schedule, case.hw): case for case in ROWS}.values())
 def _assert_near_the_best(case: defaults.Case) -> None:
     best_us, latency_us = float(ROWS[case]["best_us"]), case.default().latency_us
     assert latency_us <= (1 + defaults.MOST) * best_us, f"the best: {ROWS[case]['best']}"
-    assert latency_us >= best_us * 0.9999, f"no best: python tests/golden/defaults.py '{' '.join(case)}'"
+    assert latency_us >= best_us * 0.9995, f"no best: python tests/golden/defaults.py '{' '.join(case)}'"
 
 
 @pytest.mark.parametrize("case", QUICK, ids=" ".join)
