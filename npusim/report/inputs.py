@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.device_tables import validated_schedules
@@ -14,7 +15,7 @@ from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cel
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
@@ -157,15 +158,26 @@ def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def fields_table(name: str, schedule: Schedule, fields: tuple[TilingField, ...]) -> tuple[Block, ...]:
-    """Return the tiling fields and precision presets of a schedule on cores of its family."""
+def fields_table(
+    name: str, schedule: Schedule, fields: tuple[TilingField, ...], chosen: Collection[str] = ()
+) -> tuple[Block, ...]:
+    """Return the tiling fields and precision presets of a schedule on cores of its family.
+
+    ``chosen``: fields that a run chooses where they are not named, their declared value beside.
+    """
+    listed = [
+        replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f
+        for f in fields
+    ]
+    rule = "the value in brackets, or of a few tiles that are simulated the one that is 1 % faster or more"
     presets = [
         (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
         for preset, precision in schedule.precisions.items()
     ]
     return (
         Heading(f"{name} on {schedule.family} cores", schedule.summary),
-        FIELDS.grid(fields),
+        FIELDS.grid(listed),
+        *([Facts((("auto", cells(rule)),))] if chosen else []),
         Heading("--precision", f"default {schedule.default_precision}"),
         Facts(tuple(presets)),
     )

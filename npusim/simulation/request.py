@@ -216,7 +216,7 @@ class Request:
         "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
     )
     tiling: Mapping[str, object] | Tiling | None = _how(
-        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated."
+        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated; others are chosen."
     )
     eager: bool = _how(
         "--eager",
