@@ -10,7 +10,7 @@ import numpy as np
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.mma_arithmetic import get_arithmetic
-from npusim.formats.mma_paths import MmaProblem, Path, multiply
+from npusim.formats.mma_paths import MmaProblem, multiply
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "NPUSIM_THREADS"
 
 
-def thread_count(threads: int | None) -> int:
+def _thread_count(threads: int | None) -> int:
     """Return ``threads``, else ``NPUSIM_THREADS``, else 1.
 
     Raises
@@ -128,19 +128,14 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
     >>> matmul(x, x.T, arithmetic="volta.mma.k4.f16.f32").item()
     4.0
     """
-    chosen = get_arithmetic(arithmetic)
-    return matmul_on_path(a, b, c, arithmetic=chosen, threads=thread_count(threads), path=None)
-
-
-def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads: int, path: Path | None) -> Array:
-    """As :func:`matmul`, on a given path (tests compare them); None chooses the fastest."""
-    first, second, third, shape = checked_operands(a, b, c, arithmetic)
-    out = np.zeros(shape, np.float64 if arithmetic.acc.name == "float64" else np.float32)
+    unit, thread_count = get_arithmetic(arithmetic), _thread_count(threads)
+    first, second, third, shape = checked_operands(a, b, c, unit)
+    out = np.zeros(shape, np.float64 if unit.acc.name == "float64" else np.float32)
     if third is not None:
         out[...] = widen(third)
     if out.size and first.shape[-1]:
         problem = MmaProblem(
-            arithmetic=arithmetic,
+            arithmetic=unit,
             a=first.reshape(-1, *first.shape[-2:]),
             b=second.reshape(-1, *second.shape[-2:]),
             out=out.reshape(-1, *shape[-2:]),
@@ -148,10 +143,10 @@ def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads
             b_of=_batch_index(second.shape[:-2], shape[:-2]),
         )
         with np.errstate(all="ignore"):
-            multiply(problem, threads, path)
-    if arithmetic.acc.bits < 32:
-        return cast(out, arithmetic.acc)
-    return with_canonical_nan(out, arithmetic.acc)
+            multiply(problem, thread_count)
+    if unit.acc.bits < 32:
+        return cast(out, unit.acc)
+    return with_canonical_nan(out, unit.acc)
 
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:

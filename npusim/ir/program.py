@@ -243,6 +243,11 @@ class TileProgram:
     pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
     l2: L2State = "clean"
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of its inputs."""
+        return sum(t.size_bytes for t in self.tensors.values() if t.role == "input")
+
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
         return {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}

@@ -56,8 +56,7 @@ def residency(
     program starts, each new byte pushes out its share of those that are left.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
-    inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    cache = _Cache(max(0, capacity_bytes - slots), inputs if program.l2 == "warm" else None)
+    cache = _Cache(max(0, capacity_bytes - slots), program.input_bytes if program.l2 == "warm" else None)
     for phase in program.phases:
         for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
             cache.step(touched)

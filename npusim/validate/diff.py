@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
@@ -122,7 +122,8 @@ def diff(
     NpusimError
         As `npusim.run`.
     """
-    plan = plan_of(request, is_bare=True)
+    # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
+    plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
     problem = base.problem
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:
