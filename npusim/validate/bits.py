@@ -73,12 +73,8 @@ class BitsReport:
 def validate_bits(path: Path, *, only: str | None = None) -> BitsReport:
     """Return how many outputs of a golden file are predicted bit for bit.
 
-    Raises
-    ------
-    TensorError
-        The file is damaged, holds a pickle, or its arrays do not fit together.
-    SpecError
-        ``only`` selects nothing.
+    Raises `TensorError` if the file is damaged, holds a pickle, or its arrays do not fit together; `SpecError` if
+    ``only`` selects nothing.
     """
     if is_kernel_file(path):
         kernels, left_out = check_kernels(path, only)
