@@ -268,7 +268,7 @@ WRONG = (
     ("validate", "which file? For example: npusim validate"),
     ("validate none.yaml", "none.yaml: no such file"),
     ("validate w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
-    ("validate short.npz", "short.npz: not a readable npz, or truncated: File"),
+    ("validate short.npz", "short.npz: damaged or truncated .npz (File"),
     ("validate huge.npz", "huge.npz: q claims 32 GiB, but the file holds 128"),
     ("validate text.txt", "text.txt: neither .yaml (timings) nor .npz"),
     ("validate ok.npz", "ok.npz: keys must be"),
