@@ -280,7 +280,6 @@ WRONG = (
     ("validate empty_cases.yaml", "empty_cases.yaml:4  cases: needs at least 1 of"),
     ("validate ok.npz --band 0.1", "band: read for timings (.yaml); bits of an .npz are equal or not"),
     ("validate measured.yaml --template", "FILE: --template prints a file"),
-    ("validate beta.npz", "beta.npz: pasa/a: pasa/a/beta: float64 (2,); floating with 0 axes is needed"),
     # -------------------- hw
     ("hw", "Usage: npusim hw [OPTIONS] COMMAND [ARGS]..."),
     ("warm up", "Got unexpected extra argument(s) (up)"),
