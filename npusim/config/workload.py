@@ -186,11 +186,8 @@ class Workload(SpecModel):
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
         ``asked``: other fields of `Problem`, `OF_PROBLEM`.
 
-        Raises
-        ------
-        SpecError
-            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
-            divisors), or the sizes make no problem (see `Problem`).
+        Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
+        devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
         sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
         sized = [name for name, value in sizes_of_all.items() if value is not None]

@@ -298,10 +298,7 @@ ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evi
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
 
-    Raises
-    ------
-    FormatError
-        If the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------
