@@ -26,8 +26,7 @@ _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
 def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
     """Return the code (sign bit apart) of ``abs(value)`` rounded to ``fmt``, unbounded above.
 
-    A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for
-    ``floor`` and ``ceil``.
+    A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for ``floor`` and ``ceil``.
 
     Raises `FormatError` if the rounding mode is unknown.
     """

@@ -156,11 +156,10 @@ class Probe:
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass they should have had.
 
-    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and
-    ``visible_others`` those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows``
-    finished query rows, the part of the row sum that zeroed pairs should have had; ``saturated``
-    counts values that a saturating cast cut to the largest finite one.  A row whose sum is not finite
-    has no mass and is left out of ``rows``.
+    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
+    those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
+    the row sum that zeroed pairs should have had; ``saturated`` counts values that a saturating cast cut to the largest
+    finite one.  A row whose sum is not finite has no mass and is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -282,11 +281,10 @@ def _count_saturated(step: Step, source: Array) -> int:
 class Resonance:
     """What one block of queries has in common with the keys it sees: how far their waves are in or out of phase.
 
-    The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in
-    phase (scores large and positive) or 180 degrees out of phase (large and negative); section 3.3.2,
-    figure 6.  It defines no measure; this one is ours.  The mean score of all pairs that the mask leaves
-    is, by Parseval's theorem, a sum over frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))``
-    of the mean query and the mean key.
+    The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in phase (scores
+    large and positive) or 180 degrees out of phase (large and negative); section 3.3.2, figure 6.  It defines no
+    measure; this one is ours.  The mean score of all pairs that the mask leaves is, by Parseval's theorem, a sum over
+    frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))`` of the mean query and the mean key.
 
     Attributes
     ----------

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class NumericEvent:
     """``overflow`` (finite in, Inf out) or ``nan`` (from numbers) in one operation of one block.
 
-    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within
-    the operation's tile, ``count`` how many elements of it; ``position`` counts the block's operations
-    before this one.
+    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
+    tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
     """
 
     kind: str
@@ -44,10 +43,9 @@ class NumericEvent:
 class ErrorSummary:
     """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
 
-    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
-    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
-    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp``
-    are None and the histogram is empty.
+    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the correctly rounded
+    reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or Inf (``nan_count``, ``inf_count``)
+    there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp`` are None and the histogram is empty.
     """
 
     rmse: float | None
