@@ -285,27 +285,13 @@ class Resonance:
     large and positive) or 180 degrees out of phase (large and negative); section 3.3.2, figure 6.  It defines no
     measure; this one is ours.  The mean score of all pairs that the mask leaves is, by Parseval's theorem, a sum over
     frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))`` of the mean query and the mean key.
-
-    Attributes
-    ----------
-    cosine
-        Mean over the pairs that the mask leaves of the cosine between query and key: 1 in phase, -1
-        out of phase, about 0 for independent directions.
-    frequency
-        Periods along the head dimension of the wave that contributes most; 0 is a common offset.
-    phase_degrees
-        Its lag, from 0 (in phase) to 180 (out of phase).
-    share
-        Part that this one frequency has of the sizes of all these contributions.
-    mean_score
-        Contribution of this frequency to the mean of Q K^T over those pairs, unscaled.
     """
 
-    cosine: float
-    frequency: int
-    phase_degrees: float
-    share: float
-    mean_score: float
+    cosine: float  #: mean over those pairs: 1 in phase, -1 out of phase, about 0 for independent directions
+    frequency: int  #: periods along the head dimension of the wave that contributes most; 0 is a common offset
+    phase_degrees: float  #: its lag, from 0 (in phase) to 180 (out of phase)
+    share: float  #: part that this one frequency has of the sizes of all these contributions
+    mean_score: float  #: its contribution to the mean of Q K^T over those pairs, unscaled
 
 
 def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resonance:
