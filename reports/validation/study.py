@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 FILES: tuple[tuple[str, Path], ...] = (
     ("H200", HERE / "measured_h200.yaml"),
     ("H200", HERE / "measured_h200_schedules.yaml"),
+    ("H100", HERE / "measured_h100.yaml"),
     ("two H200", HERE.parent / "nodes" / "measured_h200.yaml"),
     ("910B", HERE.parent / "ascend_timing" / "measured_910b2.yaml"),
     ("910B", HERE.parent / "ascend_timing" / "measured_more.yaml"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,3 +146,12 @@ def test_what_a_phase_wrote_is_there_for_the_next() -> None:
 def test_a_tensor_that_is_never_read_misses_nothing() -> None:
     program = touching([[Touch(tensor("o", "output").tile(0, 0, 0, 64), 0)]])
     assert misses(program, name="o") == 0.0
+
+
+def test_new_bytes_push_out_their_share_of_what_others_left_to_be_written_back() -> None:
+    program = touching([[read(K, h)] for h in range(8)])
+    assert residency(program, 1, 16 * HEAD).pushed_out == 0.0
+    held = residency(program, 1, 16 * HEAD, dirty_bytes=12 * HEAD)
+    assert held.pushed_out * 8 * HEAD == pytest.approx(12 * HEAD * (1 - exp(-8 / 16)))
+    twice = touching([[read(K, h)] for h in (*range(8), *range(8))])
+    assert residency(twice, 1, 16 * HEAD, dirty_bytes=12 * HEAD).pushed_out == held.pushed_out

@@ -208,7 +208,7 @@ def test_a_timing_that_cannot_be_is_refused(tmp_path: Path, extra: str, message:
 def test_inputs_that_do_not_stay_in_l2_cannot_be_warm(tmp_path: Path) -> None:
     sizes = "workload: {m: 16384, n: 16384, k: 16384}, measured: {core_us: 20}}\n"
     text = "  - {name: big, device: ascend_910b2, schedule: gemm, warm: true, "
-    with pytest.raises(SpecError, match=r"case big: warm: inputs of 1 GiB do not stay in the L2 .* 192 MiB"):
+    with pytest.raises(SpecError, match=r"case big: l2: warm: inputs of 1 GiB do not stay in the L2 .* 192 MiB"):
         times(write(tmp_path, text + sizes))
 
 

@@ -38,10 +38,11 @@ def test_errors_are_those_of_the_device_files_as_they_are() -> None:
     assert {row["device"] for row in listed()} >= {"h200", "ascend_910b2", "h200_x2"}
 
 
-def test_every_measured_h200_and_v100_case_lies_beside_the_page(shared_folder: Path) -> None:
+def test_every_measured_case_of_a_gpu_lies_beside_the_page(shared_folder: Path) -> None:
     for name, files, hw in (
         ("h200", ["h200"], "h200"),
         ("h200_schedules", ["h200_schedules"], "h200"),
+        ("h100", ["h100"], "h100"),
         ("papers", ["v100"], "v100"),
     ):
         every = load_measurements(shared_folder / "measurements" / f"{name}.yaml").cases
