@@ -98,6 +98,8 @@ def _sizes(rows: int, plain: int, causal: int = 0, masked: int = 0) -> tuple[Siz
     return (rows, plain), (rows, causal or plain), (rows, masked or causal or plain)
 
 
+#: By the name that ``kernel`` takes.  cuDNN's tiles are in its kernels' names (64x128x{64,128,256}); FlashAttention-3's
+#: in hopper/tile_size.h, its turns in mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier).
 KERNELS: Mapping[str, SpecialisedKernel] = MappingProxyType(
     {
         "cudnn": SpecialisedKernel(
