@@ -119,9 +119,8 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a verb ``options`` of a request except ``but``; its function gets them as a `Request`, read.
 
-    The request comes first; the function's other arguments are the verb's own options, shown last unless
-    ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
-    which the request then lacks.
+    The request comes first; the function's other arguments are the verb's own options, shown last unless ``own_first``.
+    Without ``schedule`` the verb has arguments of its own in place of a schedule's name, which the request then lacks.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 

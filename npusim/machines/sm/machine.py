@@ -134,6 +134,8 @@ class SmMachine(Machine):
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        if tiling.kernel in KERNELS:
+            return ()
         if self.has_lanes:
             return LANES
         if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
