@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flash import with_finite_starts
 from npusim.config.load import list_devices, load_device
-from npusim.config.seen import KeyRanges
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import GroupWork, Opcode, TileOp
@@ -164,9 +163,8 @@ def chosen_tile(called: str, tiling: Any, problem: Any, device: DeviceSpec) -> A
     if fixed := sorted(named & {"warps", "stages", "registers", "spilled_registers", "residents", "launch"}):
         raise TilingError(f"{', '.join(fixed)}: without effect on kernel={called}, which decides them; leave them out")
     dim = kernel.head_dim(called, problem.dtype, max(problem.head_dim, problem.value_head_dim))
-    is_triangle = problem.causal and problem.seen == KeyRanges(problem.seq_kv, is_causal=True)
     sizes = kernel.tiles[get_format(problem.dtype).size_bytes][dim]
-    rows, keys = sizes[0 if problem.seen.is_plain and not problem.causal else 1 if is_triangle else 2]
+    rows, keys = sizes[int(problem.causal) if problem.seen.is_plain else 2]
     wanted = tiling.block_q if "block_q" in named else rows, tiling.block_kv or keys
     if wanted != (rows, keys) and not kernel.is_flexible:
         raise TilingError(f"block_q, block_kv: kernel={called} has tiles of {rows} x {keys} alone; leave them out")
