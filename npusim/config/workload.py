@@ -19,7 +19,17 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import CacheFormat, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
+from npusim.config.problem import (
+    CacheFormat,
+    DataRecipe,
+    Dtype,
+    NormalData,
+    Problem,
+    ScaledKeys,
+    Window,
+    check_kv_heads,
+    divisors_of,
+)
 from npusim.errors import SpecError
 from npusim.units import format_bytes
 
@@ -38,8 +48,11 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
-#: Fields that a problem has too: which keys a query sees, and what is done to scores.
-SEEN_OR_SCORED = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
+#: Fields that a problem has too: which keys a query sees, what is done to scores, how K and V are stored.
+OF_PROBLEM = (
+    *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"),
+    *("bias", "query_lengths", "page", "cache", "cache_scale"),
+)
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -77,8 +90,8 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    window: PositiveInt | None = Field(
-        default=None, description="keys that a query of a local layer sees, itself included"
+    window: Window | None = Field(
+        default=None, description="keys that a query of a local layer sees, itself included, or before and after it"
     )
     sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
     prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
@@ -93,6 +106,9 @@ class Workload(SpecModel):
         description="layers with that window or chunk; default: all",
     )
     softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    bias: Literal["shared", "head"] | None = Field(
+        default=None, description="a tensor added to scores, one for all heads or for each"
+    )
     alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
     sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
@@ -105,8 +121,12 @@ class Workload(SpecModel):
     seq: Count = Field(description="tokens, unless the command line says otherwise")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
+    query_lengths: tuple[PositiveInt, ...] = Field(default=(), description="queries of each of these, its last ones")
     page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
+    cache_scale: ScaledKeys = Field(
+        default="token", description="keys that have one scale in it: token, head or a number"
+    )
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -153,8 +173,6 @@ class Workload(SpecModel):
         dtype: str | None = None,
         kind: LayerKind | None = None,
         ignore: Collection[str] = (),
-        page: int | None = None,
-        cache: str | None = None,
         is_absorbed: bool = False,
         **asked: Any,
     ) -> Problem:
@@ -166,13 +184,10 @@ class Workload(SpecModel):
         tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
         of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
-        ``asked``: fields of `Problem` that say what queries see and what is done to scores.
+        ``asked``: other fields of `Problem`, `OF_PROBLEM`.
 
-        Raises
-        ------
-        SpecError
-            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
-            divisors), or the sizes make no problem (see `Problem`).
+        Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
+        devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
         sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
         sized = [name for name, value in sizes_of_all.items() if value is not None]
@@ -181,6 +196,7 @@ class Workload(SpecModel):
         lengths = tuple(lengths or (() if sized else self.lengths))
         if lengths:
             batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
+            seq_q = max(asked.get("query_lengths") or self.query_lengths, default=seq_q)
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
@@ -198,8 +214,6 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
             "lengths": lengths,
-            "page": self.page if page is None else page,
-            "cache": cache or self.cache,
         }
         sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
@@ -217,7 +231,7 @@ class Workload(SpecModel):
         left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")
-        stated = {name: getattr(self, name) for name in SEEN_OR_SCORED if name not in left_out}
+        stated = {name: getattr(self, name) for name in OF_PROBLEM if name not in left_out}
         values = stated | {name: value for name, value in asked.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -59,7 +59,7 @@ def exact(value: Any) -> Hashable:
     if kind is int or kind is str:
         return value  # type: ignore[no-any-return]
     if kind is tuple:
-        return value if _SIMPLE.issuperset(map(type, value)) else tuple(map(exact, value))  # type: ignore[no-any-return]
+        return value if _SIMPLE.issuperset(map(type, value)) else tuple(map(exact, value))
     if isinstance(value, frozenset):
         return kind, frozenset(map(exact, value))
     if isinstance(value, tuple):

@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.ir.op import Attributes, Opcode
-from npusim.layout import arrangement, chain, chained_product, from_registers, instruction, to_registers
+from npusim.layout.chain import chain
+from npusim.layout.execute import chained_product, from_registers, to_registers
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
 from npusim.units import round_up
 
 if TYPE_CHECKING:
     from npusim.formats import MmaArithmetic
     from npusim.ir.op import WarpPlan
-    from npusim.layout import Chain
+    from npusim.layout.chain import Chain
 
 
 Array = NDArray[Any]
@@ -46,8 +49,7 @@ def _copy(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attri
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    rounding: Any = attributes.rounding
-    return formats.cast(sources[0], fmt, rounding=rounding, overflow=overflow)
+    return formats.cast(sources[0], fmt, overflow=overflow)
 
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
@@ -95,8 +97,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    start = sources[1][..., 0] if attributes.started else None
-    return formats.reduce_sum(sources[0], fmt, order, start=start)[..., None]
+    return formats.reduce_sum(sources[0], fmt, order)[..., None]
 
 
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:

@@ -119,6 +119,39 @@ def test_vector_functions_take_the_published_cycles(predicted, published, within
     assert predicted() == pytest.approx(published, rel=within)
 
 
+@pytest.mark.parametrize("layout", ["dn", "nd"])
+def test_a_tile_that_is_too_long_to_make_again_is_stored_and_loaded(layout):
+    """A soft cap's tanh, whose maximum is needed before what is made of both, beside many other stores."""
+    times = []
+    others = [f"o{i}" for i in range(20)]
+    for leaves in (["d", *others], ["t", "d", *others]):
+        b = Bench()
+        t = b.step("t", O.TANH, b.tile(64, 128))
+        for name in others:
+            b.step(name, O.ADD, t, 1.0)
+        b.step("d", O.SUB, t, b.step("m", O.ROW_MAX, t))
+        times.append(cycles(b, "fused", layout, 4, leaves))
+    assert times[0] == times[1]
+
+
+def test_a_mask_costs_most_along_columns_and_comparisons_cost_something():
+    """Cycles of a causal call whose mask is made of indices, read row by row, or gathered."""
+    took = {}
+    for mask, layout in (("computed", "nd"), ("cut", "nd"), ("computed", "dn"), ("cut", "dn")):
+        shape = {"batch": 8, "seq": 512, "causal": True, "tiling": {"mask": mask, "layout": layout}}
+        took[mask, layout] = npusim.run("flash", hw="ascend_950", workload="pangu_38b", **shape, numerics=False).cycles
+    assert took["computed", "dn"] < took["computed", "nd"] <= took["cut", "nd"] < took["cut", "dn"]
+
+
+def test_tanh_takes_as_long_an_element_in_float16_as_in_float32():
+    times = {}
+    for fmt in ("float16", "float32"):
+        b = Bench()
+        b.step("t", O.TANH, b.tile(512, 128, fmt), fmt=fmt)
+        times[fmt] = cycles(b, "fused", "nd", 4, ["t"])
+    assert times["float16"] == pytest.approx(times["float32"], rel=0.15)
+
+
 #: Milliseconds of 131,072 queries and keys, one head of 128, BF16, on 32 cores: cann-samples a934ed9,
 #: Samples/2_Performance/flash_attn_lite_story, and the fields in which its versions differ.
 LADDER = {
@@ -214,7 +247,7 @@ def test_cann_on_28_and_32_cores_is_as_fast_as_measured():
         112.4: {"batch": 4, "heads": 64, "kv_heads": 8, "seq_q": 512, "head_dim": 128},
         138.0: {"batch": 4, "heads": 32, "seq_q": 1024, "head_dim": 128, "causal": True},
     }
-    for hw, most in (("ascend_950_28", 0.08), ("ascend_950", 0.17)):
+    for hw, most in (("ascend_950_28", 0.06), ("ascend_950", 0.08)):
         launch = load_device(hw).timed_launch().task_all_s.value
         for measured, shape in prefill.items():
             problem = Problem(**shape, dtype="bfloat16")

@@ -17,7 +17,7 @@ from npusim.errors import UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.op import Opcode
-from npusim.ir.tile import RingTile, Tile
+from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.DIV: "div",
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
-        Opcode.TANH: "",
+        Opcode.TANH: "tanh",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
@@ -49,6 +49,8 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
 )
 #: What Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).
 TANH = ("max", "max", "mul", "exp", "add", "add", "div")
+#: How a register of a mask that lies row by row is read along a column.
+GATHER = "gather"
 #: Instruction that reduces one register to one value.
 WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
 #: Pairs that one instruction does: of the first the second reads its first source.
@@ -98,6 +100,7 @@ class HardwareLoop:
     values: list[RegisterValue] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     trips: float = 1.0
+    each: int = 1  #: registers of a tile that an iteration works on
     is_nested: bool = False
     stored: int = 0  #: registers that are stored when it ends
     follows: bool = False  #: needs what an earlier loop of its function leaves
@@ -123,6 +126,10 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
     """Return what steps leave, pairs that are one instruction joined."""
     latest: dict[Hashable, RegisterValue] = {}
     values: list[RegisterValue] = []
+
+    def named(name: str, fmt: str) -> str:
+        return spelled if (spelled := f"{name}_{fmt}") in spec.ops else name
+
     for step in steps:
         name, order = INSTRUCTIONS.get(step.opcode), step.attributes.order or "vector_lanes"
         if name is None:
@@ -130,10 +137,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
-        tiles = [s for s in step.srcs if not isinstance(s, float)]
+        # A mask that lies nowhere is made by comparisons of indices.
+        tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
         value = RegisterValue(
-            name,
+            "",
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
@@ -143,13 +151,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
-        if f"{name}_{step.dst.fmt}" in spec.ops:
-            value.name = f"{name}_{step.dst.fmt}"
-        if step.opcode is Opcode.TANH:
-            *others, value.name = TANH
-            for name in others:
-                values.append(replace(value, name=name, is_kept=False))
-                value.sources = (values[-1],)
+        parts = TANH if step.opcode is Opcode.TANH else (*["compare"] * step.attributes.comparisons, name)
+        *others, value.name = (named(n, step.dst.fmt) for n in parts)
+        for other in others:
+            values.append(replace(value, name=other, is_kept=False, reduction=None))
+            value.sources = (values[-1],) if step.opcode is Opcode.TANH else (*value.sources, values[-1])
         if (earlier := latest.get(place(step.dst))) is not None:
             earlier.is_kept = False  # written over
         latest[place(step.dst)] = value
@@ -166,7 +172,8 @@ def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused
             if not isinstance(source, RegisterValue):
                 continue
             is_alike = source.cols == value.cols and source.is_vector == value.is_vector
-            pair = PAIRS.get((source.name.partition("_")[0], value.name.partition("_")[0]), "")
+            base, in_format, fmt = value.name.partition("_")
+            pair = PAIRS.get((source.name.partition("_")[0], base), "") + in_format + fmt
             is_free = is_alike and readers[id(source)] == 1 and not source.is_kept and id(source) not in gone
             if pair in spec.ops and is_free and (is_fused or pair != "multiply_add") and value.cols > 1 - is_fused:
                 value.name = pair
@@ -247,6 +254,7 @@ class _VectorFunction:
         else:  # gapless: register after register
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
+        loop.each = each
         made = {id(v) for v in loop.values}
         for value in loop.values:
             if value.name:
@@ -256,9 +264,10 @@ class _VectorFunction:
                 counts["dup"] += 1
         for source in self._read(loop):
             if isinstance(source, RegisterValue) and self._is_made_here(source):
-                self._reread(source, loop, each, is_down=is_down)
+                self._reread(source, loop, is_down=is_down)
             elif not (self._is_spread(source, loop) and is_down):
-                counts["load"] += 1 if self._is_spread(source, loop) else each
+                how = GATHER if is_down and is_mask(source) else "load"
+                counts[how] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
             if self._is_stored(value):
                 if value.reduction and is_down:  # behind the last iteration
@@ -281,7 +290,7 @@ class _VectorFunction:
             return False
         return source.is_vector if isinstance(source, RegisterValue) else source[1] == 1  # type: ignore[index]
 
-    def _reread(self, source: RegisterValue, loop: HardwareLoop, each: int, *, is_down: bool) -> None:
+    def _reread(self, source: RegisterValue, loop: HardwareLoop, *, is_down: bool) -> None:
         """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
@@ -291,12 +300,14 @@ class _VectorFunction:
         if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):
             for v in again:
                 if v.name:
-                    loop.counts[v.name] += each
-            loop.counts["load"] += each * len({s for v in again for s in v.sources if not isinstance(s, RegisterValue)})
-        else:
-            loop.counts["load"] += each
+                    loop.counts[v.name] += loop.each
+            outside = {s for v in again for s in v.sources if not isinstance(s, RegisterValue)}
+            loop.counts["load"] += loop.each * len(outside)
+            return
+        loop.counts["load"] += loop.each
+        if not self._is_stored(source):
             source.is_kept = True
-            self.loops[source.loop].counts["store"] += 0 if self._is_stored(source) else each
+            self.loops[source.loop].counts["store"] += self.loops[source.loop].each
 
     def _is_stored(self, value: RegisterValue) -> bool:
         return value.is_kept or self.code.functions == "calls"
@@ -412,10 +423,15 @@ def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
     return code, tuple(step.name in code.leaves for step in steps)
 
 
-def place(operand: Operand) -> tuple[Hashable, int]:
-    """Return where an operand lies, and its columns."""
-    if isinstance(operand, Tile):
-        return (operand.space, operand.offset_bytes), operand.cols
+def place(operand: Operand) -> tuple[Hashable, int, bool]:
+    """Return where an operand lies, its columns, and whether it is a mask."""
     if isinstance(operand, RingTile):
-        return (operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes), operand.cols
-    return operand, operand.cols
+        at: Hashable = operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes
+    else:
+        at = (operand.space, operand.offset_bytes) if isinstance(operand, Tile) else operand
+    return at, operand.cols, operand.fmt == MASK
+
+
+def is_mask(source: RegisterValue | Hashable) -> bool:
+    """Return whether a source is a mask in the buffer."""
+    return not isinstance(source, RegisterValue) and bool(source[2])  # type: ignore[index]
