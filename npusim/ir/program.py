@@ -228,7 +228,8 @@ class TileProgram:
     ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.  ``flops`` counts
     the multiply-adds of the matrix products twice, without padding; ``constants`` compute the tensors of role
     ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
-    device like the one it was built for.  ``is_warm``: its inputs lie in L2 when it starts.
+    device like the one it was built for.  ``is_warm``: its inputs lie in L2 when it starts.  ``consumers``: warp groups
+    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
     """
 
     name: str
@@ -243,6 +244,8 @@ class TileProgram:
     notes: tuple[str, ...] = field(default=())
     pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
     is_warm: bool = False
+    consumers: int = 0
+    clears: int = 0
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
