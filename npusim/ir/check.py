@@ -20,6 +20,7 @@ from npusim.ir.automaton import Automaton, content_of
 from npusim.ir.content import Known, uncollected
 from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
+from npusim.ir.program import by_content
 from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
 from npusim.ir.structure import Builder, condensed
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import ProgramPhase, TileProgram
 
 
+@by_content
 @uncollected()
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
