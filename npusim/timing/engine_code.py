@@ -331,12 +331,14 @@ def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
 def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
     streams, numbers = code.streams, np.zeros(len(phase.blocks), np.int64)
-    for form in streams.templates.forms(phase):
+    count = streams.device.group_count.value
+    every = np.arange(len(phase.blocks))
+    chosen = [every[phase.numbers_of_group(group, count)] for group in (range(count) if groups is None else groups)]
+    templates = streams.templates
+    for form in templates.forms(phase) if groups is None else templates.forms_of(phase, np.concatenate(chosen)):
         blocks = code.blocks_of(streams.timed(form.template, None), form.counts)
         numbers[form.numbers] = np.array(blocks)[form.which]
-    count = streams.device.group_count.value
-    chosen = range(count) if groups is None else groups
-    return [tuple(numbers[phase.numbers_of_group(group, count)].tolist()) for group in chosen]
+    return [tuple(numbers[of_group].tolist()) for of_group in chosen]
 
 
 # ---------------------------------------------------------------- arrays
