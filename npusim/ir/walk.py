@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from npusim.ir.families import Family
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Cost
     from npusim.ir.tile import RingTile, Tile
 
     Ints = npt.NDArray[np.int64]
 
 Path = tuple[tuple[str, int], ...]
+#: Blocks that are compiled shape by shape in less time than it takes to look for families.
+FEW_BLOCKS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +194,14 @@ class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
     ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
-    and the endpoint's lag (rounded up to its period).  ``costs`` is what it costs, on the last device that asked.
+    and the endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost, of the last pricing.
     """
 
     op: TileOp
     queue: int
     waits: tuple[tuple[int, int, int], ...]
     sets: tuple[int, ...]
-    costs: tuple[object, Cost] | None = None
+    timed: tuple[object, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -217,12 +218,13 @@ class LoopTemplate:
 class Template:
     """A body resolved once: runs of operations and loops, and how far it moves every cursor.
 
-    ``moves`` lists those that it moves at all, with how far.
+    ``moves`` lists those that it moves at all, with how far; ``timed``: what the last pricing made of it.
     """
 
     parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
     advance: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
+    timed: tuple[object, dict[Any, Any]] | None = None
 
     def loop_counts(self) -> tuple[int, ...]:
         """Return how often each loop of the body itself runs."""
@@ -346,7 +348,7 @@ class Templates:
 
     def forms_of(self, phase: ProgramPhase, numbers: Ints) -> list[Form]:
         """Return some blocks of a phase likewise; templates of others are not compiled."""
-        families = families_of(phase)
+        families = families_of(phase) if len(numbers) > FEW_BLOCKS else None
         if families is None:
             return [self._form_of_shape(phase, np.array(alike)) for alike in shapes_of(phase, numbers.tolist())]
         is_chosen = np.zeros(len(phase.blocks), np.bool_)

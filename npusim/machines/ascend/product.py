@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.formats import get_format
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item
+from npusim.ir.program import Item, repeated
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import AIC, CUBE, FIXP, L1, MTE1, MTE2, PING_PONG, compute, move, pass_on
 from npusim.machines.ascend.plan import default_plan
@@ -180,11 +180,11 @@ class CubeProduct:
             corner = Corner((0, rows), (0, cols), is_first=True, is_last=True, is_last_band=True)
             if loads:
                 load = self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel))
-                yield Repeat("", range(count), lambda _, load=load: [load])
-            yield Repeat("", range(count), lambda _, at=corner: self._drains(block, tile, at, [at]))
+                yield repeated(count, partial(iter, [load]))
+            yield repeated(count, partial(self._drains, block, tile, corner, [corner]))
             for size, times in pieces.items():
                 piece = partial(self._piece, block, tile, corner, 0, size, starts=True, ends=True)
-                yield Repeat("", range(count * times), lambda _, piece=piece: piece())
+                yield repeated(count * times, piece)
 
     def _whole_loads(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         for n in (self.left, self.right):

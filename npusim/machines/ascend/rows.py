@@ -7,11 +7,12 @@ slot in global memory, or lies in UB; what a product reads goes to a slot there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
-from npusim.ir.program import Loop
+from npusim.ir.program import repeated
 from npusim.machines.ascend.group import AIV, GM, PING_PONG, RowSlice, compute, move, pass_on
 from npusim.machines.ascend.pricing import bank_of, banks_of
 from npusim.units import ceil_div, chunks
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp, VectorCode
+    from npusim.ir.program import Loop
     from npusim.ir.tile import Operand, RingTile, Tile
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
@@ -255,9 +257,9 @@ class VectorShare:
         """Yield the work of one stage, in whatever order: slices that cost the same as one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
-            alike.setdefault((part.rows, part.first, part.last, self._banks_of(s, part)), []).append(part)
+            alike.setdefault((part.rows, self._pace(s, part), self._banks_of(s, part)), []).append(part)
         for parts in alike.values():
-            yield Loop("", range(len(parts)), lambda _, part=parts[0]: self._slice(s, block, tile, part))
+            yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
 
     def _banks_of(self, s: RowsStage, part: RowSlice) -> Hashable:
         """Return the banks in which a slice's rows of states begin: what slices may differ in, besides their size."""
