@@ -37,13 +37,8 @@ def check_baselines(
     is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as
     it is there, and the number of cases.
 
-    Raises
-    ------
-    SpecError
-        There is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are read
-        before any case runs.
-    OutputError
-        A file cannot be written; it is unchanged then.
+    Raises `SpecError` if there is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are
+    read before any case runs.  Raises `OutputError` if a file cannot be written; it is unchanged then.
     """
     if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         raise SpecError(

@@ -49,11 +49,12 @@ def layout(
     json: o.Json = False,
 ) -> None:
     """Draw the lanes and registers that hold a matrix instruction's operand."""
-    from npusim import layout as mapping
+    from npusim.layout.fragment import arrangement as arranged
+    from npusim.layout.instruction import instruction as named
     from npusim.report import layouts as r
 
-    mma = mapping.instruction(instruction, acc=acc, a=a, b=b)
-    where = mapping.arrangement(arrangement) if arrangement is not None else None
+    mma = named(instruction, acc=acc, a=a, b=b)
+    where = arranged(arrangement) if arrangement is not None else None
     name = operand or ("a" if chain else "c")
     picture = (r.chain_picture if chain else r.fragment_picture)(mma, name, where)
     if svg is not None:

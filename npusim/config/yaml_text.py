@@ -30,10 +30,8 @@ MOST_DIGITS = 400
 def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str, int]]:
     """Return the content of YAML text, which errors call ``file``, and the line of each dotted key (``""``: 1).
 
-    Raises
-    ------
-    SpecError
-        The text has more than `MOST_VALUES` values, is not YAML 1.2, is empty or not a mapping, or has a key twice.
+    Raises `SpecError` if the text has more than `MOST_VALUES` values, is not YAML 1.2, is empty or not a mapping, or
+    has a key twice.
     """
     yaml = YAML(typ="safe", pure=True)
     root = _composed(yaml, text, file)

@@ -29,10 +29,7 @@ def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_e
     A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for
     ``floor`` and ``ceil``.
 
-    Raises
-    ------
-    FormatError
-        If the rounding mode is unknown.
+    Raises `FormatError` if the rounding mode is unknown.
     """
     magnitude = abs(value)
     if magnitude == 0:
@@ -82,10 +79,7 @@ def function_value(name: str, x: Fraction) -> Fraction:
 
     ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh; ``x`` is inside the domain.
 
-    Raises
-    ------
-    FormatError
-        If the function is unknown.
+    Raises `FormatError` if the function is unknown.
     """
     context = _CONTEXT
     match name:

@@ -58,9 +58,6 @@ class MmaArithmetic:
     c_mode
         ``aligned``: c takes part in the first block; ``late``: the blocks start from 0 and c is
         added last, with an IEEE addition to nearest even in ``acc_format``.
-    zero_exponent
-        Exponent a zero product or zero c contributes to the alignment; None: it contributes
-        nothing (every unit of the registry; MMA-Sim says -126).
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     evidence, source
@@ -88,7 +85,6 @@ class MmaArithmetic:
     kept_fraction_bits: int | None = None
     index_groups: tuple[tuple[int, ...], ...] | None = None
     c_mode: CMode = "aligned"
-    zero_exponent: int | None = None
     min_alignment_exponent: int | None = None
 
     @property
@@ -302,10 +298,7 @@ ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evi
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
 
-    Raises
-    ------
-    FormatError
-        If the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------

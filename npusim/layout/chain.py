@@ -19,8 +19,6 @@ from npusim.errors import LayoutError
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.layout.execute import Array, Index
     from npusim.layout.fragment import Fragment
 
@@ -33,23 +31,12 @@ class ChainCost:
     """Warp instructions that turn the accumulators of one chained tile into operands.
 
     Counts of a straightforward lowering, no cycles: those depend on the device's pipes.
-
-    Parameters
-    ----------
-    shuffles
-        SHFL.BFLY of one 32-bit register.
-    selects
-        One for each source beyond the first that a register has in different lanes.
-    permutes
-        Byte permutes: one for each register mixed from halves of two.
-    conversions
-        Values a lane converts to the operand's format; 0 where accumulators already have it.
     """
 
-    shuffles: int
-    selects: int
-    permutes: int
-    conversions: int
+    shuffles: int  #: SHFL.BFLY of one 32-bit register
+    selects: int  #: one for each source beyond the first that a register has in different lanes
+    permutes: int  #: of bytes: one for each register mixed from halves of two
+    conversions: int  #: values a lane converts to the operand's format; 0 where accumulators already have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +58,13 @@ class Chain:
 
     The chained tile is the smallest that fills whole fragments of both.  ``tiles`` accumulator
     fragments give ``steps`` operand fragments; value v of fragment t is number
-    ``t * accumulator.values + v``, slot likewise.
-
-    Parameters
-    ----------
-    accumulator, operand
-        Fragments of the first and the next product.
-    arrangement
-        Of the groups, in both products.
-    order
-        Place p along the next product's k is fed from column (A) or row (B) ``order[p]``.
-    sources
-        ``sources[lane][slot]``: the (lane, value) held there, in the same lane if it can be.
+    ``t * accumulator.values + v``, slot likewise; ``sources[lane][slot]`` is the (lane, value) that goes there, in the
+    same lane if it can be.  Both products have one ``arrangement`` of groups.
     """
 
     accumulator: Fragment
     operand: Fragment
     arrangement: Arrangement
-    order: tuple[int, ...]
     tiles: int
     steps: int
     sources: tuple[tuple[Source, ...], ...]
@@ -136,18 +112,15 @@ class Chain:
     def gathered(self, registers: Array) -> Array:
         """Return the operand's registers, each value taken from where it lies.
 
-        Parameters
-        ----------
-        registers
-            ``(..., tiles, 32, accumulator values)``.
-
-        Returns
-        -------
-        ndarray
-            ``(..., steps, 32, operand values)``.
+        ``(..., tiles, 32, accumulator values)`` in, ``(..., steps, 32, operand values)`` out.
         """
-        lane, value = self._index
-        return self._as_steps(self._flat(registers)[..., lane, value])
+        expected = (self.tiles, WARP_LANES, self.accumulator.values)
+        if registers.shape[-3:] != expected:
+            raise LayoutError(f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})")
+        lead = registers.shape[:-3]
+        flat = registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, expected[0] * expected[2])
+        steps = flat[..., *self._index].reshape(*lead, WARP_LANES, self.steps, self.operand.values)
+        return steps.swapaxes(-3, -2)
 
     @cached_property
     def _index(self) -> tuple[Index, Index]:
@@ -155,17 +128,6 @@ class Chain:
 
         lane, value = np.moveaxis(np.array(self.sources, np.intp), -1, 0)
         return lane, value
-
-    def _flat(self, registers: Array) -> Array:
-        expected = (self.tiles, WARP_LANES, self.accumulator.values)
-        if registers.shape[-3:] != expected:
-            raise LayoutError(f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})")
-        lead = registers.shape[:-3]
-        return registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, expected[0] * expected[2])
-
-    def _as_steps(self, flat: Array) -> Array:
-        shape = (*flat.shape[:-2], WARP_LANES, self.steps, self.operand.values)
-        return flat.reshape(shape).swapaxes(-3, -2)
 
     def _butterflies(self, mask: int) -> list[Shuffle]:
         """Return the shuffles of one mask: the values each lane needs, a register at a time."""
@@ -209,35 +171,16 @@ class Chain:
 
 
 def chain(
-    accumulator: Fragment,
-    operand: Fragment,
-    *,
-    arrangement: Arrangement | None = None,
-    order: Sequence[int] | None = None,
-    allow_exchange: bool = True,
+    accumulator: Fragment, operand: Fragment, *, arrangement: Arrangement | None = None, allow_exchange: bool = True
 ) -> Chain:
     """Return which values of an accumulator lie in the right lane for the next product's operand.
 
-    Parameters
-    ----------
-    accumulator
-        Fragment C of the first product.
-    operand
-        Fragment A of the next, which takes C's rows as rows; or B, which takes C's columns as
-        columns (the transposed form, Sᵀ = K·Qᵀ).
-    arrangement
-        Of the groups in both products; default: all stacked along what the operand keeps (4x1 for
-        A, 1x4 for B), so that no group needs another's values.
-    order
-        The order in which the k of the next product is fed; default: as it is.
-    allow_exchange
-        Whether values may cross lanes.
+    ``operand`` is fragment A of the next, which takes C's rows as rows, or B, which takes C's columns as columns (the
+    transposed form, Sᵀ = K·Qᵀ).  ``arrangement`` is that of the groups in both products; by default all are stacked
+    along what the operand keeps (4x1 for A, 1x4 for B), so that no group needs another's values.
 
-    Raises
-    ------
-    LayoutError
-        Operands that cannot be chained, an order that is no permutation, or values that would
-        have to cross lanes where that is not allowed.
+    Raises `LayoutError` for operands that cannot be chained, and for values that would have to cross lanes unless
+    ``allow_exchange``.
 
     Examples
     --------
@@ -253,11 +196,8 @@ def chain(
     height, width = where.tile(accumulator)
     stacked, deep = (width, operand.columns) if axis == 0 else (height, operand.rows)
     depth = lcm(stacked, deep)
-    fed = tuple(range(depth)) if order is None else tuple(order)
-    if sorted(fed) != list(range(depth)):
-        raise LayoutError(f"{operand}: order {fed} is no permutation of 0 to {depth - 1}")
-    sources = _sources(accumulator, operand, where, fed, axis)
-    chained = Chain(accumulator, operand, where, fed, depth // stacked, depth // deep, sources)
+    sources = _sources(accumulator, operand, where, depth, axis)
+    chained = Chain(accumulator, operand, where, depth // stacked, depth // deep, sources)
     if chained.moved and not allow_exchange:
         raise LayoutError(
             f"{accumulator} -> {operand} in {where}: {chained.in_place} of {chained.values} values lie in "
@@ -290,11 +230,11 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
 
 
 def _sources(
-    accumulator: Fragment, operand: Fragment, where: Arrangement, fed: tuple[int, ...], axis: Literal[0, 1]
+    accumulator: Fragment, operand: Fragment, where: Arrangement, depth: int, axis: Literal[0, 1]
 ) -> tuple[tuple[Source, ...], ...]:
     held: dict[tuple[int, int], Source] = {}
     extent = where.tile(accumulator)[1 - axis]
-    for tile, lane, value in product(range(len(fed) // extent), range(WARP_LANES), range(accumulator.values)):
+    for tile, lane, value in product(range(depth // extent), range(WARP_LANES), range(accumulator.values)):
         element = list(where.element(accumulator, lane, value))
         element[1 - axis] += tile * extent
         held[element[0], element[1]] = (lane, tile * accumulator.values + value)
@@ -302,9 +242,9 @@ def _sources(
     sources: list[tuple[Source, ...]] = []
     for lane in range(WARP_LANES):
         row: list[Source] = []
-        for step, value in product(range(len(fed) // deep), range(operand.values)):
+        for step, value in product(range(depth // deep), range(operand.values)):
             needed = list(where.element(operand, lane, value))
-            needed[1 - axis] = fed[step * deep + needed[1 - axis]]
+            needed[1 - axis] += step * deep
             row.append(held[needed[0], needed[1]])
         sources.append(tuple(row))
     return tuple(sources)

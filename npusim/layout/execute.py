@@ -28,17 +28,7 @@ if TYPE_CHECKING:
 
 
 def gather(fragment: Fragment, tiles: Array) -> Array:
-    """Return the registers that hold one tile a group: ``(..., groups, rows, columns)`` in,
-    ``(..., 32, values)`` out.
-
-    Raises
-    ------
-    LayoutError
-        The tiles have another shape.
-    """
-    expected = (fragment.groups, fragment.rows, fragment.columns)
-    if tiles.shape[-3:] != expected:
-        raise LayoutError(f"{fragment}: tiles of shape {tiles.shape}, wanted (..., {expected})")
+    """Return the registers of one tile a group: ``(..., groups, rows, columns)`` in, ``(..., 32, values)`` out."""
     group, row, column = _elements(fragment)
     return tiles[..., group, row, column]
 
@@ -53,21 +43,9 @@ def scatter(fragment: Fragment, registers: Array) -> Array:
 def to_registers(fragment: Fragment, arrangement: Arrangement, tile: Array) -> Array:
     """Return the registers of one warp that hold a whole tile.
 
-    Parameters
-    ----------
-    tile
-        ``(..., rows, columns)``, a multiple of what one warp instruction covers.  What several
-        groups need (B in 4x1) is given to each.
-
-    Returns
-    -------
-    ndarray
-        ``(..., down, across, 32, values)``: the fragments, down and across the tile.
-
-    Raises
-    ------
-    LayoutError
-        The tile is no multiple of the arrangement's.
+    ``(..., rows, columns)`` in, a multiple of what one warp instruction covers (`LayoutError` otherwise);
+    ``(..., down, across, 32, values)`` out, the fragments down and across the tile.  What several groups need (B in
+    4x1) is given to each.
     """
     height, width = arrangement.tile(fragment)
     down, across = arrangement.repeats(fragment, tile.shape[-2], tile.shape[-1])
@@ -100,39 +78,25 @@ def chained_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, m
     Each group's fragments are put side by side: one call multiplies ``(..., groups, m rows, all k)``
     by ``(..., groups, all k, n columns)``, adding up k instruction by instruction in rising order, as
     ``formats.matmul`` does.
-
-    Raises
-    ------
-    LayoutError
-        A and B have different numbers of fragments along k.
     """
-    if b.shape[-4] != a.shape[-3]:
-        raise LayoutError(f"{instruction}: A has {a.shape[-3]} fragments along k, B {b.shape[-4]}")
-    stacked = (_side_by_side(f, r) for f, r in zip(_operands(instruction), (a, b, c), strict=True))
-    whole = multiply(*stacked)
+    import numpy as np
+
+    operands = ((instruction.a, a), (instruction.b, b), (instruction.c, c))
+    whole = multiply(*(_side_by_side(*operand) for operand in operands))
     down, across = c.shape[-4:-2]
     rows, columns = instruction.c.rows, instruction.c.columns
     tiles = whole.reshape(*whole.shape[:-2], down, rows, across, columns)
-    return gather(instruction.c, _moveaxis(tiles, (-5, -4, -3, -2, -1), (-3, -5, -2, -4, -1)))
+    return gather(instruction.c, np.moveaxis(tiles, (-5, -4, -3, -2, -1), (-3, -5, -2, -4, -1)))
 
 
 def _side_by_side(fragment: Fragment, registers: Array) -> Array:
     """Return each group's whole matrix, ``(..., groups, rows, columns)``, from its fragments."""
-    tiles = scatter(fragment, registers)  # (..., down, across, groups, rows, columns)
-    moved = _moveaxis(tiles, (-5, -4, -3, -2, -1), (-4, -2, -5, -3, -1))
-    *lead, down, rows, across, columns = moved.shape
-    return moved.reshape(*lead, down * rows, across * columns)
-
-
-def _moveaxis(tiles: Array, source: tuple[int, ...], target: tuple[int, ...]) -> Array:
-    """Return ``numpy.moveaxis``; imported when it is needed."""
     import numpy as np
 
-    return np.moveaxis(tiles, source, target)
-
-
-def _operands(instruction: MmaInstruction) -> tuple[Fragment, Fragment, Fragment]:
-    return instruction.a, instruction.b, instruction.c
+    tiles = scatter(fragment, registers)  # (..., down, across, groups, rows, columns)
+    moved = np.moveaxis(tiles, (-5, -4, -3, -2, -1), (-4, -2, -5, -3, -1))
+    *lead, down, rows, across, columns = moved.shape
+    return moved.reshape(*lead, down * rows, across * columns)
 
 
 def _check_registers(fragment: Fragment, registers: Array) -> None:

@@ -8,7 +8,6 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import right_inverse
 
 if TYPE_CHECKING:
     from npusim.layout.algebra import Layout
@@ -30,30 +29,16 @@ class Fragment:
     of m16n8k16.  Each group has its own ``rows x columns`` tile.  Rows and columns are those of
     the matrix as PTX writes it: A is ``m x k``, B is ``k x n``, C and D are ``m x n``.
 
-    Parameters
-    ----------
-    instruction
-        Shape of the instruction: ``m8n8k4``.
-    operand
-        ``A``, ``B`` or ``C`` (C and D share one map).
-    order
-        ``row`` or ``col`` for the A and B of m8n8k4; elsewhere the only order there is.
-    bits
-        Of one value: 16 or 32.
-    layout
-        (thread of the group, value) -> ``row + rows * column``.
-    lanes
-        (thread of the group, group) -> lane.
     """
 
-    instruction: str
-    operand: Operand
-    order: Order
+    instruction: str  #: its shape: ``m8n8k4``
+    operand: Operand  #: C and D share one map
+    order: Order  #: of the A and B of m8n8k4; elsewhere the only one there is
     rows: int
     columns: int
-    bits: int
-    layout: Layout
-    lanes: Layout
+    bits: int  #: of one value: 16 or 32
+    layout: Layout  #: (thread of the group, value) -> ``row + rows * column``
+    lanes: Layout  #: (thread of the group, group) -> lane
 
     def __post_init__(self) -> None:
         if not (self.layout.is_bijective and self.layout.size == self.rows * self.columns):
@@ -68,17 +53,17 @@ class Fragment:
     @property
     def threads(self) -> int:
         """Lanes of one group."""
-        return self.layout[0].size
+        return self.layout.modes[0].size
 
     @property
     def values(self) -> int:
         """Values that a lane holds."""
-        return self.layout[1].size
+        return self.layout.modes[1].size
 
     @property
     def groups(self) -> int:
         """Products that a warp executes side by side."""
-        return self.lanes[1].size
+        return self.lanes.modes[1].size
 
     @property
     def registers(self) -> int:
@@ -103,25 +88,13 @@ class Fragment:
         return self.lanes(thread, group)
 
     def coordinate(self, lane: int, value: int) -> tuple[int, int]:
-        """Return (row, column) of a lane's value in the tile of its group.
-
-        Raises
-        ------
-        LayoutError
-            No such lane or value.
-        """
+        """Return (row, column) of a lane's value in the tile of its group; raise `LayoutError` where there is none."""
         if not 0 <= value < self.values:
             raise LayoutError(f"{self}: a lane holds values 0 to {self.values - 1}, not {value}")
         return self._element(self.thread(lane), value)
 
     def holder(self, row: int, column: int, group: int = 0) -> tuple[int, int]:
-        """Return (lane, value) that holds an element of a group's tile.
-
-        Raises
-        ------
-        LayoutError
-            No such element or group.
-        """
+        """Return (lane, value) that holds an element of a group's tile; raise `LayoutError` where there is none."""
         if not (0 <= row < self.rows and 0 <= column < self.columns and 0 <= group < self.groups):
             raise LayoutError(
                 f"{self}: no element ({row}, {column}) of group {group}: it has {self.groups} "
@@ -130,17 +103,14 @@ class Fragment:
         thread, value = self._holders[row, column]
         return self.lane(thread, group), value
 
-    def butterflies(self, axis: Literal["row", "column"] = "row") -> tuple[int, ...]:
-        """Return the XOR masks of the shuffles that reduce a whole row (or column) of the tile.
+    def butterflies(self) -> tuple[int, ...]:
+        """Return the XOR masks of the shuffles that reduce a whole row of the tile.
 
         A lane first reduces what it holds itself; every mask is one butterfly step.  None for
         m8n8k4 with f16 accumulators, (2,) with f32, (1, 2) for m16n8k16 (volta.md §1.1).
         """
-        fixed = 0 if axis == "row" else 1
-        extent = self.columns if axis == "row" else self.rows
-        first = {self.holder(0, i)[0] if fixed == 0 else self.holder(i, 0)[0] for i in range(extent)}
-        here = min(first)
-        masks = {lane ^ here for lane in first}
+        lanes = {self.holder(0, column)[0] for column in range(self.columns)}
+        masks = {lane ^ min(lanes) for lane in lanes}
         return tuple(m for m in sorted(masks) if m and m & (m - 1) == 0)
 
     def _element(self, thread: int, value: int) -> tuple[int, int]:
@@ -154,9 +124,8 @@ class Fragment:
 
     @cached_property
     def _seats(self) -> tuple[tuple[int, int], ...]:
-        index_of = right_inverse(self.lanes)
-        indices = (index_of(lane) for lane in range(WARP_LANES))
-        return tuple((index % self.threads, index // self.threads) for index in indices)
+        seats = {self.lanes(t, g): (t, g) for t, g in product(range(self.threads), range(self.groups))}
+        return tuple(seats[lane] for lane in range(WARP_LANES))
 
     @cached_property
     def _holders(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -174,16 +143,10 @@ _QUAD = 4
 class Arrangement:
     """``m`` groups down and ``n`` across, counted down the columns as wmma does (volta.md §1).
 
-    A is shared by the groups of one row, B by those of one column.
-
-    Parameters
-    ----------
-    m, n
-        Groups down and across; ``m * n`` is what the instruction has.
-    row_order
-        ``group``: a group's rows follow one another.  ``lane``: row = lane number, as llama.cpp
-        has it (volta.md §1): quads of rows alternate between the groups, so that neighbouring
-        lanes read neighbouring rows.  Values do not change, only which row is whose.
+    A is shared by the groups of one row, B by those of one column; ``m * n`` is what the instruction has.
+    ``row_order`` ``group``: a group's rows follow one another.  ``lane``: row = lane number, as llama.cpp has it
+    (volta.md §1): quads of rows alternate between the groups, so that neighbouring lanes read neighbouring rows.
+    Values do not change, only which row is whose.
     """
 
     m: int
@@ -200,10 +163,7 @@ class Arrangement:
     def tile(self, fragment: Fragment) -> tuple[int, int]:
         """Return (rows, columns) of what one warp instruction covers of an operand.
 
-        Raises
-        ------
-        LayoutError
-            The instruction has another number of groups.
+        Raises `LayoutError` where the instruction has another number of groups.
         """
         self._check(fragment)
         down = 1 if fragment.operand == "B" else self.m
@@ -225,12 +185,8 @@ class Arrangement:
     ) -> tuple[int, int]:
         """Return how often (down, across) each warp's tile fits its share of a block's tile.
 
-        ``warps`` are the warps down and across the block.
-
-        Raises
-        ------
-        LayoutError
-            The tile does not divide; names the size that would.
+        ``warps`` are those down and across the block.  Raises `LayoutError` for a tile that does not divide, and names
+        the size that would.
         """
         height, width = self.tile(fragment)
         counts = []
@@ -261,10 +217,7 @@ class Arrangement:
 def arrangement(text: str, row_order: str = "group") -> Arrangement:
     """Return the arrangement written ``4x1``: four groups down, one across.
 
-    Raises
-    ------
-    LayoutError
-        Not two positive numbers with an x between them, or an unknown row order.
+    Raises `LayoutError` for all but two positive numbers with an x between them, and for an unknown row order.
 
     Examples
     --------

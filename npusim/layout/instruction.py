@@ -34,27 +34,12 @@ _BLOCK = 8
 _HALF_BITS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class FragmentStep:
-    """One HMMA.884 of an m8n8k4: what every threadgroup of a quad pair computes in it.
-
-    Threadgroup g computes ``rows x columns`` of D from row ``4g + row`` and column ``column`` on,
-    reading B from threadgroup ``b_threadgroup``.
-    """
-
-    index: int
-    row: int
-    column: int
-    rows: int
-    columns: int
-    b_threadgroup: int
-
-
 @dataclass(frozen=True)
 class MmaInstruction:
     """A matrix instruction of one warp, D = A·B + C, with the maps of its operands.
 
-    ``steps`` are the machine's own instructions; empty where their order is not modelled.
+    ``steps`` are the machine's own instructions (HMMA.884) in order, empty where that is not modelled: in one that is
+    (row, column), threadgroup g of a quad pair computes D from row ``4g + row`` and ``column`` on.
     """
 
     name: str
@@ -65,20 +50,10 @@ class MmaInstruction:
     a: Fragment
     b: Fragment
     c: Fragment
-    steps: tuple[FragmentStep, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name}.{self.a.order}.{self.b.order}.{self.accumulator}"
-
-    @property
-    def groups(self) -> int:
-        """Independent products of one warp instruction: 4 quad pairs, or 1."""
-        return self.c.groups
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of one warp instruction."""
-        return self.groups * self.m * self.n * self.k
 
     def operand(self, name: str) -> Fragment:
         """Return the fragment of ``A``, ``B``, or ``C`` (D is held alike); `LayoutError` if none."""
@@ -93,21 +68,10 @@ class MmaInstruction:
 
 
 def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") -> MmaInstruction:
-    """Return an instruction by its shape.
+    """Return one of `INSTRUCTIONS` by its shape; ``acc`` is the format of C and D, ``f16`` or ``f32``.
 
-    Parameters
-    ----------
-    name
-        One of `INSTRUCTIONS`.
-    acc
-        ``f16`` or ``f32``: C and D.
-    a, b
-        ``row`` or ``col``: how A and B lie in memory.  Only m8n8k4 leaves the choice.
-
-    Raises
-    ------
-    LayoutError
-        No such instruction, accumulator or order.
+    ``a`` and ``b``, ``row`` or ``col``, are how A and B lie in memory: only m8n8k4 leaves the choice.
+    Raises `LayoutError` where there is no such instruction, accumulator or order.
 
     Examples
     --------
@@ -132,13 +96,6 @@ def instruction(name: str, *, acc: str = "f32", a: str = "row", b: str = "col") 
     return _volta(accumulator, first, second) if name == "m8n8k4" else _ampere(name, accumulator)
 
 
-def variants() -> tuple[MmaInstruction, ...]:
-    """Return the eight m8n8k4: A and B by rows or columns, FP16 or FP32 accumulators."""
-    accs: tuple[Accumulator, ...] = ("f16", "f32")
-    orders: tuple[Order, ...] = ("row", "col")
-    return tuple(_volta(acc, a, b) for acc in accs for a in orders for b in orders)
-
-
 # ---------------------------------------------------------------- Volta
 
 
@@ -146,7 +103,9 @@ def variants() -> tuple[MmaInstruction, ...]:
 def _volta(acc: Accumulator, a: Order, b: Order) -> MmaInstruction:
     side, depth = 2 * _THREADGROUP, 4  # m8n8k4: m = n = 8, k = 4
     bits = 16 if acc == "f16" else 32
-    steps = _steps(bits)
+    # Four lanes write 64 bits each, down the rows of one B half at a time.
+    rows_of_step = _PIECE_BITS // bits
+    steps = tuple((row, _THREADGROUP * half) for half in (0, 1) for row in range(0, _THREADGROUP, rows_of_step))
     # Quad pair q: lanes 4q to 4q+3, and the same 16 lanes further on (PTX ISA; volta.md §1).
     lanes = Layout(((4, 2), 4), ((1, 16), 4))
 
@@ -168,16 +127,7 @@ def _volta(acc: Accumulator, a: Order, b: Order) -> MmaInstruction:
     )
 
 
-def _steps(bits: int) -> tuple[FragmentStep, ...]:
-    """Return the steps: four lanes write 64 bits each, down the rows of one B half at a time."""
-    rows = _PIECE_BITS // bits  # values of four lanes over the four columns of a B half
-    starts = [(half, row) for half in (0, 1) for row in range(0, _THREADGROUP, rows)]
-    return tuple(
-        FragmentStep(i, row, _THREADGROUP * half, rows, _THREADGROUP, half) for i, (half, row) in enumerate(starts)
-    )
-
-
-def _accumulator(steps: tuple[FragmentStep, ...], bits: int) -> Layout:
+def _accumulator(steps: tuple[tuple[int, int], ...], bits: int) -> Layout:
     """Return (thread, value) -> row + 8 column of C, by walking the steps.
 
     Each step cuts a threadgroup's block into 64-bit pieces of a row and deals them to the lanes
@@ -185,13 +135,13 @@ def _accumulator(steps: tuple[FragmentStep, ...], bits: int) -> Layout:
     """
     size, piece = 2 * _THREADGROUP, _PIECE_BITS // bits
     places: dict[int, int] = {}
-    for step in steps:
+    for index, (first_row, first_column) in enumerate(steps):
         for thread in range(size):
             threadgroup, lane = divmod(thread, _THREADGROUP)
-            row = threadgroup * _THREADGROUP + step.row + lane % step.rows
-            column = step.column + lane // step.rows * piece
+            row = threadgroup * _THREADGROUP + first_row + lane % piece
+            column = first_column + lane // piece * piece
             for j in range(piece):
-                places[thread + size * (piece * step.index + j)] = row + size * (column + j)
+                places[thread + size * (piece * index + j)] = row + size * (column + j)
     return fitted(places.__getitem__, ((2, 2, 2), (2, 2, 2)))
 
 

@@ -2,11 +2,6 @@
 
 Costs are pure functions of the lanes' byte addresses; a lane that does not take part has None.  What differs
 between machines is in `BankModel`.
-
-The Ascend keeps plain rows (ND), or fractals (NZ, ZN, ZZ).  A fractal is a small block stored whole.  The format's
-first letter orders the fractals, its second the elements of one: Z by rows, N by columns.  The Ascend's own texts often
-write the inner letter small and first: zZ is ZZ here, nZ is ZN, zN is NZ.
-Where each is used on the 910B: L0A zZ, L0B nZ, L0C zN, L1 zN or nZ (ascend.md §1.2).
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from npusim.errors import LayoutError
-from npusim.layout.algebra import Layout, Swizzle, SwizzledLayout, row_major
+from npusim.layout.algebra import Layout
 from npusim.layout.fragment import WARP_LANES
 from npusim.units import ceil_div
 
@@ -28,26 +23,23 @@ if TYPE_CHECKING:
 
     #: Byte address of each lane, or None where it does not take part.
     Addresses: TypeAlias = Sequence[int | None]
+    #: (row, column) of a tile -> element.
+    Place: TypeAlias = Callable[[int, int], int]
 
 
 #: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
-#: Bits of the row that a swizzle uses: rows mod 8 (volta.md §4.1).
-_SWIZZLE_BITS = 3
+#: Rows after which a swizzle repeats (volta.md §4.1).
+_SWIZZLED_ROWS = 8
 
 
 @dataclass(frozen=True)
 class BankModel:
     """Banks of a shared memory, and the lanes it serves at a time.
 
-    Parameters
-    ----------
-    banks, bank_bytes
-        Word w of ``bank_bytes`` bytes lies in bank ``w % banks``.
-    phase_lanes
-        Bytes of a lane's access -> neighbouring lanes served in one phase.
-    pair_masks
-        Lane distances (XOR) at which equal addresses let two returns share a cycle.
+    Word w of ``bank_bytes`` bytes lies in bank ``w % banks``.  ``phase_lanes`` maps bytes of a lane's access to the
+    neighbouring lanes served in one phase; ``pair_masks`` are the lane distances (XOR) at which equal addresses let two
+    returns share a cycle.
     """
 
     banks: int
@@ -61,50 +53,14 @@ class BankModel:
 VOLTA_BANKS = BankModel(banks=32, bank_bytes=4, phase_lanes=MappingProxyType({4: 32, 8: 16, 16: 8}), pair_masks=(1, 2))
 
 
-def phases(
-    addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False
-) -> tuple[int, ...]:
-    """Return the cycles that each phase of a shared-memory access takes in the banks.
-
-    The cycles of a phase are the most distinct words that one bank must give; lanes that read
-    the same word share it.  A phase without lanes takes none.
-
-    Parameters
-    ----------
-    addresses
-        Byte address of each lane, at most 32.
-    width_bytes
-        Of each lane's access: 4, 8 or 16 (32, 64, 128 bits).
-    allow_misaligned
-        Count the words even where an address is no multiple of the width, which hardware refuses
-        (misaligned address); whole words they must be.
-
-    Raises
-    ------
-    LayoutError
-        A width that the model has no phases for, too many lanes, or an address that is negative or
-        no multiple of the width.
-    """
-    multiple = model.bank_bytes if allow_misaligned else width_bytes
-    _check(addresses, width_bytes, tuple(model.phase_lanes), multiple)
-    lanes = model.phase_lanes[width_bytes]
-    cycles = []
-    for first in range(0, len(addresses), lanes):
-        words: defaultdict[int, set[int]] = defaultdict(set)
-        for address in addresses[first : first + lanes]:
-            if address is not None:
-                start = address // model.bank_bytes
-                for word in range(start, start + width_bytes // model.bank_bytes):
-                    words[word % model.banks].add(word)
-        cycles.append(max(map(len, words.values()), default=0))
-    return tuple(cycles)
-
-
 def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allow_misaligned: bool = False) -> int:
-    """Return the cycles that a shared-memory access of a warp takes in the banks.
+    """Return the cycles that a shared-memory access of ``width_bytes`` a lane takes in the banks.
 
-    32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.  Parameters and
-    errors are those of `phases`.
+    Those of a phase are the most distinct words that one bank must give; lanes that read the same word share it, and
+    a phase without lanes takes none.  32 lanes that read 32, 64 or 128 bits each without conflict take 1, 2 or 4.
+
+    Raises `LayoutError` for a width that the model does not know, more than 32 lanes, or an address that is no
+    multiple of the width; ``allow_misaligned`` takes multiples of a word, which the hardware refuses.
 
     Examples
     --------
@@ -113,7 +69,17 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
     >>> wavefronts([128 * lane for lane in range(32)], 4, VOLTA_BANKS)
     32
     """
-    return sum(phases(addresses, width_bytes, model, allow_misaligned=allow_misaligned))
+    _check(addresses, width_bytes, model, model.bank_bytes if allow_misaligned else width_bytes)
+    lanes, cycles = model.phase_lanes[width_bytes], 0
+    for first in range(0, len(addresses), lanes):
+        words: defaultdict[int, set[int]] = defaultdict(set)
+        for address in addresses[first : first + lanes]:
+            if address is not None:
+                start = address // model.bank_bytes
+                for word in range(start, start + width_bytes // model.bank_bytes):
+                    words[word % model.banks].add(word)
+        cycles += max(map(len, words.values()), default=0)
+    return cycles
 
 
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
@@ -123,7 +89,7 @@ def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> i
     broadcast otherwise still costs its full share (volta.md §4.1).  A load takes the longer of
     this and `wavefronts`.
     """
-    _check(addresses, width_bytes, tuple(model.phase_lanes), width_bytes)
+    _check(addresses, width_bytes, model, width_bytes)
     cycles = ceil_div(width_bytes, model.bank_bytes)
     taking = [lane for lane, address in enumerate(addresses) if address is not None]
     if not taking:
@@ -135,72 +101,47 @@ def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> i
     return cycles
 
 
-def _check(addresses: Addresses, width_bytes: int, widths: tuple[int, ...], multiple: int) -> None:
-    if width_bytes not in widths:
-        known = ", ".join(map(str, widths))
+def _check(addresses: Addresses, width_bytes: int, model: BankModel, multiple: int) -> None:
+    if width_bytes not in model.phase_lanes:
+        known = ", ".join(map(str, model.phase_lanes))
         raise LayoutError(f"an access of {width_bytes} bytes a lane: choose one of {known}")
     if len(addresses) > WARP_LANES:
         raise LayoutError(f"{len(addresses)} addresses: a warp has {WARP_LANES} lanes")
     for lane, address in enumerate(addresses):
         if address is not None and (address < 0 or address % multiple):
-            raise LayoutError(
-                f"lane {lane}: address {address} is no multiple of {multiple} bytes, "
-                f"as an access of {width_bytes} needs"
-            )
+            raise LayoutError(f"lane {lane}: address {address} is no multiple of {multiple} bytes, as its access needs")
 
 
-# ---------------------------------------------------------------- tiles in memory
-
-
-def padded(rows: int, columns: int, *, padding: int) -> Layout:
+def padded(rows: int, columns: int, *, padding: int) -> Place:
     """Return (row, column) -> element of a tile by rows, ``padding`` elements after each row."""
     if padding < 0:
         raise LayoutError(f"padding of {padding} elements: at least 0")
     return Layout((rows, columns), (columns + padding, 1))
 
 
-def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> SwizzledLayout:
+def swizzled(rows: int, columns: int, *, element_bytes: int = 2) -> Place:
     """Return (row, column) -> element of a tile by rows, its 16-byte chunks XORed by row mod 8.
 
-    Raises
-    ------
-    LayoutError
-        A row is no power of two of chunks, or has fewer than 8 of them.
+    Raises `LayoutError` where a row is no power of two of chunks, or has fewer than 8 of them.
     """
     chunk, left = divmod(_CHUNK_BYTES, element_bytes)
-    base, row = chunk.bit_length() - 1, columns.bit_length() - 1
-    if left or columns & (columns - 1) or row - base < _SWIZZLE_BITS:
+    if left or columns & (columns - 1) or columns < chunk * _SWIZZLED_ROWS:
         raise LayoutError(
-            f"rows of {columns} elements cannot be swizzled: needs a power of two, at least {chunk << _SWIZZLE_BITS}"
+            f"rows of {columns} elements cannot be swizzled: needs a power of two, at least {chunk * _SWIZZLED_ROWS}"
         )
-    plain = Layout((rows, columns), (columns, 1))
-    return SwizzledLayout(Swizzle(_SWIZZLE_BITS, base, row - base), plain)
+    return lambda row, column: row * columns + (column ^ row % _SWIZZLED_ROWS * chunk)
 
 
 def fragment_addresses(
-    fragment: Fragment,
-    arrangement: Arrangement,
-    memory: Callable[[int, int], int],
-    *,
-    access_bytes: int,
-    element_bytes: int = 2,
+    fragment: Fragment, arrangement: Arrangement, memory: Place, *, access_bytes: int, element_bytes: int = 2
 ) -> tuple[int, ...]:
     """Return the byte address at which each lane reads its part of an operand.
 
-    Parameters
-    ----------
-    memory
-        (row, column) of the operand -> element; for K as the B of Q·Kᵀ its row is d, its column
-        the key.
-    access_bytes
-        Of one lane.  An access wider than the lane's values reads those of neighbouring fragments
-        too: an access of 16 bytes serves two fragments of m8n8k4, whose k (or n) then run in
-        another order, alike in both operands (volta.md §4.1).
+    ``memory`` maps (row, column) of the operand to an element; for K as the B of Q·Kᵀ its row is d, its column the key.
+    An access wider than the lane's values reads those of neighbouring fragments too: one of 16 bytes serves two
+    fragments of m8n8k4, whose k (or n) then run in another order, alike in both operands (volta.md §4.1).
 
-    Raises
-    ------
-    LayoutError
-        A lane's part does not lie together in memory, or is no whole number of its vectors.
+    Raises `LayoutError` where a lane's part does not lie together in memory, or is no whole number of its vectors.
     """
     count, left = divmod(access_bytes, element_bytes)
     axis = fragment.vector_axis
@@ -233,48 +174,3 @@ def _run(fragment: Fragment, axis: int) -> int:
             break
         run += 1
     return run
-
-
-#: One fractal of 16-bit elements, 512 bytes (ascend.md §1.2).
-FRACTAL = (16, 16)
-
-
-def nd(rows: int, columns: int, *, row_stride: int | None = None) -> Layout:
-    """Return (row, column) -> index of rows one after the other, ``row_stride`` elements apart."""
-    if row_stride is None:
-        return row_major((rows, columns))
-    if row_stride < columns:
-        raise LayoutError(f"rows of {columns} elements cannot lie {row_stride} apart")
-    return Layout((rows, columns), (row_stride, 1))
-
-
-def nz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
-    """Return (row, column) -> index of FRACTAL_NZ (zN): fractals by columns, each by rows.
-
-    Examples
-    --------
-    >>> str(nz(64, 32))
-    '((16,4),(16,2)):((16,256),(1,1024))'
-    """
-    return _fractal("nz", rows, columns, fractal)
-
-
-def zn(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
-    """Return (row, column) -> index of FRACTAL_ZN (nZ): fractals by rows, each by columns."""
-    return _fractal("zn", rows, columns, fractal)
-
-
-def zz(rows: int, columns: int, *, fractal: tuple[int, int] = FRACTAL) -> Layout:
-    """Return (row, column) -> index of FRACTAL_ZZ (zZ): fractals by rows, each by rows."""
-    return _fractal("zz", rows, columns, fractal)
-
-
-def _fractal(order: str, rows: int, columns: int, fractal: tuple[int, int]) -> Layout:
-    height, width = fractal
-    if rows % height or columns % width:
-        raise LayoutError(f"{order}: a tile of {rows} x {columns} is no whole number of {height} x {width} fractals")
-    down, across = rows // height, columns // width
-    block = height * width
-    outer = (block, block * down) if order[0] == "n" else (block * across, block)
-    inner = (1, height) if order[1] == "n" else (width, 1)
-    return Layout(((height, down), (width, across)), ((inner[0], outer[0]), (inner[1], outer[1])))

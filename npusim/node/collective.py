@@ -74,10 +74,7 @@ def collective(
     ``is_ordered`` makes a mesh add in the order of ranks, as HCCL's deterministic mode does: every
     shard is then summed alike.
 
-    Raises
-    ------
-    TilingError
-        Fewer than 2 or more than 64 ranks, or an unknown name.
+    Raises `TilingError` for fewer than 2 or more than 64 ranks, or an unknown name.
     """
     if not 2 <= ranks <= MOST_RANKS:
         raise TilingError(f"ranks: {ranks}; a collective joins 2 to {MOST_RANKS}")

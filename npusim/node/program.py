@@ -210,10 +210,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 
     Cuts fall on whole attention blocks of 128 rows where that leaves every block some.
 
-    Raises
-    ------
-    TilingError
-        More blocks than rows, or a first block that leaves a block without a row.
+    Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
     """
     if blocks > total:
         raise TilingError(f"blocks: {blocks} blocks of only {total} rows; at most {total}")

@@ -55,10 +55,7 @@ def execute(
     Rows of tiled calls fall into other shards than those of an untiled one, so that bits are equal
     where all shards are summed in one order.
 
-    Raises
-    ------
-    TensorError
-        The inputs are not one array of one shape for each rank.
+    Raises `TensorError` if the inputs are not one array of one shape for each rank.
     """
     shapes = {a.shape for a in inputs}
     if len(inputs) != collective.ranks or len(shapes) != 1:

@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.ir.op import Attributes, Opcode
-from npusim.layout import arrangement, chain, chained_product, from_registers, instruction, to_registers
+from npusim.layout.chain import chain
+from npusim.layout.execute import chained_product, from_registers, to_registers
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
 from npusim.units import round_up
 
 if TYPE_CHECKING:
     from npusim.formats import MmaArithmetic
     from npusim.ir.op import WarpPlan
-    from npusim.layout import Chain
+    from npusim.layout.chain import Chain
 
 
 Array = NDArray[Any]

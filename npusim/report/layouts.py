@@ -11,13 +11,15 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.layout import Arrangement, chain
+from npusim.layout.chain import chain
 from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.layout import Chain, Fragment, MmaInstruction
+    from npusim.layout.chain import Chain
+    from npusim.layout.fragment import Arrangement, Fragment
+    from npusim.layout.instruction import MmaInstruction
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
 #: black text readable, where a terminal has only 256.
@@ -192,7 +194,7 @@ def _fragment_facts(instruction: MmaInstruction, fragment: Fragment) -> Iterator
 
 
 def _butterfly_text(fragment: Fragment) -> str:
-    masks = fragment.butterflies("row")
+    masks = fragment.butterflies()
     if not masks:
         return "within the lane"
     return f"within the lane, then across {', '.join(f'lane ^ {mask}' for mask in masks)}"
@@ -326,7 +328,7 @@ def fragment_document(instruction: MmaInstruction, operand: str) -> dict[str, ob
         lanes=str(fragment.lanes),
         groups=fragment.groups,
         registers=fragment.registers,
-        row_butterflies=list(fragment.butterflies("row")),
+        row_butterflies=list(fragment.butterflies()),
         map=[[[fragment.group(lane), *fragment.coordinate(lane, v)] for v in range(fragment.values)] for lane in lanes],
     )
 

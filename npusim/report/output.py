@@ -50,10 +50,7 @@ def kept_run(word: str) -> Path | None:
 
     A kind is what the names of its folders begin with, up to a dash.  None for a word of another form.
 
-    Raises
-    ------
-    SpecError
-        There are fewer runs (says how many).
+    Raises `SpecError` if there are fewer runs (says how many).
     """
     match = _COUNTED.fullmatch(word)
     if match is None or Path(word).exists():
@@ -147,10 +144,8 @@ def save_run(
     The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
     file says which rows were.
 
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or holds another run, or files that are not a run's; nothing is changed then.
+    Raises `OutputError` if the folder cannot be written, or holds another run, or files that are not a run's; nothing
+    is changed then.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)

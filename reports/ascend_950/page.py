@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import load_measurements
+from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.run import run
 from reports.parts.document import Section, gather, save_page, table
@@ -18,6 +19,8 @@ __all__ = ["write"]
 
 HW = "ascend_950"
 MEASURED = Path(__file__).with_name("measured.yaml")
+CANN = Path(__file__).with_name("measured_cann.yaml")
+BOARDS = {"ascend_950": "32 cores", "ascend_950_28": "28 cores"}
 #: From version to version one thing after the other; those between were never measured.
 STEPS: dict[str, dict[str, object]] = {
     "v1": {"order": "serial", "slots": 1, "route": "gm", "vector": "stages", "chains": 1, "depth": 1},
@@ -37,7 +40,7 @@ SHAPE: dict[str, Any] = {"batch": 1, "heads": 32, "seq_q": 8192, "head_dim": 128
 
 def write(folder: Path) -> list[Path]:
     """Write ``ascend_950.md`` and its data to ``folder``."""
-    return save_page(folder, "ascend_950", gather("ascend_950", (part() for part in (_ladder, _eight))), {})
+    return save_page(folder, "ascend_950", gather("ascend_950", (part() for part in (_ladder, _cann, _eight))), {})
 
 
 def _busy(done: RunResult) -> dict[str, float]:
@@ -86,6 +89,34 @@ def _ladder() -> Section:
     header = ["step", "predicted ms", "measured ms", "off", "times faster", "cycles a tile", "busiest pipe"]
     worst = max(ratios, key=abs)
     return {"ladder": table(header, rows), "ratio": f"{worst:+.1%}"}, {"ladder": data}
+
+
+def _cann() -> Section:
+    """CANN's prefill on either board, rows transposed or not."""
+    rows, data = [], dict[str, Any]()
+    listed = {
+        (latency.low, c.name): Problem(**c.workload.model_dump(exclude_unset=True))
+        for c in load_measurements(CANN).cases
+        if c.schedule == "flash" and (latency := c.measured.latency_us)
+    }
+    for (measured, name), problem in sorted(listed.items(), reverse=True):
+        errors = []
+        for board in BOARDS:
+            launch = load_device(board).timed_launch().task_all_s
+            assert launch is not None
+            for layout in ("dn", "nd"):
+                done = run(
+                    "flash", hw=board, problem=problem, tiling={"layout": layout}, numerics=False, trace_groups=()
+                )
+                errors.append((done.cycles / 1650 + launch.value * 1e6) / measured - 1)
+        shape = f"{problem.batch} x {problem.heads}/{problem.kv_heads} x {problem.seq_q} x {problem.seq_kv}"
+        mask = "causal" if problem.causal else ""
+        rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(f"{e:+.1%}" for e in errors)])
+        data[name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
+    header = ["batch x heads/KV heads x queries x keys", "D", "", "measured us"]
+    return {"cann": table([*header, *(f"{b}, {y}" for b in BOARDS.values() for y in ("dn", "nd"))], rows)}, {
+        "cann": data
+    }
 
 
 def _eight() -> Section:

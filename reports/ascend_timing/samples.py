@@ -15,7 +15,7 @@ from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import Residency
 from npusim.ir.tile import GlobalTensor, Tile
-from npusim.layout import BankModel, wavefronts
+from npusim.layout.memory import BankModel, wavefronts
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.plan import AscendTiling, gemm_tiling
 from npusim.machines.ascend.pricing import AscendPricing, vector_cycles

@@ -10,7 +10,10 @@ from npusim.config.load import load_device
 from npusim.config.problem import NormalData, Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
-from npusim.layout import VOLTA_BANKS, arrangement, chain, fragment_addresses, instruction, padded, swizzled, wavefronts
+from npusim.layout.chain import chain
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
+from npusim.layout.memory import VOLTA_BANKS, fragment_addresses, padded, swizzled, wavefronts
 from npusim.machines.sm.core import SmFields
 from npusim.machines.sm.lane_cost import product_cycles
 from npusim.machines.sm.lanes import ChainTile, fitted

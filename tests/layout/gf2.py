@@ -15,7 +15,7 @@ from npusim.errors import LayoutError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from npusim.layout.algebra import Layout, SwizzledLayout
+    from npusim.layout.algebra import Layout
 
 __all__ = ["BitMatrix"]
 
@@ -56,7 +56,7 @@ class BitMatrix:
         return matrix
 
     @classmethod
-    def of_layout(cls, layout: Layout | SwizzledLayout, *, out_bits: int | None = None) -> BitMatrix:
+    def of_layout(cls, layout: Layout, *, out_bits: int | None = None) -> BitMatrix:
         """Return the matrix of a layout, swizzled or not; `LayoutError` if it is not linear."""
         if layout.size & (layout.size - 1):
             raise LayoutError(f"{layout} is not linear over GF(2): {layout.size} coordinates")

@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
-from npusim.layout import arrangement, instruction
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
 from npusim.report.layouts import chain_picture, fragment_picture, picture_svg
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import LayoutError
-from npusim.layout import WARP_LANES, gather, scatter
+from npusim.layout.execute import gather, scatter
+from npusim.layout.fragment import WARP_LANES
 
 if TYPE_CHECKING:
-    from npusim.layout import Chain, MmaInstruction
+    from npusim.layout.chain import Chain
+    from npusim.layout.instruction import MmaInstruction
 
 Array = Any
 Multiply = Any
@@ -29,7 +31,8 @@ def mma(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Mul
 
 def shuffled(link: Chain, registers: Array) -> Array:
     """Return the same as `Chain.gathered`, by what each lane keeps and the shuffles, one by one."""
-    flat = link._flat(registers)
+    lead, values = registers.shape[:-3], link.tiles * link.accumulator.values
+    flat = registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, values)
     found = np.zeros((*flat.shape[:-1], len(link.sources[0])), flat.dtype)
     for lane, row in enumerate(link.sources):
         for slot, (source, value) in enumerate(row):
@@ -39,7 +42,7 @@ def shuffled(link: Chain, registers: Array) -> Array:
         for lane in range(WARP_LANES):
             published = flat[..., lane ^ shuffle.mask, shuffle.sources[lane]]
             found[..., lane, shuffle.slots[lane]] = published
-    return link._as_steps(found)
+    return found.reshape(*lead, WARP_LANES, link.steps, link.operand.values).swapaxes(-3, -2)
 
 
 def warp_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Multiply | None = None) -> Array:

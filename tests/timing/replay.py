@@ -86,7 +86,7 @@ class _Replay:
                 use.stalls[NO_INSTRUCTION] = use.stalls.get(NO_INSTRUCTION, 0) + taken - free[index]
             begin = taken
             for own, peer, delta in op.waits:
-                count = required_count(self.streams.endpoints[own], base[own] + delta)
+                count = required_count(streams.endpoints[own], base[own] + delta)
                 if count <= 0:
                     continue
                 if count >= len(visible[peer]):

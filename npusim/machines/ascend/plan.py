@@ -227,7 +227,8 @@ class RegisterFields(VectorFields):
         description="vector functions: one a stage of rows, casts apart, or one an instruction; default: fused",
     )
     layout: Literal["dn", "nd"] | None = Field(
-        default=None, description="a register holds rows of one key (dn: K Q^T) or keys of one row (nd); default: dn"
+        default=None,
+        description="a register holds rows of one key (dn: K Q^T) or keys of one row (nd); default: dn, with a mask nd",
     )
     chains: int | None = Field(
         default=None, ge=1, le=4, description="accumulators of a row's maximum and sum in dn, 1 or 4; default: 4"

@@ -17,7 +17,7 @@ from npusim.errors import UnknownOpcodeError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.op import Opcode
-from npusim.ir.tile import RingTile, Tile
+from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.DIV: "div",
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
-        Opcode.TANH: "",
+        Opcode.TANH: "tanh",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
@@ -49,6 +49,8 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
 )
 #: What Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).
 TANH = ("max", "max", "mul", "exp", "add", "add", "div")
+#: How a register of a mask that lies row by row is read along a column.
+GATHER = "gather"
 #: Instruction that reduces one register to one value.
 WITHIN: Mapping[Opcode, str] = MappingProxyType({Opcode.ROW_MAX: "row_max", Opcode.ROW_SUM: "row_sum"})
 #: Pairs that one instruction does: of the first the second reads its first source.
@@ -135,10 +137,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         if step.opcode is Opcode.ROW_SUM and order != "vector_lanes" and order not in ACCUMULATORS:
             known = ", ".join((*ACCUMULATORS, "vector_lanes"))
             raise UnknownOpcodeError(f"ROW_SUM in order {order!r} has no cost on {key}; it adds up rows by {known}")
-        tiles = [s for s in step.srcs if not isinstance(s, float)]
+        # A mask that lies nowhere is made by comparisons of indices.
+        tiles = [s for s in step.srcs if not isinstance(s, float | GlobalTile)]
         widest = max((step.dst, *tiles), key=lambda t: t.cols)
         value = RegisterValue(
-            named(name, step.dst.fmt),
+            "",
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
@@ -148,11 +151,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
-        if step.opcode is Opcode.TANH:
-            *others, value.name = (named(n, step.dst.fmt) for n in TANH)
-            for name in others:
-                values.append(replace(value, name=name, is_kept=False))
-                value.sources = (values[-1],)
+        parts = TANH if step.opcode is Opcode.TANH else (*["compare"] * step.attributes.comparisons, name)
+        *others, value.name = (named(n, step.dst.fmt) for n in parts)
+        for other in others:
+            values.append(replace(value, name=other, is_kept=False, reduction=None))
+            value.sources = (values[-1],) if step.opcode is Opcode.TANH else (*value.sources, values[-1])
         if (earlier := latest.get(place(step.dst))) is not None:
             earlier.is_kept = False  # written over
         latest[place(step.dst)] = value
@@ -263,7 +266,8 @@ class _VectorFunction:
             if isinstance(source, RegisterValue) and self._is_made_here(source):
                 self._reread(source, loop, is_down=is_down)
             elif not (self._is_spread(source, loop) and is_down):
-                counts["load"] += 1 if self._is_spread(source, loop) else each
+                how = GATHER if is_down and is_mask(source) else "load"
+                counts[how] += 1 if self._is_spread(source, loop) else each
         for value in loop.values:
             if self._is_stored(value):
                 if value.reduction and is_down:  # behind the last iteration
@@ -419,10 +423,15 @@ def looked_at(steps: Sequence[Step], code: VectorCode) -> tuple[Hashable, ...]:
     return code, tuple(step.name in code.leaves for step in steps)
 
 
-def place(operand: Operand) -> tuple[Hashable, int]:
-    """Return where an operand lies, and its columns."""
-    if isinstance(operand, Tile):
-        return (operand.space, operand.offset_bytes), operand.cols
+def place(operand: Operand) -> tuple[Hashable, int, bool]:
+    """Return where an operand lies, its columns, and whether it is a mask."""
     if isinstance(operand, RingTile):
-        return (operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes), operand.cols
-    return operand, operand.cols
+        at: Hashable = operand.ring.space, operand.ring.offset_bytes, operand.offset_bytes
+    else:
+        at = (operand.space, operand.offset_bytes) if isinstance(operand, Tile) else operand
+    return at, operand.cols, operand.fmt == MASK
+
+
+def is_mask(source: RegisterValue | Hashable) -> bool:
+    """Return whether a source is a mask in the buffer."""
+    return not isinstance(source, RegisterValue) and bool(source[2])  # type: ignore[index]

@@ -15,7 +15,7 @@ from npusim.config.tiling import Field, Tiling, lightest
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Opcode
-from npusim.layout import REGISTER_BITS, WARP_LANES
+from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
 from npusim.units import format_bytes, round_up
 
@@ -265,7 +265,9 @@ class GroupFields(Tiling):
         default=2,
         ge=1,
         le=4,
-        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers",
+        json_schema_extra={"none": "library"},
+        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers; library: "
+        "a library's kernel",
     )
     registers: int | None = Field(
         default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
@@ -308,7 +310,8 @@ class SmFields(GroupFields, BlockFields):
         default=None,
         ge=1,
         le=4,
-        description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
+        json_schema_extra={"none": "library"},
+        description="tiles of K, and of V, in shared memory; library: 1, or from Ampere on a library's kernel",
     )
     exchange: Literal["shuffle", "none"] = Field(
         default="shuffle", description="whether P may cross lanes on its way to P V"

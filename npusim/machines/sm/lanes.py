@@ -16,18 +16,10 @@ from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Accumulator, WarpPlan
-from npusim.layout import (
-    Arrangement,
-    Chain,
-    Fragment,
-    arrangement,
-    chain,
-    fragment_addresses,
-    instruction,
-    padded,
-    swizzled,
-)
-from npusim.layout.fragment import WARP_LANES
+from npusim.layout.chain import Chain, chain
+from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangement
+from npusim.layout.instruction import instruction
+from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
 from npusim.units import ceil_div
