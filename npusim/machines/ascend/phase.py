@@ -310,11 +310,8 @@ class AscendPhase:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-<<<<<<< HEAD
-                yield from (v.work if is_work else v.items)(self.rows[s], block, tile, v.mine(self._height(block)))
-=======
-                yield from v.items(self.rows[s], block, tile, v.mine(self.frame.shape(s.written[0], block, tile)[0]))
->>>>>>> main
+                mine = v.mine(self.frame.shape(s.written[0], block, tile)[0])
+                yield from (v.work if is_work else v.items)(self.rows[s], block, tile, mine)
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 
