@@ -155,7 +155,7 @@ class CubeProduct:
         yield from self._whole_loads(block, tile)
         for corner in corners:
             if self.modes[self.right] == "panel" and corner.band[0] == 0:
-                held = corner.is_first, sum(corner.panel) == across
+                held = corner.is_first, sum(corner.panel) == max(sum(c.panel) for c in corners)
                 yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
             body = partial(self._piece, block, tile, corner)
             yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
@@ -170,7 +170,7 @@ class CubeProduct:
 
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield the work of one tile, in whatever order: corners and pieces of one size as one loop."""
-        depth, corners, is_panel = *self._parts(block, tile), self.plan.right == "panel"
+        depth, corners, is_panel = *self._parts(block, tile), self.modes[self.right] == "panel"
         if self.direct.get(self.dst):  # where a corner lies says who gets it
             yield from self.items(block, tile)
             return
