@@ -92,10 +92,9 @@ def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
 def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
     """Return ``x + y`` rounded once to ``fmt``.
 
-    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted
-    first).  Overflow gives the format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0)
-    is +0, a NaN result is canonical.  The same holds for :func:`sub`, :func:`mul`, :func:`div` and
-    :func:`sqrt`.
+    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  Overflow gives the
+    format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0) is +0, a NaN result is canonical.  The same holds
+    for :func:`sub`, :func:`mul`, :func:`div` and :func:`sqrt`.
 
     Raises `FormatError` for an unknown format or an operand of another dtype.
 

@@ -85,8 +85,6 @@ class Attributes:
     arithmetic: str = ""  #: registry name of the matrix arithmetic
     variant: str = ""  #: named exponential, logarithm or hyperbolic tangent
     order: str = ""  #: order of a row sum
-    started: bool = False  #: a row sum whose last source is its start value
-    rounding: str = "nearest_even"
     overflow: str = ""
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made
     lookups: int = 0  #: reads of a number of each row and column, likewise

@@ -190,7 +190,7 @@ class Frame:
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             stack = self.stack(n)
             layer = self.span(block, stack.axis, tile)[0] if stack else 0
-            batch = block.batch * (stack.count if stack else 1) + layer
+            batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
@@ -232,7 +232,8 @@ class Frame:
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         cut = mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
-        return replace(cut, head=block.head) if cut.tensor.heads > 1 else cut
+        batch, head = (block.batch if cut.tensor.batch > 1 else 0), (block.head if cut.tensor.heads > 1 else 0)
+        return replace(cut, batch=batch, head=head)
 
     def is_loaded(self, n: str) -> bool:
         """Return whether a mask is cut from a matrix in memory, not computed from indices."""

@@ -1,10 +1,9 @@
 """Collectives as programs: rounds of transfers between ranks, whole or cut into chunks.
 
-A message is cut into shards.  In a round every rank sends shards and receives shards; a received
-shard is added to the rank's own (``adds``) or replaces it.  Who adds what in which order is all
-that decides the bits (``node.reduction``); who sends how much over which link decides the time
-(``node.simulate``): both read this one program.  A driver moves the bytes in the mode that is fastest
-by the alpha-beta form of the time.
+A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
+rank's own (``adds``) or replaces it.  Who adds what in which order is all that decides the bits (``node.reduction``);
+who sends how much over which link decides the time (``node.simulate``): both read this one program.  A driver moves the
+bytes in the mode that is fastest by the alpha-beta form of the time.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).

@@ -140,9 +140,8 @@ def save_run(
     ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace, one without spans no trace.  The same run in ``folder``, made
-    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.
-    The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
-    file says which rows were.
+    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
+    numerics; rows that were not computed are NaN, and ``computed`` in the file says which rows were.
 
     Raises `OutputError` if the folder cannot be written, or holds another run, or files that are not a run's; nothing
     is changed then.
