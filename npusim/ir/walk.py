@@ -357,7 +357,7 @@ class Templates:
 
     def _form_of_shape(self, phase: ProgramPhase, numbers: Ints) -> Form:
         template = self.of(phase, phase.blocks[numbers[0]])
-        return Form(numbers, template, np.array([template.loop_counts()]), np.zeros(len(numbers), np.int64))
+        return Form(numbers, template, np.array([template.loop_counts()], np.int64), np.zeros(len(numbers), np.int64))
 
     def _forms_of(self, phase: ProgramPhase, family: Family, is_chosen: npt.NDArray[np.bool_]) -> Iterator[Form]:
         """Yield blocks of a family by which loops run more than once: the others are no loops to those who run them."""
