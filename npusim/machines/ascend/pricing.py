@@ -40,7 +40,7 @@ def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
     return {}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # of engines of devices
 def _banks_of(device: Itself, core: str, engine: str) -> BankSpec | None:
     spec: DeviceSpec = device.thing
     of_buffers = (b.banks for b in spec.core(core).buffers.values())
