@@ -148,11 +148,16 @@ class Streams:
         if op.timed is None or op.timed[0] is not by:
             cost = self.costs.of_op(op.op)
             pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
-            priced = (cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes)
-            shown = (op.sets, self._issue_cycles(op), cost.terms, pipes, cost.share)
+            issue = self._issue_cycles(op)
             ends = tuple([(own, peer) for own, peer, _ in op.waits])
-            content = Known((op.queue, op.op.label, *priced, ends, *shown), None)
-            op.timed = by, TimedOp(content, op.queue, op.op.label, *priced, op.waits, *shown)
+            content = Known((op.queue, op.op.label, cost, ends, op.sets, issue), None)
+            spans = cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes
+            op.timed = (
+                by,
+                TimedOp(
+                    content, op.queue, op.op.label, *spans, op.waits, op.sets, issue, cost.terms, pipes, cost.share
+                ),
+            )
         timed: TimedOp = op.timed[1]
         return timed
 
