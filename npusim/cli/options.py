@@ -214,8 +214,10 @@ def _read(name: str, value: Any) -> Any:
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
             return problem_values(value)
-        case "lengths":
+        case "lengths" | "documents":
             return None if value is None else tuple(map(count(option), names(value, option)))
+        case "cache_scale":
+            return value if value in (None, "token", "head") else count(option)(value)
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":
@@ -224,8 +226,6 @@ def _read(name: str, value: Any) -> Any:
             return None if value is None else positive(value, option)
         case "timeline":
             return span_us(value)
-        case "documents":
-            return None if value is None else tuple(count(option)(word) for word in names(value, option))
         case "numerics":
             return not value  # the option is --no-numerics
     return value

@@ -33,6 +33,8 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
+#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many.
+ScaledKeys = Literal["token", "head"] | PositiveInt
 #: What is added to the names of K and V for what such a cache holds of them.
 STORED, SCALES = "_stored", "_scale"
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
@@ -214,7 +216,8 @@ class Problem(Sizes):
     lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
     page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
     page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
-    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with a float32 scale a token and head")
+    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
+    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
 
     @model_validator(mode="before")
@@ -367,8 +370,14 @@ class Problem(Sizes):
         tokens = self.kv_heads * self.key_count
         if self.cache is None:
             return tokens * width * element_bytes(self.dtype)
-        scales = (1 if self.values_in_keys else 2) * element_bytes("float32")
-        return tokens * (width * element_bytes(self.cache) + scales)
+        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * element_bytes("float32")
+        return tokens * width * element_bytes(self.cache) + scales * (1 if self.values_in_keys else 2)
+
+    @property
+    def scaled_keys(self) -> int:
+        """Keys of a KV head that have one scale in the cache."""
+        each = self.cache_scale
+        return each if isinstance(each, int) else {"token": 1, "head": self.seq_kv}[each]
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""

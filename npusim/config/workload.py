@@ -19,7 +19,16 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import CacheFormat, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
+from npusim.config.problem import (
+    CacheFormat,
+    DataRecipe,
+    Dtype,
+    NormalData,
+    Problem,
+    ScaledKeys,
+    check_kv_heads,
+    divisors_of,
+)
 from npusim.errors import SpecError
 from npusim.units import format_bytes
 
@@ -38,8 +47,11 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
-#: Fields that a problem has too: which keys a query sees, and what is done to scores.
-SEEN_OR_SCORED = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
+#: Fields that a problem has too: which keys a query sees, what is done to scores, how K and V are stored.
+OF_PROBLEM = (
+    *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"),
+    *("page", "cache", "cache_scale"),
+)
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -107,6 +119,9 @@ class Workload(SpecModel):
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
     page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
+    cache_scale: ScaledKeys = Field(
+        default="token", description="keys that have one scale in it: token, head or a number"
+    )
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -153,8 +168,6 @@ class Workload(SpecModel):
         dtype: str | None = None,
         kind: LayerKind | None = None,
         ignore: Collection[str] = (),
-        page: int | None = None,
-        cache: str | None = None,
         is_absorbed: bool = False,
         **asked: Any,
     ) -> Problem:
@@ -166,7 +179,7 @@ class Workload(SpecModel):
         tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
         of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
-        ``asked``: fields of `Problem` that say what queries see and what is done to scores.
+        ``asked``: other fields of `Problem`, `OF_PROBLEM`.
 
         Raises
         ------
@@ -198,8 +211,6 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
             "lengths": lengths,
-            "page": self.page if page is None else page,
-            "cache": cache or self.cache,
         }
         sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
@@ -217,7 +228,7 @@ class Workload(SpecModel):
         left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")
-        stated = {name: getattr(self, name) for name in SEEN_OR_SCORED if name not in left_out}
+        stated = {name: getattr(self, name) for name in OF_PROBLEM if name not in left_out}
         values = stated | {name: value for name, value in asked.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -102,6 +102,14 @@ class Frame:
         names = self.phase.names[n]
         return self.size(block, names.axes[0], tile), self.cols(n, block, tile), names.fmt
 
+    def height(self, n: str) -> int:
+        """Return the rows of the largest tile of a name."""
+        return self.phase.sizes[self.phase.names[n].axes[0]]
+
+    def is_of_operands(self, n: str) -> bool:
+        """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""
+        return self.places.get(n) == "up" and self.axes(n)[0] != self.row_axis
+
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
         bound = self.phase.tensors[n]

@@ -60,14 +60,18 @@ def drawn_source(problem: Problem) -> HeadSource:
     return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
 
 
-def quantised(values: Array, fmt: str, axis: int | None = None) -> tuple[Array, Array]:
-    """Return values in a narrow format, and float32 scales: one for all, or one for what lies along ``axis``.
+def quantised(values: Array, fmt: str, rows: int | None = None) -> tuple[Array, Array]:
+    """Return values in a narrow format, and float32 scales: one for all, or for each row that of ``rows`` together.
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
     """
     wide = values.astype(np.float64)
-    scales = (np.abs(wide).max(axis, keepdims=axis is not None) / formats.get_format(fmt).max_finite).astype(np.float32)
+    largest = np.abs(wide).max()
+    if rows is not None:
+        starts = range(0, len(wide), rows)
+        largest = np.repeat(np.maximum.reduceat(np.abs(wide).max(1), starts), rows)[: len(wide), None]
+    scales = (largest / formats.get_format(fmt).max_finite).astype(np.float32)
     scales = np.where(scales == 0, np.float32(1), scales)
     return formats.cast(wide / scales.astype(np.float64), fmt, overflow="saturate"), scales
 
@@ -87,7 +91,7 @@ def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
             return source(name, batch, head)
         key = name[0], batch, head
         if key not in heads:
-            heads[key] = quantised(source(*key), fmt, axis=1)
+            heads[key] = quantised(source(*key), fmt, problem.scaled_keys)
         stored, scales = heads[key]
         if name == key[0]:
             return stored.astype(np.float64) * scales.astype(np.float64)

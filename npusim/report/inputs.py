@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from npusim.config.device_tables import validated_schedules
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
+from npusim.config.workload import OF_PROBLEM
 from npusim.errors import SpecError
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
 from npusim.units import format_bytes
@@ -45,7 +46,7 @@ def problem_text(problem: dict[str, object]) -> str:
 
 def _changes(problem: dict[str, object]) -> Iterator[str]:
     """Yield what else says which keys a query sees, and what is done to scores: ``window=512``."""
-    for name in ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"):
+    for name in OF_PROBLEM:
         value = problem.get(name)
         if isinstance(value, list | tuple):
             yield f"{name}={len(value)}"

@@ -167,7 +167,7 @@ def _build(
                 f"cache: {machine.device.name} has no kernel that only converts, {problem.cache} to {problem.dtype}; "
                 "leave it out"
             )
-        planned = [*dequantised_inputs(problem), *planned]
+        planned = [*dequantised_inputs(problem, [p[0] if isinstance(p, tuple) else p for p in planned]), *planned]
     tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
     for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)

@@ -40,6 +40,8 @@ DEFAULT_WORKLOAD = "pangu_38b"
 Asked = tuple[tuple[str, str], ...]
 #: Fields of a problem that say which keys a query sees, and what is done to scores.
 SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi")
+#: How K and V are stored.
+STORED: Final = ("cache", "cache_scale")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
@@ -147,8 +149,14 @@ class Request:
     )
     cache: CacheFormat | None = _what(
         "--cache FORMAT",
-        "What K and V are stored in, with a scale a token and head; a kernel before attention brings them to --dtype.",
+        "What K and V are stored in, with scales; attention brings their tiles to --dtype.",
         choices=("float8_e4m3fn", "int8"),
+        needs="workload attention",
+    )
+    cache_scale: Literal["token", "head"] | int | None = _what(
+        "--cache-scale token|head|KEYS",
+        "Keys of a KV head that share one of its float32 scales: one, all, or so many.",
+        shown="token",
         needs="workload attention",
     )
     tensor_parallel: int | None = _what(
@@ -317,10 +325,10 @@ class Request:
             "batch",
             "lengths",
             "page",
-            "cache",
             "dtype",
             "tensor_parallel",
             "causal",
+            *STORED,
             *SEEN,
             *SCORES,
         )
@@ -436,6 +444,7 @@ class CallOptions(TypedDict, total=False):
     lengths: Sequence[int] | None
     page: int | None
     cache: CacheFormat | None
+    cache_scale: Literal["token", "head"] | int | None
     tensor_parallel: int | None
     causal: bool | None
     window: int | None

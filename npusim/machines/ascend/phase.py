@@ -142,8 +142,9 @@ class AscendPhase:
         A slot is as wide as the largest tile, whatever the tile.
         """
         frame, cores = self.frame, self.group.vector_cores
-        height, stores = self.phase.sizes[frame.row_axis], [v.store for v in cores]
+        stores = [v.store for v in cores]
         for n in (n for s in frame.stages for n in s.written):
+            height = frame.height(n)
             match frame.places[n], self.direct.get(n):
                 case "down", True:
                     self.cross[n] = tuple(self._slots_in_ub(n, core) for core in cores)
@@ -299,7 +300,7 @@ class AscendPhase:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                yield from v.items(self.rows[s], block, tile, v.mine(self._height(block)))
+                yield from v.items(self.rows[s], block, tile, v.mine(self.frame.shape(s.written[0], block, tile)[0]))
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 
