@@ -83,7 +83,7 @@ def with_columns(
     blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
     """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
-    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total, is_causal=False), 0, 1, total, width))
+    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total), 0, 1, total, width))
     return tuple(replace(c, runs=runs) for c in blocks)
 
 

@@ -47,10 +47,7 @@ def lightest(value: Lightest) -> Any:
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
     """Return a tiling from field values, as numbers or as text of a command line; one made stays as it is.
 
-    Raises
-    ------
-    TilingError
-        Names each wrong field, its value and what is allowed; an unknown field with a suggestion.
+    Raises `TilingError` that names each wrong field, its value and what is allowed; an unknown field with a suggestion.
     """
     if isinstance(values, cls):
         return values

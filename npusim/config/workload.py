@@ -26,6 +26,7 @@ from npusim.config.problem import (
     NormalData,
     Problem,
     ScaledKeys,
+    Window,
     check_kv_heads,
     divisors_of,
 )
@@ -50,7 +51,7 @@ IGNORABLE = (*OPTIONAL, *UNMODELLED)
 #: Fields that a problem has too: which keys a query sees, what is done to scores, how K and V are stored.
 OF_PROBLEM = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"),
-    *("page", "cache", "cache_scale"),
+    *("bias", "query_lengths", "page", "cache", "cache_scale"),
 )
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
@@ -89,8 +90,8 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    window: PositiveInt | None = Field(
-        default=None, description="keys that a query of a local layer sees, itself included"
+    window: Window | None = Field(
+        default=None, description="keys that a query of a local layer sees, itself included, or before and after it"
     )
     sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
     prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
@@ -105,6 +106,9 @@ class Workload(SpecModel):
         description="layers with that window or chunk; default: all",
     )
     softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
+    bias: Literal["shared", "head"] | None = Field(
+        default=None, description="a tensor added to scores, one for all heads or for each"
+    )
     alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
     sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
@@ -117,6 +121,7 @@ class Workload(SpecModel):
     seq: Count = Field(description="tokens, unless the command line says otherwise")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
     lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
+    query_lengths: tuple[PositiveInt, ...] = Field(default=(), description="queries of each of these, its last ones")
     page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
     cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
     cache_scale: ScaledKeys = Field(
@@ -181,11 +186,8 @@ class Workload(SpecModel):
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
         ``asked``: other fields of `Problem`, `OF_PROBLEM`.
 
-        Raises
-        ------
-        SpecError
-            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
-            divisors), or the sizes make no problem (see `Problem`).
+        Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
+        devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
         sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
         sized = [name for name, value in sizes_of_all.items() if value is not None]
@@ -194,6 +196,7 @@ class Workload(SpecModel):
         lengths = tuple(lengths or (() if sized else self.lengths))
         if lengths:
             batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
+            seq_q = max(asked.get("query_lengths") or self.query_lengths, default=seq_q)
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)

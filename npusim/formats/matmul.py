@@ -23,10 +23,7 @@ THREADS_VARIABLE = "NPUSIM_THREADS"
 def _thread_count(threads: int | None) -> int:
     """Return ``threads``, else ``NPUSIM_THREADS``, else 1.
 
-    Raises
-    ------
-    FormatError
-        If the number is not a positive integer.
+    Raises `FormatError` if the number is not a positive integer.
     """
     text = os.environ.get(THREADS_VARIABLE, "1") if threads is None else str(threads)
     if not text.isdecimal() or int(text) < 1:
@@ -47,10 +44,7 @@ def _check(values: Any, fmt: FloatFormat, role: str, name: str) -> Array:
 def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic) -> tuple[int, ...]:
     """Return the shape of the result.
 
-    Raises
-    ------
-    FormatError
-        If the shapes do not fit one another or the instruction.
+    Raises `FormatError` if the shapes do not fit one another or the instruction.
     """
     name = arithmetic.name
     (rows, depth), (b_depth, columns) = a.shape[-2:], b.shape[-2:]
@@ -78,10 +72,7 @@ def checked_operands(
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
     """Return A, B and C as arrays and the shape of the result.
 
-    Raises
-    ------
-    FormatError
-        If a dtype or a shape does not fit.
+    Raises `FormatError` if a dtype or a shape does not fit.
     """
     first = _check(a, arithmetic.a, "A", arithmetic.name)
     second = _check(b, arithmetic.b, "B", arithmetic.name)
@@ -110,11 +101,8 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
         ``(..., M, N)`` in the accumulator's dtype.  NaN results are canonical; overflow gives
         Inf; an exact zero is +0.
 
-    Raises
-    ------
-    FormatError
-        On an unknown arithmetic, a dtype or shape that does not fit, or K that is no multiple
-        of the instruction's.
+    Raises `FormatError` for an unknown arithmetic, a dtype or shape that does not fit, or K that is no multiple of the
+    instruction's.
 
     Notes
     -----

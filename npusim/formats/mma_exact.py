@@ -1,10 +1,9 @@
 """Fast numba kernel of matrix units that add a block exactly and round once (Ascend Cube).
 
-Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one
-power of two and the terms span at most 51 bits (then no addition rounds), or if its error bound
-cannot move it across a float32 rounding boundary.  Rows with others are summed again together with
-what every addition lost, and what those sums lost; outputs that even this leaves open (outliers
-that cancel at three scales, each 2**53 apart) are added up in fixed point.
+Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one power of two and the
+terms span at most 51 bits (then no addition rounds), or if its error bound cannot move it across a float32 rounding
+boundary.  Rows with others are summed again together with what every addition lost, and what those sums lost; outputs
+that even this leaves open (outliers that cancel at three scales, each 2**53 apart) are added up in fixed point.
 """
 
 from __future__ import annotations
@@ -131,9 +130,8 @@ def round_limbs(limbs: Any, first: Any, last: Any) -> Any:
 def exact_block(operands: Any, where: Any, c: Any, limbs: Any) -> Any:
     """Exact sum of finite c and products, rounded once to nearest even float32.
 
-    The running sum is a fixed-point number that covers every exponent of a product: ``limbs``
-    (``LIMBS`` zeros of int64, and zeros again afterwards), 32 bits apart, each with room for
-    the carries of 33 terms.
+    The running sum is a fixed-point number that covers every exponent of a product: ``limbs`` (``LIMBS`` zeros of
+    int64, and zeros again afterwards), 32 bits apart, each with room for the carries of 33 terms.
     """
     (a, b), (i, j, first, last) = operands, where
     lowest, highest = np.int64(LIMBS), np.int64(0)

@@ -458,7 +458,7 @@ def _row(base: RunData, sequence: int) -> int:
     """Return the first row of head 0's last block in a sequence."""
     out = base.program.tensors["o"]
     blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
-    parts = (part for b in blocks for part in out.heads_of(b.head, b.row, b.rows))
+    parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))
     return max(row for head, row, _, _ in parts if head == 0)
 
 

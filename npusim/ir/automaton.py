@@ -47,9 +47,8 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors``
-    says of each node that may follow what lies between.  ``regions`` are its contested regions,
-    operation by operation.
+    ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
+    node that may follow what lies between.  ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece

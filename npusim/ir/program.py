@@ -56,13 +56,11 @@ class Body:
 class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
-    ``body`` is a pure function of its index, which it may only add and multiply into those
-    (``ir.check`` gives it an opaque one; ``ir.opaque`` says what that cannot see): all iterations
-    have the same operations, handshakes and costs, so a timing backend may run any of them for any
-    other.  An iteration of another
-    shape (a ragged or masked tile) is an item of its own.  A :class:`Body` is shared with the
-    loops of other blocks.  Without a name it is a part of a body that is kept for its key alone:
-    no place of its own on the path of its operations.
+    ``body`` is a pure function of its index, which it may only add and multiply into those (``ir.check`` gives it an
+    opaque one; ``ir.opaque`` says what that cannot see): all iterations have the same operations, handshakes and costs,
+    so a timing backend may run any of them for any other.  An iteration of another shape (a ragged or masked tile) is
+    an item of its own.  A :class:`Body` is shared with the loops of other blocks.  Without a name it is a part of a
+    body that is kept for its key alone: no place of its own on the path of its operations.
     """
 
     name: str
@@ -223,11 +221,11 @@ class Pricing(Protocol):
 class TileProgram:
     """One schedule on one device for one problem.
 
-    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.
-    ``flops`` counts the multiply-adds of the matrix products twice, without padding; ``constants``
-    compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted; ``pricing``
-    says what its operations cost on a device like the one it was built for.  ``is_warm``: its inputs lie in
-    L2 when it starts.
+    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.  ``flops`` counts
+    the multiply-adds of the matrix products twice, without padding; ``constants`` compute the tensors of role
+    ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
+    device like the one it was built for.  ``is_warm``: its inputs lie in L2 when it starts.  ``consumers``: warp groups
+    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
     """
 
     name: str
@@ -242,6 +240,8 @@ class TileProgram:
     notes: tuple[str, ...] = field(default=())
     pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
     is_warm: bool = False
+    consumers: int = 0
+    clears: int = 0
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""

@@ -1,9 +1,8 @@
 """Which bytes come from L2 and which from beyond it: a property of the program, not of event order.
 
-Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they
-touch in the same order, so that a region several of them read is fetched once.  Between two touches
-of a region everything else that was touched has passed through the cache (least recently used): it
-is still there if that was no more than the cache holds.
+Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they touch in the same
+order, so that a region several of them read is fetched once.  Between two touches of a region everything else that was
+touched has passed through the cache (least recently used): it is still there if that was no more than the cache holds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The structure of a phase: what every one of its blocks does, whichever it is and however long its loops.
 
-Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs
-between its blocks, and each loop's body once, with an opaque index.  Since a body can do nothing
-with them but place its tiles of global memory, what comes out holds for all blocks and iterations.
-Straight runs of operations may be condensed to short loops (`condensed`), and pieces that make and meet
-the same dangers stand for one another (`alike`).
+Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs between its blocks,
+and each loop's body once, with an opaque index.  Since a body can do nothing with them but place its tiles of global
+memory, what comes out holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
+(`condensed`), and pieces that make and meet the same dangers stand for one another (`alike`).
 """
 
 from __future__ import annotations

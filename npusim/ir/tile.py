@@ -79,9 +79,9 @@ class GlobalTensor:
         """Return the rows of one batch."""
         return self.lengths[batch] if self.lengths else self.rows
 
-    def heads_of(self, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+    def heads_of(self, batch: int, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield head and row of the call, count, and where they begin, for rows of a head of the tensor."""
-        each, end = self.rows // self.packed, row + rows
+        each, end = self.rows_of(batch) // self.packed, row + rows
         while row < end:
             count = min(each - row % each, end - row)
             yield head * self.packed + row // each, row % each, count, row

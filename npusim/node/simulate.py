@@ -47,13 +47,8 @@ def simulate(
 ) -> NodeTiming:
     """Return the time of a node program on ``ranks`` devices of ``node`` (all by default).
 
-    Raises
-    ------
-    SpecError
-        The devices are not all joined, a link has no bandwidth, or a collective takes more cores
-        than there are.
-    DeadlockError
-        A queue waits for what nobody ever hands on.
+    Raises `SpecError` if the devices are not all joined, a link has no bandwidth, or a collective takes more cores than
+    there are; `DeadlockError` if a queue waits for what nobody ever hands on.
     """
     return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups)).result()
 

@@ -277,7 +277,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
 
 def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:
     """Return the heads a block writes: head, first row and rows, and where these lie in the tensor's head."""
-    return output.heads_of(block.head, block.row, block.rows)
+    return output.heads_of(block.batch, block.head, block.row, block.rows)
 
 
 def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any]:

@@ -61,9 +61,8 @@ class EventLog:
     ) -> None:
         """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
 
-        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
-        event: only elements whose sources are all finite count as overflow, and only NaN from
-        sources without NaN as a new NaN.
+        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no event: only elements
+        whose sources are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
         """
         if formats.is_all_finite(result):
             return

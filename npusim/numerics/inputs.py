@@ -28,9 +28,8 @@ NAMES = ("q", "k", "v", "w_o")
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe, which keeps them.
 
-    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not
-    depend on which other heads are computed.  Raises :class:`TensorError` for a recipe that
-    changes tensors instead of drawing them.
+    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
+    other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
     """
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):

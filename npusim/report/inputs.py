@@ -48,7 +48,7 @@ def _changes(problem: dict[str, object]) -> Iterator[str]:
     """Yield what else says which keys a query sees, and what is done to scores: ``window=512``."""
     for name in OF_PROBLEM:
         value = problem.get(name)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and name != "window":
             yield f"{name}={len(value)}"
         elif value:
             yield name if value is True else f"{name}={_number(value)}"

@@ -245,7 +245,8 @@ def attention(
             done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
             problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
             of_problem, known = scored(hooked, problem, p, problem.scale)
-        known |= _operands(called, operands, problem, p)
+        bound = _operands(called, operands, problem, p)
+        known |= bound | {"values": known.get("values", {}) | bound["values"]}
         if "sink" in kernel.parameters:
             known["sink"] = sink_of(problem, p, p.softmax)
         elif problem.sink_logits:

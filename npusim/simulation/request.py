@@ -39,7 +39,7 @@ DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
 #: Fields of a problem that say which keys a query sees, and what is done to scores.
-SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi")
+SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi", "bias")
 #: How K and V are stored.
 STORED: Final = ("cache", "cache_scale")
 #: Axes of Q, K and V.
@@ -142,6 +142,11 @@ class Request:
         "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
         needs="workload attention device",
     )
+    query_lengths: Sequence[int] | None = _what(
+        "--query-lengths TOKENS,...",
+        "Queries of each of these sequences, its last ones: 1,1,512, where prompts are run beside decoding.",
+        needs="workload attention device",
+    )
     page: int | None = _what(
         "--page KEYS",
         "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
@@ -165,8 +170,10 @@ class Request:
     causal: bool | None = _what(
         "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
     )
-    window: int | None = _what(
-        "--window KEYS", "Keys that a query sees, itself included: 512.", needs="workload attention"
+    window: int | tuple[int, int] | None = _what(
+        "--window KEYS|BEFORE,AFTER",
+        "Keys that a query sees, itself included: 512; or those before and after it: 256,256 (-1: all).",
+        needs="workload attention",
     )
     sinks: int | None = _what("--sinks KEYS", "First keys that are seen beside the window.", needs="workload attention")
     prefix: int | None = _what("--prefix KEYS", "First keys that every query sees.", needs="workload attention")
@@ -176,6 +183,13 @@ class Request:
     documents: tuple[int, ...] | None = _what(
         "--documents KEYS,...",
         "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996.",
+        needs="workload attention",
+    )
+    bias: Literal["shared", "head"] | None = _what(
+        "--bias",
+        "Add a tensor of queries and keys to scores, one for all heads or for each.",
+        choices=("shared", "head"),
+        shown="none",
         needs="workload attention",
     )
     softcap: float | None = _what("--softcap X", "A score s becomes X tanh(s / X).", needs="workload attention")
@@ -324,6 +338,7 @@ class Request:
             "seq_kv",
             "batch",
             "lengths",
+            "query_lengths",
             "page",
             "dtype",
             "tensor_parallel",
@@ -340,7 +355,7 @@ class Request:
 
     def _decodes_lengths(self) -> bool:
         """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
-        if self.phase is not None or self.seq_q is not None or self.tensors is not None:
+        if any(value is not None for value in (self.phase, self.seq_q, self.tensors, self.query_lengths)):
             return False
         is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
         lengths = self.lengths or (() if is_sized else self.load().lengths)
@@ -442,18 +457,20 @@ class CallOptions(TypedDict, total=False):
     phase: Literal["prefill", "decode"] | None
     batch: int | None
     lengths: Sequence[int] | None
+    query_lengths: Sequence[int] | None
     page: int | None
     cache: CacheFormat | None
     cache_scale: Literal["token", "head"] | int | None
     tensor_parallel: int | None
     causal: bool | None
-    window: int | None
+    window: int | tuple[int, int] | None
     sinks: int | None
     prefix: int | None
     chunk: int | None
     documents: tuple[int, ...] | None
     softcap: float | None
     alibi: bool | None
+    bias: Literal["shared", "head"] | None
     kind: Literal["global", "local"] | None
     dtype: Dtype | None
     ignore: Collection[str]

@@ -159,12 +159,9 @@ def validate_times(
 ) -> TimesReport:
     """Return predictions for a measurement file, held against what was measured.
 
-    Raises
-    ------
-    SpecError
-        The file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
-        schedule, device or tiling does not exist, its device has no timing model.  Where only some
-        cannot, the report holds the others and says why; they are never skipped in silence.
+    Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
+    schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report holds
+    the others and says why; they are never skipped in silence.
     """
     file = load_measurements(path)
     chosen = [c for c in file.cases if only is None or _matches(c, only)]

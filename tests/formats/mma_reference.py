@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import checked_operands
 from npusim.formats.mma_arithmetic import get_arithmetic
-from tests.formats.reference import Number, decode, encode, fma_reference, signed_code
+from tests.formats.reference import Number, decode, encode, fma_reference, round_fraction, signed_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

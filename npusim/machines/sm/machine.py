@@ -33,6 +33,7 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -133,6 +134,8 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             return tiling, ()
+        if tiling.kernel is not None and tiling.kernel in KERNELS:
+            return chosen_tile(tiling.kernel, tiling, problem, self.device), ()
         if self.has_lanes:
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
@@ -143,6 +146,8 @@ class SmMachine(Machine):
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        if getattr(tiling, "kernel", None) in KERNELS:
+            return ()
         if self.has_lanes:
             return LANES
         if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
@@ -169,6 +174,8 @@ class SmMachine(Machine):
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
+        if getattr(tiling, "kernel", None) in KERNELS:
+            return ordered_as(tiling.kernel, phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
         launch, deal = getattr(tiling, "launch", ""), getattr(tiling, "deal", "round_robin")
         return _ordered(Itself(phase), self.places, deal, launch, is_masked=bool(is_compiled and phase.masks))
@@ -179,6 +186,8 @@ class SmMachine(Machine):
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
+            if fields.kernel is not None and fields.kernel in KERNELS and attention_products(phase) is not None:
+                return specialised_tiling(fields.kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
@@ -233,19 +242,24 @@ class SmMachine(Machine):
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
             core.allocator.start_phase()
+            frame, work = Frame(phase), tiling.work
             kind = GroupBlock if self.has_groups else ResidentBlock
-            frame = Frame(phase)
+            kind = SpecialisedBlock if work is not None and work.consumers else kind
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for resident in residents:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (resident.loader, *resident.warps)}
+                queues |= {q: Queue(q, SM, WARPS, q) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
-        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
+        counted: dict[str, Any] = {
+            "consumers": max((t.work.consumers for _, t in listed if t.work is not None), default=0),
+            "clears": sum(t.clears for _, t in listed),
+        }
+        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
 
     def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
         blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
