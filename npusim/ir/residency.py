@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import Itself
+from npusim.ir.program import by_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +42,8 @@ class Residency:
     new_writes: Mapping[str, float] = field(default_factory=dict)
 
 
-def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False) -> Residency:
+@by_content
+def residency(program: TileProgram, group_count: int, capacity_bytes: int, writes_back: bool = False) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
     The slots between the cores live in L2 too and are subtracted.  Where writes go back, a region is written
