@@ -142,7 +142,7 @@ class MeanField:
         for op, count in zip(code.operations, runs, strict=True):
             for link, size in op.flows:
                 links[link] += count * size
-        times = {o.key: n for o, n in zip(code.operations, runs, strict=True) if n}
+        times = {op: n for op, n in zip(code.operations, runs, strict=True) if n}
         uses = uses_of(streams, classes.groups, Booked(busy, done, end, idle, stalled))
         return summarise(streams, "reserved", ends, uses, links, times, ())
 
