@@ -8,17 +8,21 @@ touched has passed through the cache (least recently used): it is still there if
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import expm1
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import Itself
+from npusim.ir.program import by_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npusim.ir.program import TileProgram, Touch
+    from npusim.ir.tile import Role
+
+    Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
@@ -44,8 +48,9 @@ class Residency:
     pushed_out: float = 0.0
 
 
+@by_content
 def residency(
-    program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False, dirty_bytes: float = 0.0
+    program: TileProgram, group_count: int, capacity_bytes: int, writes_back: bool = False, dirty_bytes: float = 0.0
 ) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
@@ -55,32 +60,48 @@ def residency(
     program starts, each new byte pushes out its share of those that are left.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
-    cache = _Cache(max(0, capacity_bytes - slots), program.input_bytes if program.l2 == "warm" else None)
-    for phase in program.phases:
-        for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
+    inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    phases = tuple([(Itself(phase.blocks), phase.footprint) for phase in program.phases])
+    tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
+    capacity = max(0, capacity_bytes - slots)
+    warm_bytes = inputs if program.l2 == "warm" else None
+    held, new_bytes = _residency(phases, tensors, group_count, capacity, warm_bytes, writes_back)
+    if not (dirty_bytes and new_bytes):
+        return held
+    return replace(held, pushed_out=dirty_bytes * -expm1(-new_bytes / capacity_bytes) / new_bytes)
+
+
+@lru_cache(maxsize=16)
+def _residency(
+    phases: tuple[tuple[Itself, Scan], ...],
+    tensors: tuple[tuple[str, Role, int], ...],
+    group_count: int,
+    capacity: int,
+    warm_bytes: int | None,
+    writes_back: bool,
+) -> tuple[Residency, int]:
+    """Return what misses, for all programs whose blocks touch the same in the same order, and the bytes new to L2."""
+    cache = _Cache(capacity, warm_bytes)
+    for blocks, footprint in phases:
+        for touched in _scanned(blocks, footprint, group_count):
             cache.step(touched)
     writes = (
         cache.written_back()
         if writes_back
-        else {
-            name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
-            for name, t in program.tensors.items()
-        }
+        else {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
     )
-    read = {name: cache.traffic[name] for name in program.tensors}
+    read = {name: cache.traffic[name] for name, _, _ in tensors}
     others = max(1, group_count - 1)
     outputs = sum(int(t.put_out * writes[name]) for name, t in cache.traffic.items() if t.put_out)
-    new_bytes = sum(t.missed + t.placed for t in cache.traffic.values())
-    pushed_out = dirty_bytes * -expm1(-new_bytes / capacity_bytes)
-    return Residency(
+    held = Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         defaultdict(float, writes),
         cache.compulsory + outputs,
         {name: min(1.0, t.met / t.read / others) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in cache.traffic.items() if t.written},
-        pushed_out / new_bytes if new_bytes else 0.0,
     )
+    return held, sum(t.missed + t.placed for t in cache.traffic.values())
 
 
 @dataclass(slots=True)
@@ -208,10 +229,8 @@ class _Use:
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
-@lru_cache(maxsize=4)  # of phases
-def _scanned(
-    blocks: Itself, footprint: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
-) -> list[dict[Key, _Use]]:
+@lru_cache(maxsize=8)  # of phases
+def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> list[dict[Key, _Use]]:
     """Return what all groups touch together, step after step."""
     steps: list[dict[Key, _Use]] = []
     for start in range(0, len(blocks.thing), group_count):

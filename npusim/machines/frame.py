@@ -20,7 +20,7 @@ from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
     from npusim.ir.op import Step
@@ -272,6 +272,26 @@ class Frame:
         for at, run in self.placed(block):
             yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
+    def pipelined(
+        self, parts: Sequence[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int]], block: WorkTile
+    ) -> Iterator[ProgramLoop]:
+        """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
+
+        Consecutive steps whose tiles lie in the same runs are one loop.
+        """
+        placed, total, lags = self.placed(block), block.tile_count, [lag for _, lag in parts]
+        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
+        for start, end in pairwise(edges):
+            if start == end:
+                continue
+            running = [
+                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
+                for part, lag in parts
+                if 0 <= start - lag < total
+            ]
+            if running:  # with fewer tiles than steps ahead nothing happens in between
+                yield ProgramLoop(self.loop_axis, indices(start, end), _steps(block, running))
+
     def tiles(self, block: WorkTile) -> list[Visit]:
         """Return the block's tiles, one by one."""
         return [run.visit(first + i, i) for first, run in self.placed(block) for i in range(run.count)]
@@ -335,6 +355,25 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile,
     shape, at = shape_and_place(block)
     memo_key = function.memo_key if isinstance(function, Emitter) else None
     return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
+
+
+def _steps(
+    block: WorkTile, running: list[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int, int, TileRun]]
+) -> Body:
+    """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
+    parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
+    behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
+    shape, at = shape_and_place(block)
+    memo_keys = {part.memo_key if isinstance(part, Emitter) else None for part, *_ in running}
+    return Body(_together, (parts, shape), (at, behind), memo_keys.pop() if len(memo_keys) == 1 else None)
+
+
+def _together(static: Any, at: Any, index: int) -> Iterator[ProgramLoop]:
+    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
+    (parts, shape), (position, behind) = static, at
+    block = block_at(shape, position)
+    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
+        yield ProgramLoop("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:

@@ -48,8 +48,8 @@ class Transfers:
             self._program,
             self.device.group_count.value,
             l2.capacity_bytes.value,
-            writes_back=l2.writes is not None and l2.writes.value == "back",
-            dirty_bytes=l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0,
+            l2.writes is not None and l2.writes.value == "back",
+            l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0,
         )
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:

@@ -104,7 +104,8 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
     l2 = l2 or (starts.value if starts else "clean")
     if l2 == "dirty":
         device.memory.l2.dirty_bytes()
-    size, capacity = program.input_bytes, device.memory.l2.capacity_bytes.value
+    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    capacity = device.memory.l2.capacity_bytes.value
     if l2 == "warm" and size > capacity:
         raise SpecError(
             f"l2: warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"

@@ -16,7 +16,6 @@ from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
-from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
@@ -97,7 +96,7 @@ class AscendPhase:
             Emitter(
                 of_products if s.is_product else self.memo_key,
                 ("work", s.name),
-                partial(self._stages, (s,), self.vectors[:1]),
+                partial(self._stages, (s,), self.vectors[:1], is_work=True),
             )
             for s in (self.phase.loops[0].stages if self.parts else ())
         )
@@ -286,21 +285,32 @@ class AscendPhase:
         return {n: self.lag + 2 for n in read if self._parts_of_states()[n] < len(self.cuts) - 1}
 
     def _stages(
-        self, stages: Sequence[Stage], cores: Sequence[VectorShare], block: WorkTile, tile: Visit
+        self,
+        stages: Sequence[Stage],
+        cores: Sequence[VectorShare],
+        block: WorkTile,
+        tile: Visit,
+        *,
+        is_work: bool = False,
     ) -> Iterator[Item]:
-        """Yield stages of a tile: products on the AIC, rows on some of the vector cores."""
+        """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
+
+        ``is_work``: what they do alone, in whatever order, what costs the same once.
+        """
         turn, loop = self.turn, self.parts_of_loop
         by_product = turn is not None and turn.consumers == (FIXP,)
         for s in stages:
             if turn is not None and (s.is_product if by_product else s in loop[:1]):
                 yield pass_on("turn.take", MTE2, turn.fill(1, 1, "int8"))
             if s.is_product:
-                yield from self.products[s].items(block, tile)
+                product = self.products[s]
+                yield from (product.work if is_work else product.items)(block, tile)
                 if turn is not None and by_product:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                yield from v.items(self.rows[s], block, tile, v.mine(self.frame.shape(s.written[0], block, tile)[0]))
+                mine = v.mine(self.frame.shape(s.written[0], block, tile)[0])
+                yield from (v.work if is_work else v.items)(self.rows[s], block, tile, mine)
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 
@@ -373,19 +383,7 @@ class AscendPhase:
         if self.tiling.order != "rolling":
             yield from self._grouped(block)
             return
-        placed, total = self.frame.placed(block), sum(run.count for run in block.runs)
-        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
-        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
-        for start, end in pairwise(edges):
-            if start == end:
-                continue
-            running = [
-                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
-                for part, lag in zip(self.parts, lags, strict=True)
-                if 0 <= start - lag < total
-            ]
-            if running:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, indices(start, end), self._steps(block, running))
+        yield from self.frame.pipelined([(part, self.tiling.ahead * i) for i, part in enumerate(self.parts)], block)
 
     def _grouped(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield the parts over groups of tiles, each part for all tiles of a group before the next."""
@@ -397,13 +395,6 @@ class AscendPhase:
                     static = tuple(self.parts), shape, each, run.step, run.cols, run.only
                     where = at, first + start, run.col + start * run.step
                     yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where, self.memo_key))
-
-    def _steps(self, block: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
-        """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
-        parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
-        behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
-        shape, at = shape_and_place(block)
-        return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
     def _onward(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield a block's tiles in the first part of the pipeline, and what later parts do of it and of those before.
@@ -476,14 +467,6 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
             _, _, counts = shapes.setdefault(key, (block, visit, [0] * len(blocks.thing)))
             counts[at] += run.count
     return list(shapes.values())
-
-
-def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
-    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    (parts, shape), (position, behind) = static, at
-    block = block_at(shape, position)
-    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
-        yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
 def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:

@@ -34,7 +34,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Stage, Visit, WorkTile
+    from npusim.algorithms.phase import Stage, TileLoop, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
@@ -72,6 +72,16 @@ class ResidentBlock:
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
 
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """All queues of the block."""
+        return self.loader, *self.warps
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Queues that read what the loader brings."""
+        return self.warps
+
     # ---------------------------------------------------------------- memory
 
     def _place_operands(self, who: str, *, has_products: bool) -> None:
@@ -87,13 +97,13 @@ class ResidentBlock:
                 frame.size_bytes(n, rows * pitch),
                 depth,
                 producers=producers,
-                consumers=(*self.warps, *others),
+                consumers=(*self.readers, *others),
             )
 
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, 1, loader) for n in frame.held}
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in frame.held}
         for n in frame.visited:
             if n not in self.shared and self._is_copied(n):
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
@@ -178,8 +188,11 @@ class ResidentBlock:
             yield self._load(n, block, WHOLE)
         yield from self._start(shares)
         for loop in frame.phase.loops:
-            yield from frame.loop(loop, self.tiles[loop], block)
+            yield from self._loop(loop, block)
         yield from self._finish(block, shares)
+
+    def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
+        return self.frame.loop(loop, self.tiles[loop], block)
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""

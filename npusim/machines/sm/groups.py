@@ -152,7 +152,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         depth=max(1, (fields.stages or 1) - 1),
         work=work,
         stages=fields.stages or 0,
-        walks_blocks=bool(fields.kernel and phase.masks),
+        walks_blocks=bool(fields.kernel == "triton" and phase.masks),
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )

@@ -7,12 +7,14 @@ A device without a model of time computes values only, by one warp group.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
+from npusim.ir.content import Itself
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
@@ -31,10 +33,12 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
@@ -67,7 +71,14 @@ _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
 #: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
 PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
-    (_tile(64, 128, 4, 3), _tile(128, 128, 8, 3), _tile(64, 64, 4, 3), _tile(64, 128, 4, 1), _tile(64, 128, 4, None)),
+    (
+        _tile(64, 128, 4, 3),
+        _tile(128, 128, 8, 3),
+        _tile(64, 64, 4, 3),
+        _tile(64, 128, 4, 1),
+        _tile(64, 128, 4, None),
+        _tile(64, 64, 4, None),
+    ),
     (_LONGEST,),
     *_NEARBY,
 )
@@ -82,9 +93,11 @@ STAGED: Sequence[Sequence[Mapping[str, object]]] = (
 LANES: Sequence[Sequence[Mapping[str, object]]] = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
+        {"block_q": 64, "block_kv": 32, "warps": 4, "arrangement": "2x2", **_LONGEST},
         {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
         _LONGEST,
     ),
+    ({"block_kv": 32}, {"block_kv": 64}),
 )
 
 
@@ -121,6 +134,8 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             return tiling, ()
+        if tiling.kernel is not None and tiling.kernel in KERNELS:
+            return chosen_tile(tiling.kernel, tiling, problem, self.device), ()
         if self.has_lanes:
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
@@ -131,6 +146,8 @@ class SmMachine(Machine):
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        if getattr(tiling, "kernel", None) in KERNELS:
+            return ()
         if self.has_lanes:
             return LANES
         if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
@@ -157,13 +174,11 @@ class SmMachine(Machine):
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
-        if isinstance(tiling, SmFields):
-            if tiling.stages and phase.masks and self.has_groups and not tiling.kernel:
-                blocks = tuple(map(masked_throughout, blocks))
-            if tiling.launch == "longest_first":
-                blocks = tuple(longest_first(blocks))
-        return phase if blocks is phase.cells else replace(phase, cells=blocks)
+        if getattr(tiling, "kernel", None) in KERNELS:
+            return ordered_as(tiling.kernel, phase)
+        is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
+        launch, deal = getattr(tiling, "launch", ""), getattr(tiling, "deal", "round_robin")
+        return _ordered(Itself(phase), self.places, deal, launch, is_masked=bool(is_compiled and phase.masks))
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
@@ -171,6 +186,8 @@ class SmMachine(Machine):
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
+            if fields.kernel is not None and fields.kernel in KERNELS and attention_products(phase) is not None:
+                return specialised_tiling(fields.kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
@@ -225,26 +242,47 @@ class SmMachine(Machine):
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
             core.allocator.start_phase()
+            frame, work = Frame(phase), tiling.work
             kind = GroupBlock if self.has_groups else ResidentBlock
-            frame = Frame(phase)
+            kind = SpecialisedBlock if work is not None and work.consumers else kind
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for resident in residents:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (resident.loader, *resident.warps)}
+                queues |= {q: Queue(q, SM, WARPS, q) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
-        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
+        counted: dict[str, Any] = {
+            "consumers": max((t.work.consumers for _, t in listed if t.work is not None), default=0),
+            "clears": sum(t.clears for _, t in listed),
+        }
+        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
 
     def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
         blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            blocks, shares = as_free(blocks, self.device.group_count.value, tiling.residents)
+            blocks, shares = _as_free(Itself(blocks), self.device.group_count.value, tiling.residents)
 
         def items(block: WorkTile) -> Iterator[Item]:
             return residents[block.place].items(block)
 
         return program_phase(frame, items, blocks=blocks, dealt=shares)
+
+
+@lru_cache(maxsize=16)  # of phases and orders
+def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, *, is_masked: bool) -> Phase:
+    """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
+    first: Phase = phase.thing
+    blocks = dealt(first.cells, places, deal)
+    blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
+    blocks = tuple(longest_first(blocks)) if launch == "longest_first" else blocks
+    return first if blocks is first.cells else replace(first, cells=blocks)
+
+
+@lru_cache(maxsize=16)  # of blocks and cores
+def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+    """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
+    return as_free(blocks.thing, cores, residents)
