@@ -266,7 +266,7 @@ def program_key(program: TileProgram) -> Hashable:
         for r in program.rings
     )
     tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
-    return rings, tensors, program.queues, program.is_warm, blocks_key(program)
+    return rings, tensors, program.queues, program.l2, blocks_key(program)
 
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
