@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -26,27 +26,6 @@ Ranges = tuple[tuple[int, int], ...]
 Sees = Callable[[Any, Any], Any]
 #: Elements of a user's mask that are looked at, at most.
 MOST_SEEN = 1 << 28
-
-
-class Seen(Protocol):
-    """Which keys the queries of a sequence see; immutable and hashable."""
-
-    @property
-    def comparisons(self) -> int:
-        """How many comparisons of a query's and a key's numbers say whether it is seen."""
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each query and key are read for that."""
-
-    def union(self, first: int, last: int) -> Ranges:
-        """Return the keys that any query at positions ``first`` to ``last`` (included) sees."""
-
-    def common(self, first: int, last: int) -> Ranges:
-        """Return the keys that all of them see."""
-
-    def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
-        """Return which of ``cols`` keys from ``col`` on each of ``rows`` positions from ``first`` on sees, bool."""
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -185,6 +164,10 @@ class KeyFunction:
         return self.matrix(first, rows, 0, self.keys)
 
 
+#: Which keys the queries of a sequence see; immutable and hashable.
+Seen = KeyRanges | KeyFunction
+
+
 def _ranges(row: npt.NDArray[Any]) -> Ranges:
     """Return the ranges of a row of bool."""
     import numpy as np
@@ -194,11 +177,10 @@ def _ranges(row: npt.NDArray[Any]) -> Ranges:
 
 
 @lru_cache(maxsize=64)  # of problems
-def pairs_seen(seen: Hashable, first: int, rows: int) -> int:
+def pairs_seen(seen: Seen, first: int, rows: int) -> int:
     """Return how many pairs of a query and a key there are, of ``rows`` positions from ``first`` on."""
-    what: Any = seen
-    if isinstance(what, KeyFunction):
-        step = max(1, MOST_SEEN // 16 // what.keys)
+    if isinstance(seen, KeyFunction):
+        step = max(1, MOST_SEEN // 16 // seen.keys)
         parts = ((p, min(step, first + rows - p)) for p in range(first, first + rows, step))
-        return sum(int(what.matrix(p, n, 0, what.keys).sum()) for p, n in parts)
-    return sum(b - a for p in range(first, first + rows) for a, b in what.union(p, p))
+        return sum(int(seen.matrix(p, n, 0, seen.keys).sum()) for p, n in parts)
+    return sum(b - a for p in range(first, first + rows) for a, b in seen.union(p, p))
