@@ -234,7 +234,7 @@ def mask_of(
             "prefixes, documents, chunks and functions of one's own take loaded or computed"
         )
     seens: tuple[Seen, ...] = (seen,)
-    each = (problem.seq_q,)
+    each: tuple[int, ...] = (problem.seq_q,)
     if problem.lengths and (problem.documents or (packed > 1 and len(set(problem.queries)) > 1)):
         seens, each = tuple(problem.sequence(n).seen for n in range(problem.batch)), problem.queries
     call = problem.last_offset, problem.seq_q * packed, problem.seq_kv, each

@@ -33,11 +33,6 @@ class VariedCall:
     position: int = 0
     is_last_query: bool = False
 
-    @classmethod
-    def of_field(cls, name: str, value: object) -> VariedCall:
-        """Return a call with another value of a tiling field."""
-        return cls(f"{name}={value}", Variant(tiling={name: value}))
-
 
 def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other sequences beside one."""
@@ -48,8 +43,6 @@ def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     longest, queries = max(own)
     companies = {f"{n} times these lengths": own * n for n in BATCHES}
     companies[f"a neighbour of {2 * longest} keys"] = (*own, (2 * longest, queries))
-    if queries == 1:
-        companies[f"a prompt of {PROMPT} beside it"] = (*own, (PROMPT, PROMPT))
     calls = [VariedCall(what, _of_sequences(problem, one), sequence) for what, one in companies.items()]
     if len(own) > 1:
         calls.append(VariedCall("alone", _of_sequences(problem, own[sequence : sequence + 1])))
@@ -88,8 +81,12 @@ def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
 
 
 def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return a prompt's last queries beside a decoding step, or the step beside a prompt."""
-    return [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
+    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the step's own call."""
+    calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
+    if problem.lengths and problem.queries[sequence] == 1:
+        sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
+        calls.append(VariedCall(f"a prompt of {PROMPT} beside it", _of_sequences(problem, sequences), sequence))
+    return calls
 
 
 def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:

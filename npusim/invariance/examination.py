@@ -269,8 +269,8 @@ class _Examination:
         """Return calls with other values of tiling fields."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
-        values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "rule": [], "merge": [], "tile": []}
-        values["packing"] = []
+        aspects: tuple[Aspect, ...] = "splits", "rule", "merge", "tile", "packing"
+        values: dict[Aspect, list[tuple[str, object]]] = {aspect: [] for aspect in aspects}
         if "splits" in known:
             values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
         if "split_keys" in known and not tiling.split_keys:  # type: ignore[attr-defined]
@@ -284,10 +284,10 @@ class _Examination:
         if "pack" in known and self.problem.group_size > 1:
             # Packed: rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
-        return {aspect: [self._of_field(*value) for value in listed] for aspect, listed in values.items()}
-
-    def _of_field(self, name: str, value: object) -> VariedCall:
-        return replace(VariedCall.of_field(name, value), position=self.sequence)
+        return {
+            aspect: [VariedCall(f"{n}={value}", Variant(tiling={n: value}), self.sequence) for n, value in listed]
+            for aspect, listed in values.items()
+        }
 
     @cached_property
     def splits(self) -> int:
