@@ -129,9 +129,9 @@ class HeadValues(ByIndices):
     is_everywhere = True
 
     @property
-    def comparisons(self) -> int:
+    def index_work(self) -> tuple[int, int]:
         """Instructions an element: of a slope 3, the difference, its conversion and the product (PTX ISA)."""
-        return 3 if self.cols > 1 else 0
+        return 3 if self.cols > 1 else 0, 0
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
         """Return a part of a head's matrix."""

@@ -198,14 +198,9 @@ class SeenMask(ByIndices):
         return np.concatenate(parts)
 
     @property
-    def comparisons(self) -> int:
-        """How many comparisons of indices say whether a key is seen."""
-        return self.seen[0].comparisons
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each row and column are read for that."""
-        return self.seen[0].lookups
+    def index_work(self) -> tuple[int, int]:
+        """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
+        return self.seen[0].index_work
 
 
 def mask_of(

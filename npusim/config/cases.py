@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PlainValidator, create_model, model_validator
@@ -123,7 +124,7 @@ def _or_none(field: Any) -> tuple[Any, Any]:
 
 
 #: What a call may say, each of it or nothing; a learned score is a workload's.
-_OF_CALL = {name: _or_none(field) for name, field in CallFields.model_fields.items() if name != "sink_logits"}
+_OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.items() if n != "sink_logits"})
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]

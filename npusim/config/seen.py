@@ -62,15 +62,10 @@ class KeyRanges:
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
-    def comparisons(self) -> int:
-        """How many comparisons of a query's and a key's numbers say whether it is seen."""
+    def index_work(self) -> tuple[int, int]:
+        """How many comparisons of a query's and a key's numbers say whether it is seen, and how many are read."""
         bounds = self.window, self.sinks, self.prefix, self.documents, self.chunk
-        return (self.after is not None) + sum(bool(bound) for bound in bounds)
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each query and key are read for that: its document's."""
-        return 1 if self.documents else 0
+        return (self.after is not None) + sum(bool(bound) for bound in bounds), int(bool(self.documents))
 
     def ends_at(self, p: int) -> tuple[int, int, int, int]:
         """Return the first key of a query's stretch, one past its first range, and the second range."""
@@ -126,20 +121,15 @@ class KeyFunction:
     sees: Sees
     keys: int
     is_plain = False
-    comparisons = 2  #: as a window has; what the function says is not looked at
-    lookups = 0
+    index_work = (2, 0)  #: as a window has; what the function says is not looked at
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""
-        import numpy as np
-
-        return _ranges(np.any(self._block(first, last), axis=0))
+        return _ranges(self._block(first, last).any(axis=0))
 
     def common(self, first: int, last: int) -> Ranges:
         """Return the keys that all of them see."""
-        import numpy as np
-
-        return _ranges(np.all(self._block(first, last), axis=0))
+        return _ranges(self._block(first, last).all(axis=0))
 
     def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
         """Return which keys each position sees, (rows, cols) bool.
@@ -157,7 +147,7 @@ class KeyFunction:
             )
         return np.broadcast_to(answer, (rows, cols))
 
-    def _block(self, first: int, last: int) -> npt.NDArray[Any]:
+    def _block(self, first: int, last: int) -> Any:
         rows = last + 1 - first
         if rows * self.keys > MOST_SEEN:
             raise TilingError(f"a mask function of {rows} x {self.keys} pairs at a time; {MOST_SEEN:,} at most")

@@ -325,7 +325,7 @@ class _Examination:
             head, row, column = at
             values = (float(one.rows[head][row, column]) for one in (expected, changed))
             difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
-        parted = str(parting(expected.events, changed.events) or "")
+        parted = parting(expected.events, changed.events)
         return Tried(
             call.what, False, difference, structural_difference(*keys) if call.is_last_query else parted, latency
         )
