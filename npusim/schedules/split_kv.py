@@ -27,7 +27,7 @@ from npusim.algorithms.split import (
     split_kv,
     tiles_of,
 )
-from npusim.algorithms.split_rules import RULES, SplitCall
+from npusim.algorithms.split_rules import RULES, call_of
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
@@ -36,7 +36,7 @@ from npusim.formats import get_format
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
-from npusim.schedules.flash import PRECISIONS
+from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -292,18 +292,7 @@ def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int
     if isinstance(splits, int):
         return splits, ""
     if splits != "auto":
-        call = SplitCall(
-            keys=problem.keys,
-            queries=problem.seq_q,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            block_q=tiling.block_q,
-            block_kv=block_kv,
-            cores=machine.device.group_count.value,
-            page=problem.page,
-            kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
-            is_causal=problem.causal,
-        )
+        call = call_of(problem, tiling.block_q, block_kv, machine.device.group_count.value)
         parts = RULES[splits](call)
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
         return (lambda block: _clipped(parts[block.batch], tiles_of(block))), f"splits={splits}: {counts}"

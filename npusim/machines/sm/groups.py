@@ -124,7 +124,10 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
     tile = BlockTile.of(kernel, phase, products, fields)
+    if fields.kernel == "fa2":  # whole tiles, however few rows are live
+        tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     work, groups = layout_of(tile, engine)
+    work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     registers = registers_of(tile, fields, device.name, most, work)
     count = registers.count + registers.spilled
