@@ -93,6 +93,10 @@ def _needs_lanes(device: DeviceSpec) -> str:
     )
 
 
+#: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
+MERGE_ROWS = 4
+
+
 def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
     """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
     kernel, tile = getattr(tiling, "kernel", None), (tiling.block_q, tiling.block_kv)
@@ -105,7 +109,7 @@ def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> 
     fields = split_kv.GpuSplitTiling(
         block_q=tile[0], block_kv=tile[1], splits=kernel if is_cut else 1, pack="on" if is_packed else "off"
     )
-    return split_kv.phases(problem, fields, SplitPrecision(**asdict(p)), machine)
+    return split_kv.phases(problem, fields, SplitPrecision(**asdict(p)), machine, MERGE_ROWS)
 
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, by_rule=_by_rule, summary="FlashAttention-2, online softmax")

@@ -257,8 +257,8 @@ def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 # ---------------------------------------------------------------- the schedule
 
 
-def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
-    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave."""
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0) -> Phases:
+    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave, so many rows a block."""
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
@@ -276,7 +276,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
         )
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
-    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places, of_scores, sink)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places, of_scores, sink, merge_rows)
     notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
 

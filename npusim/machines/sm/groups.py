@@ -114,7 +114,9 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     """
     products, note = attention_products(phase), ""
     if products is None:
-        return plain_tiling(device), ""
+        library, plain = warp_issue(device).library, plain_tiling(device)
+        cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
+        return replace(plain, combine_cycles=cycles.value) if cycles is not None else plain, ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
