@@ -156,7 +156,7 @@ def exact_block(operands: Any, where: Any, c: Any, limbs: Any) -> Any:
 
 def scratch(columns: int) -> tuple[Any, ...]:
     """Return what the kernel of so many columns writes on the way."""
-    return np.empty(columns, np.float32), np.empty(columns, np.bool_), np.zeros(LIMBS, np.int64)
+    return np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_), np.zeros(LIMBS, np.int64)
 
 
 @functools.cache
@@ -166,31 +166,38 @@ def exact_kernel(block: int) -> Callable[..., None]:
     @kernel
     def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any, scratch: Any) -> None:
         (a, b), (a_range, a_unit), (b_range, b_unit) = operands, a_ranges, b_ranges
-        before, doubtful, limbs = scratch
+        before, totals, doubtful, limbs = scratch
         columns = c.shape[1]
         for kb in range(a.shape[1] // block):
             k0 = kb * block
             right = (b[k0 : k0 + block], b_unit[kb])
+            widest, least = 0.0, np.inf  # of all columns: a row whose terms span few bits even so needs no closer look
+            for j in range(columns):
+                widest, least = max(widest, b_range[kb, j]), min(least, b_unit[kb, j])
             for i in range(c.shape[0]):
                 reach, step = block * a_range[kb, i], a_unit[kb, i]
-                count = 0
+                limit = step * least * 2.0**51
+                room, count = limit - reach * widest, 0
                 for j in range(columns):
                     old = np.float64(c[i, j])
-                    bound = abs(old) + reach * b_range[kb, j]
-                    total = old
+                    total, size = old, abs(old)
                     for k in range(block):
                         total = fma64(a[i, k0 + k], b[k0 + k, j], total)
-                    unit = step * b_unit[kb, j]
-                    narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
-                    error = bound * ERROR_BOUND
-                    low, high = np.float32(total - error), np.float32(total + error)
-                    result = np.float32(total) if total != 0.0 else np.float32(0.0)
-                    # NaN bounds belong to NaN and Inf sums, which are right in any order.
-                    doubt = low < high or (low == np.float32(0.0) and error != 0.0)
-                    before[j] = c[i, j]
-                    doubtful[j] = doubt and not narrow
-                    count += 1 if doubt and not narrow else 0
-                    c[i, j] = result
+                    before[j], totals[j] = c[i, j], total
+                    count += 0 if size <= room and (size + 3.0 * limit) - 3.0 * limit == size else 1
+                    c[i, j] = np.float32(total + 0.0)  # never -0
+                if count > 0:
+                    count = 0
+                    for j in range(columns):
+                        old, unit = np.float64(before[j]), step * b_unit[kb, j]
+                        bound = abs(old) + reach * b_range[kb, j]
+                        narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
+                        error = bound * ERROR_BOUND
+                        low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
+                        # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                        doubt = low < high or (low == np.float32(0.0) and error != 0.0)
+                        doubtful[j] = doubt and not narrow
+                        count += 1 if doubt and not narrow else 0
                 if count > columns // FEW:
                     left = (a[i, k0 : k0 + block], step)
                     count = sum_again(left, right, before, (c[i], doubtful), block)

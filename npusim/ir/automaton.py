@@ -24,7 +24,7 @@ from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
@@ -108,8 +108,6 @@ def counts_of(shape: Shape) -> tuple[list[int], Ints]:
 class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
-    ``alike`` names, by a piece's id, the one that stands for it.
-
     Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
     `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
     operations of one queue.
@@ -122,21 +120,19 @@ class Automaton:
         shapes: Sequence[Shape],
         starts: Iterable[State],
         contested: frozenset[str],
-        alike: Mapping[int, Piece] | None = None,
     ) -> None:
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        self._followed: dict[object, tuple[Tails, list[tuple[int, int]], tuple[int, int]]] = {}
         #: How often each loop runs whose count is opaque, by its id, in the block that is followed; and from which
         #: iteration on the states of loops repeat, with their cycle.
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
-        self._interned: dict[int, Piece] = dict(alike or {})
+        self._interned: dict[int, Piece] = {}
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
             self._sides[endpoint.ring_number].append(endpoint)
@@ -209,24 +205,6 @@ class Automaton:
                 cursors[endpoint] += moved
         return tails
 
-    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
-        """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
-        if self.contested:  # regions depend on where the loop is
-            return self._around(loop, tails, cursors, path, outer)
-        count = self._count(loop)
-        key = id(loop.parts), loop.name, count, self._state(cursors), tuple(tails)
-        known = self._followed.get(key)
-        if known is None:
-            before = list(cursors)
-            tails = self._around(loop, tails, cursors, path, outer)
-            moves = [(e, c - b) for e, (b, c) in enumerate(zip(before, cursors, strict=True)) if c != b]
-            self._followed[key] = tails, moves, self._turns.get(id(loop), (NO_CYCLE, 1))
-            return tails
-        for endpoint, moved in known[1]:
-            cursors[endpoint] += moved
-        self._turn(loop, *known[2])
-        return known[0]
-
     def _count(self, loop: LoopPart) -> int:
         return self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
 
@@ -237,7 +215,7 @@ class Automaton:
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
         self._turns[id(loop)] = since, cycle
 
-    def _around(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
+    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
         count, number, turn = self._count(loop), 0, (NO_CYCLE, 1)
         step = 0

@@ -10,9 +10,10 @@ They are rounded to whole cycles once, where they are made (`npusim.machines`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from npusim.ir.content import exact
+from npusim.ir.content import Itself, Known, exact, interned
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from npusim.ir.buffers import AddressSpace, Ring
     from npusim.ir.residency import Residency
     from npusim.ir.tile import GlobalTensor, GlobalTile
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,11 @@ class Loop:
     def key(self) -> Hashable:
         """What loops with the same body share; None where the body is this loop's own."""
         return self.body.key if isinstance(self.body, Body) else None
+
+
+def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
+    """Return the items so many times over, in a body that is looked at for its costs alone."""
+    return Loop("", range(times), lambda _index: items())
 
 
 Item = TileOp | Loop
@@ -246,3 +255,47 @@ class TileProgram:
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
         return {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
+
+
+def program_key(program: TileProgram) -> Hashable:
+    """Return what programs share that are one but for names, costs and their tilings' words; None: nobody knows it."""
+    if any(phase.memo_key is None for phase in program.phases):
+        return None
+    rings = tuple(
+        (r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.producers, r.consumers, r.flag, r.period)
+        for r in program.rings
+    )
+    tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
+    return rings, tensors, program.queues, program.is_warm, blocks_key(program)
+
+
+def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
+    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
+    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+
+
+@lru_cache(maxsize=16)
+def _content(blocks: Itself) -> Hashable:
+    """Return one object for equal blocks, whose content is looked at once."""
+    return interned(tuple(blocks.thing))
+
+
+def by_content(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return ``function(program, *more)`` that is worked out once for programs of one `program_key` and equal ``more``.
+
+    What it raises is not kept, nor what is asked of a phase whose body is no method, that of the machine that built it.
+    """
+    kept = lru_cache(maxsize=64)(lambda known: function(*known.thing))
+
+    @wraps(function)
+    def called(program: TileProgram, *more: Hashable) -> Value:
+        bodies = tuple(getattr(phase.body, "__func__", None) for phase in program.phases)
+        if None in bodies or (key := program_key(program)) is None:
+            return function(program, *more)
+        known = Known((bodies, key, more), (program, *more))
+        try:
+            return kept(known)
+        finally:
+            known.thing = None
+
+    return called

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.formats import get_format
-from npusim.ir.content import Itself, interned
 from npusim.ir.op import Opcode
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
@@ -33,17 +32,7 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-__all__ = [
-    "OPTIONS",
-    "PRECISION",
-    "Variant",
-    "Variants",
-    "bits_key",
-    "blocks_key",
-    "named_fields",
-    "program_key",
-    "row_key",
-]
+__all__ = ["OPTIONS", "PRECISION", "Variant", "Variants", "bits_key", "named_fields", "row_key"]
 
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"
@@ -177,15 +166,6 @@ class _Scene:
 # ---------------------------------------------------------------- keys of programs
 
 
-def program_key(program: TileProgram) -> Hashable:
-    """Return what programs share that are one but for their tilings' words; None where that is not known."""
-    if any(phase.memo_key is None for phase in program.phases):
-        return None
-    rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
-    tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
-    return rings, tensors, blocks_key(program)
-
-
 def bits_key(built: BuiltPlan) -> str:
     """Return what variants share that have the same bits, as a digest; empty where a machine does not say."""
     contents = [repr(built.plan.problem)]
@@ -197,17 +177,6 @@ def bits_key(built: BuiltPlan) -> str:
     # A function of a module is known by its name; what is shown by its address says nothing of its content.
     text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
-    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
-    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
-
-
-@lru_cache(maxsize=16)
-def _content(blocks: Itself) -> Hashable:
-    """Return one object for equal blocks, whose content is looked at once."""
-    return interned(tuple(blocks.thing))
 
 
 def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
