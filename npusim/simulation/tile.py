@@ -7,6 +7,7 @@ call is at least `WORTH` faster.  Fields that were named keep their values.  Lon
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping  # noqa: TC003 - a field of a NamedTuple
 from dataclasses import replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from npusim import cache
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import NpusimError, SpecError, one_line
@@ -150,12 +152,31 @@ def _choice(
     named: frozenset[str],
     is_warm: bool,
 ) -> TileChoice:
-    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
-    settings = machine_class(device.thing.family)(device.thing).settings(tiling)
-    groups = [list(_open(group, tiling, named)) for group in settings]
+    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose.
+
+    It is kept on disk too, where nothing but npusim's own files has a part in it.
+    """
+    machine = machine_class(device.thing.family)
+    groups = [list(_open(group, tiling, named)) for group in machine(device.thing).settings(tiling)]
     if not any(groups):
         return TileChoice()
-    trial = _Trial(schedule.thing, device.thing, judged_problem(problem), precision, tiling, is_warm=is_warm)
+    trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, is_warm=is_warm)
+    call = schedule.thing.name, device.thing.model_dump_json(), repr(problem), repr(precision), repr(tiling)
+    stamp = cache.digest(cache.package_stamp(), *call, sorted(tiling.model_fields_set), sorted(named), is_warm)
+    name = f"{stamp.hex()[:2]}.tile"  # so many files at most
+    is_ours = not schedule.thing.origin and machine.__module__.startswith("npusim.")
+    if is_ours and (kept := cache.load(name, stamp)) is not None:
+        return TileChoice(*json.loads(kept))
+    choice = _tried_out(trial, groups)
+    content = json.dumps([dict(choice.fields), choice.note], default=repr)
+    if is_ours and trial.count and json.loads(content) == [choice.fields, choice.note]:
+        cache.store(name, stamp, content.encode(), is_silent=True)
+    return choice
+
+
+def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:
+    """Return the choice among settings, group after group."""
+    tiling, problem = trial.tiling, trial.called
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
@@ -194,7 +215,7 @@ class _Trial:
         *,
         is_warm: bool,
     ) -> None:
-        self.schedule, self.device, self.problem = schedule, device, problem
+        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
         self.precision, self.tiling, self.is_warm = precision, tiling, is_warm
         self._known: dict[Tiling, _Tried | None] = {}
 
