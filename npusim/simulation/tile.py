@@ -8,9 +8,11 @@ call is at least `WORTH` faster.  Fields that were named keep their values.  Lon
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping  # noqa: TC003 - a field of a NamedTuple
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -28,7 +30,7 @@ from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import Tiling
@@ -46,6 +48,7 @@ __all__ = [
     "judged_problem",
     "open_fields",
     "program_of",
+    "remembered",
     "warmed",
 ]
 
@@ -152,26 +155,41 @@ def _choice(
     named: frozenset[str],
     is_warm: bool,
 ) -> TileChoice:
-    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose.
-
-    It is kept on disk too, where nothing but npusim's own files has a part in it.
-    """
-    machine = machine_class(device.thing.family)
-    groups = [list(_open(group, tiling, named)) for group in machine(device.thing).settings(tiling)]
+    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
+    settings = machine_class(device.thing.family)(device.thing).settings(tiling)
+    groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()
-    trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, is_warm=is_warm)
-    call = schedule.thing.name, device.thing.model_dump_json(), repr(problem), repr(precision), repr(tiling)
-    stamp = cache.digest(cache.package_stamp(), *call, sorted(tiling.model_fields_set), sorted(named), is_warm)
-    name = f"{stamp.hex()[:2]}.tile"  # so many files at most
-    is_ours = not schedule.thing.origin and machine.__module__.startswith("npusim.")
-    if is_ours and (kept := cache.load(name, stamp)) is not None:
-        return TileChoice(*json.loads(kept))
-    choice = _tried_out(trial, groups)
-    content = json.dumps([dict(choice.fields), choice.note], default=repr)
-    if is_ours and trial.count and json.loads(content) == [choice.fields, choice.note]:
-        cache.store(name, stamp, content.encode(), is_silent=True)
-    return choice
+    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), is_warm
+
+    def made() -> list[object]:
+        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, is_warm=is_warm)
+        fields, note = _tried_out(trial, groups)
+        return [dict(fields), note]
+
+    return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
+
+
+def remembered(
+    kind: str, schedule: Schedule, device: DeviceSpec, call: tuple[object, ...], make: Callable[[], Any]
+) -> Any:
+    """Return what ``make`` says of a call, a value of JSON, from the cache folder where it is known.
+
+    It is kept there where none but npusim's own files have a part in it, until one of them changes.
+    """
+    if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
+        return make()
+    can_compile = find_spec("numba") is not None, os.environ.get("NUMBA_DISABLE_JIT")
+    content = schedule.name, device.model_dump_json(), *map(repr, call)
+    stamp = cache.digest(cache.package_stamp(), can_compile, *content)
+    name = f"{stamp.hex()[:2]}.{kind}"  # so many files at most
+    if (kept := cache.load(name, stamp)) is not None:
+        return json.loads(kept)
+    value = make()
+    text = json.dumps(value, default=repr)
+    if json.loads(text) == value:
+        cache.store(name, stamp, text.encode(), is_silent=True)
+    return value
 
 
 def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:
