@@ -38,8 +38,9 @@ def digest(*parts: object) -> bytes:
 @functools.cache
 def package_stamp() -> tuple[tuple[str, int, int], ...]:
     """Return the name, size and time of each of npusim's files in Python: what a figure can come from."""
-    files = Path(__file__).parent.rglob("*.py")
-    return tuple(sorted((str(f), s.st_size, s.st_mtime_ns) for f, s in ((f, f.stat()) for f in files)))
+    here = Path(__file__).parent
+    files = ((f, f.stat()) for f in here.rglob("*.py"))
+    return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
 
 
 def load(name: str, stamp: bytes) -> bytes | None:
