@@ -167,7 +167,28 @@ def _where_stated(default: Any, description: str) -> Any:
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-class Problem(Sizes):
+class CallFields(SpecModel):
+    """What of a call is stated where it is so: keys that are seen, scores, lengths, and how K and V are stored."""
+
+    window: Window | None = _where_stated(None, "keys that a query sees, itself included, or those before and after it")
+    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
+    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
+    documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
+    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
+    softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
+    alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
+    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
+    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
+    query_lengths: tuple[PositiveInt, ...] = _where_stated(
+        (), "queries of each, its last ones: prefill and decode mixed"
+    )
+    bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
+    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
+    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
+
+
+class Problem(Sizes, CallFields):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
@@ -209,23 +230,7 @@ class Problem(Sizes):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
-    window: Window | None = _where_stated(None, "keys that a query sees, itself included, or those before and after it")
-    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
-    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
-    documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
-    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
-    softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
-    alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
-    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
-    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
-    query_lengths: tuple[PositiveInt, ...] = _where_stated(
-        (), "queries of each, its last ones: prefill and decode mixed"
-    )
-    bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
-    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
     page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
-    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
-    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
 
     @model_validator(mode="before")

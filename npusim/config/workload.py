@@ -19,17 +19,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import (
-    CacheFormat,
-    DataRecipe,
-    Dtype,
-    NormalData,
-    Problem,
-    ScaledKeys,
-    Window,
-    check_kv_heads,
-    divisors_of,
-)
+from npusim.config.problem import CallFields, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
 from npusim.units import format_bytes
 
@@ -48,11 +38,8 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
-#: Fields that a problem has too: which keys a query sees, what is done to scores, how K and V are stored.
-OF_PROBLEM = (
-    *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"),
-    *("bias", "query_lengths", "page", "cache", "cache_scale"),
-)
+#: Fields that a problem has too, and a call may change.
+OF_PROBLEM = tuple(name for name in CallFields.model_fields if name != "lengths")
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -64,7 +51,7 @@ class TensorFile(SpecModel):
     prefix: str = ""
 
 
-class Workload(SpecModel):
+class Workload(CallFields):
     """Shapes of a model's attention and what surrounds it, for the whole layer.
 
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
@@ -90,27 +77,10 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    window: Window | None = Field(
-        default=None, description="keys that a query of a local layer sees, itself included, or before and after it"
-    )
-    sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
-    prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
-    chunk: PositiveInt | None = Field(
-        default=None, description="keys of a chunk, of which a query of a local layer sees its own alone"
-    )
-    documents: tuple[PositiveInt, ...] = Field(
-        default=(), description="lengths of sequences packed end to end, in place of seq; each sees itself alone"
-    )
     local_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
         description="layers with that window or chunk; default: all",
     )
-    softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
-    bias: Literal["shared", "head"] | None = Field(
-        default=None, description="a tensor added to scores, one for all heads or for each"
-    )
-    alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
-    sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
@@ -120,13 +90,6 @@ class Workload(SpecModel):
     batch: Count = 1
     seq: Count = Field(description="tokens, unless the command line says otherwise")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
-    lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
-    query_lengths: tuple[PositiveInt, ...] = Field(default=(), description="queries of each of these, its last ones")
-    page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
-    cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
-    cache_scale: ScaledKeys = Field(
-        default="token", description="keys that have one scale in it: token, head or a number"
-    )
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()

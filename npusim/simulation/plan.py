@@ -24,7 +24,7 @@ from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
-from npusim.simulation.request import LAST, SCORES, SEEN, STORED, refuse
+from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
@@ -384,11 +384,11 @@ def problem_of_tensors(
     that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *STORED, *SEEN, *SCORES) if n in sizes}
-    others = {n: value for n, value in sizes.items() if n not in (*kept, "lengths", "page")}
+    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
+    others = {n: value for n, value in sizes.items() if n not in (*kept, *stated, "lengths")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
-    call = {"page": sizes.get("page"), **stated}
+    call = dict(stated)
     call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}
     return workload.problem(
         **call,

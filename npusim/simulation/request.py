@@ -38,10 +38,11 @@ DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
-#: Fields of a problem that say which keys a query sees, and what is done to scores.
-SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi", "bias")
-#: How K and V are stored.
-STORED: Final = ("cache", "cache_scale")
+#: Fields of a problem that a call may change: keys that are seen, scores, queries, how K and V are stored.
+CALL = (
+    *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
+    *("query_lengths", "page", "cache", "cache_scale"),
+)
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
@@ -332,22 +333,8 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = (
-            "seq",
-            "seq_q",
-            "seq_kv",
-            "batch",
-            "lengths",
-            "query_lengths",
-            "page",
-            "dtype",
-            "tensor_parallel",
-            "causal",
-            *STORED,
-            *SEEN,
-            *SCORES,
-        )
-        sizes = {name: getattr(self, name) for name in (*names, "ignore", "kind")}
+        names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
+        sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.phase == "decode" or self._decodes_lengths():
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
