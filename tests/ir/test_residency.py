@@ -151,7 +151,7 @@ def test_a_tensor_that_is_never_read_misses_nothing() -> None:
 def test_new_bytes_push_out_their_share_of_what_others_left_to_be_written_back() -> None:
     program = touching([[read(K, h)] for h in range(8)])
     assert residency(program, 1, 16 * HEAD).pushed_out == 0.0
-    held = residency(program, 1, 16 * HEAD, dirty_bytes=12 * HEAD)
+    held = residency(program, 1, 16 * HEAD, False, 12 * HEAD)
     assert held.pushed_out * 8 * HEAD == pytest.approx(12 * HEAD * (1 - exp(-8 / 16)))
     twice = touching([[read(K, h)] for h in (*range(8), *range(8))])
-    assert residency(twice, 1, 16 * HEAD, dirty_bytes=12 * HEAD).pushed_out == held.pushed_out
+    assert residency(twice, 1, 16 * HEAD, False, 12 * HEAD).pushed_out == held.pushed_out
