@@ -381,16 +381,3 @@ def test_a_full_queue_behind_a_stuck_engine_is_reported_with_it() -> None:
     items = [toy.op("r", a, front(ring)), toy.op("a1", a), toy.op("a2", a), toy.op("w", b, fill(ring))]
     with pytest.raises(DeadlockError, match=r"group 0 a: r waits for S ready"):
         simulate("des", toy.program(items), cores__aiv__engines__VECTOR__queue_depth_count="1")
-
-
-@settings(max_examples=30)
-@given(st.randoms(use_true_random=False))
-def test_a_program_in_legal_order_never_deadlocks_however_shallow_its_queues(rng: Any) -> None:
-    program = RandomProgram(rng).program()
-    result = des.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
-    )
-    expected = replay.simulate(
-        program, device_with(cores__aiv__engines__VECTOR__queue_depth_count="1", group_count="2", **ENDLESS_LINKS)
-    )
-    assert result.operations == expected.operations

@@ -104,36 +104,26 @@ def test_rings_of_one_name_keep_their_own_depth() -> None:
 
 @settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
-def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits(rng: Any) -> None:
+def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits_whoever_issues_them(rng: Any) -> None:
     program, device = RandomProgram(rng).program(), random_device(rng)
     streams = Streams(program, device)
     walker, cursors = Walker(program), [0] * len(streams.endpoints)
     for part in program.phases:
-        issued = [
-            (op.label, {(p, n) for e, p, d in op.waits if (n := required_count(streams.endpoints[e], base[e] + d)) > 0})
-            for op, base in streams.stream(part, part.blocks, cursors)
-        ]
+        start = list(cursors)
+        issued = list(streams.stream(part, part.blocks, cursors))
         concrete = [
             (o.op.label, {(w.peer, w.count) for w in o.waits})
             for block in part.blocks
             for o in walk(walker, part.body(block))
         ]
-        assert issued == concrete
-        assert cursors == walker.cursors
-
-
-@settings(max_examples=40)
-@given(st.randoms(use_true_random=False))
-def test_scalar_units_share_out_the_stream_without_losing_order(rng: Any) -> None:
-    program, device = RandomProgram(rng).program(), random_device(rng)
-    streams = Streams(program, device)
-    part = program.phases[0]
-    start = [0] * len(streams.endpoints)
-    everything = list(streams.stream(part, part.blocks, list(start)))
-    for issuer in streams.issuers:
-        own = [(op.label, tuple(base)) for op, base in streams.stream(part, part.blocks, list(start), issuer)]
-        mine = [(op.label, tuple(base)) for op, base in everything if program.queues[op.queue].issuer == issuer]
-        assert own == mine
-    moved = list(start)
-    list(streams.stream(part, part.blocks, moved))
-    assert streams.advanced(part, part.blocks, start) == moved
+        ends = streams.endpoints
+        assert concrete == [
+            (op.label, {(p, n) for e, p, d in op.waits if (n := required_count(ends[e], base[e] + d)) > 0})
+            for op, base in issued
+        ]
+        assert sum(streams.templates.of(part, block).op_count() for block in part.blocks) == len(concrete)
+        assert cursors == walker.cursors == streams.advanced(part, part.blocks, start)
+        for issuer in streams.issuers:
+            mine = [(op, tuple(base)) for op, base in issued if program.queues[op.queue].issuer == issuer]
+            alone = streams.stream(part, part.blocks, list(start), issuer)
+            assert mine == [(op, tuple(base)) for op, base in alone]
