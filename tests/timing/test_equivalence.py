@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.timing.result import TimingResult
 
 
-def assert_equal(program: TileProgram, device: DeviceSpec) -> None:
+def assert_equal(program: TileProgram, device: DeviceSpec) -> TimingResult:
     groups = range(device.group_count.value)
     a = des.simulate(program, device, trace_groups=groups)
     b = replay.simulate(program, device, trace_groups=groups)
@@ -30,13 +32,17 @@ def assert_equal(program: TileProgram, device: DeviceSpec) -> None:
     assert timeline(a) == timeline(b)
     assert (a.cycles, a.latency_s, a.operations, a.link_bytes) == (b.cycles, b.latency_s, b.operations, b.link_bytes)
     assert a.term_cycles == pytest.approx(b.term_cycles)
+    return a
 
 
 @settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_des_equals_replay_to_the_tick_on_random_programs(rng: Any) -> None:
     program = RandomProgram(rng).program()
-    assert_equal(program, random_device(rng))
+    result = assert_equal(program, random_device(rng))
+    for use in chain(*result.queues) if len(program.phases) == 1 else ():
+        ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.queue)]
+        assert use.busy_cycles + sum(use.stalls.values()) == max(ends, default=0)
 
 
 #: Whole runs of flash whose transfers all have their links to themselves.
