@@ -96,6 +96,20 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
     assert terms["flags.tile_extra_cycles"] == pytest.approx(0.85 * terms["flags.tile_cycles"])
 
 
+def test_without_a_kernel_or_a_tile_a_prefill_is_canns_and_a_decode_and_a_tile_are_the_presets() -> None:
+    tile = {"block_q": 128, "block_kv": 512, "vector_rows": 8}
+    cann = {**tile, "kernel": "cann", "pipeline": "core", "deal": "balanced"}
+    assert (
+        flash().cycles
+        == flash(tiling=cann).cycles
+        != flash(tiling=tile).cycles
+        == flash(tiling={**tile, "kernel": "pto"}).cycles
+    )
+    assert flash(precision="fa16_32").cycles == flash(precision="fa16_32", tiling={"kernel": "tilelang"}).cycles
+    one = {"problem": Problem(heads=24, seq_q=1, seq_kv=4096, head_dim=128), "numerics": False, "trace_groups": ()}
+    assert run("flash", **one).cycles == run("flash", **one, tiling={"kernel": "pto"}).cycles  # type: ignore[arg-type]
+
+
 def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunData:
     return run("gemm", problem=GemmProblem(m=m, n=n, k=k), tiling=tiling, numerics=False, trace_groups=())
 

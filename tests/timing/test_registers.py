@@ -224,7 +224,7 @@ def test_no_cost_is_of_a_mechanism_that_the_device_lacks():
     }
 
 
-@pytest.mark.parametrize("schedule", ["flash", "two_level"])
+@pytest.mark.parametrize("schedule", ["flash", "two_level", "pasa"])
 def test_a_pipeline_through_all_blocks_takes_less_time_and_leaves_bits_alone(schedule):
     shape = {"batch": 1, "heads": 3, "seq_q": 1300, "seq_kv": 1500, "head_dim": 64, "causal": True}
     tiling = {"block_q": 64, "block_kv": 128, "vector_rows": 32}

@@ -42,6 +42,7 @@ class PublishedKernel(NamedTuple):
     barriers: Barriers
     together: int = 1
     has_extra: bool = False
+    is_of_a_tile: bool = False  #: whose tile is named with it: else what runs is the vendor's
 
 
 #: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
@@ -49,14 +50,19 @@ class PublishedKernel(NamedTuple):
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
         "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every"),
-        "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True),
+        "pto": PublishedKernel(
+            "PTO's, with barriers where they are needed", "needed", has_extra=True, is_of_a_tile=True
+        ),
         "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
     }
 )
 
-#: What CANN's attention does on a vector unit with registers: the tile and order of FlashAttention Lite's last version,
-#: blocks by length, stages through from block to block (ring of three tasks, ops-transformer flash_attention_score).
-REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
+#: CANN's attention where nobody names a kernel or a tile: stages on through all blocks (ring of three tasks,
+#: ops-transformer flash_attention_score), blocks by length.  From UB to UB the softmax of CANN 8.0 in slices of 8 rows;
+#: with registers the tile and order of FlashAttention Lite's last version.
+CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": "balanced"})
+MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
+REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
 #: How its rows are written: in one function a stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
@@ -73,7 +79,7 @@ class AscendMachine(Machine):
         self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
 
-    def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling)
         if isinstance(tiling, RegisterFields):
@@ -85,6 +91,10 @@ class AscendMachine(Machine):
         if has_registers(self.device):
             return self._on_registers(tiling)
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
+        is_decode = problem.seq_q < self.group.fractal  # CANN's decode is another kernel, of which no order is known
+        is_named = tiling.kernel is not None or _has_tile(tiling) or not KERNELS[kernel].is_of_a_tile
+        if not (is_named or is_decode):
+            kernel, tiling = "cann", _filled(tiling, {**CANN, **MEMORY_TILE})
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
 
@@ -95,15 +105,10 @@ class AscendMachine(Machine):
         """
         if not (has_registers(self.device) and isinstance(tiling, VectorFields)):
             return tiling
-        known, named = type(tiling).model_fields, tiling.model_fields_set
-        fields: dict[str, object] = {"vector_rows": REGISTER_TILE["vector_rows"]}
-        if "pipeline" in known and tiling.order == "rolling":  # type: ignore[attr-defined]
-            fields["pipeline"] = "core"
-        if "kernel" in known and known["kernel"].default is None:
-            fields["deal"] = "balanced"
-            fields |= {} if {"block_q", "block_kv"} & named else REGISTER_TILE
-        open_fields = {n: value for n, value in fields.items() if n not in named}
-        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **open_fields})
+        fields: dict[str, object] = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
+        if _is_open(tiling):
+            fields |= {"deal": CANN["deal"]} if _has_tile(tiling) else {**CANN, **REGISTER_TILE}
+        return _filled(tiling, fields)
 
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
@@ -203,6 +208,26 @@ class AscendMachine(Machine):
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
+
+
+def _is_open(tiling: Any) -> bool:
+    """Return whether a tiling is of no published kernel unless one is named."""
+    known = type(tiling).model_fields
+    return "kernel" in known and known["kernel"].default is None
+
+
+def _has_tile(tiling: Any) -> bool:
+    """Return whether somebody named a tile."""
+    return not tiling.model_fields_set.isdisjoint({"block_q", "block_kv"})
+
+
+def _filled(tiling: Any, fields: Mapping[str, object]) -> Any:
+    """Return a tiling with fields that it has and nobody named."""
+    named = tiling.model_fields_set
+    made = {n: value for n, value in fields.items() if n in type(tiling).model_fields and n not in named}
+    if getattr(tiling, "order", "") != "rolling":
+        made.pop("pipeline", None)
+    return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
 
 @lru_cache(maxsize=16)  # of phases and orders
