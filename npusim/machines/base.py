@@ -45,7 +45,7 @@ class Machine:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
-    def declared(self, tiling: Any) -> Any:
+    def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
         """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
         return tiling
 

@@ -144,8 +144,8 @@ def schedule(
     return tuple(schedules)
 
 
-def _declared(tiling: Any, device: DeviceSpec) -> Any:
-    declared: Any = machine_class(device.family)(device).declared(tiling)
+def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
+    declared: Any = machine_class(device.family)(device).declared(tiling, problem, precision)
     return declared
 
 

@@ -66,7 +66,7 @@ class Schedule:
     why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V
     that it is for on a device, where a call says none; None: the workload's.  ``left(device)``: fields that a space
     of its own leaves at their defaults: without effect there, a compiler's result, or chosen well already.
-    ``declared(tiling, device)``: with the device's own defaults in place of fields that nobody named.
+    ``declared(tiling, device, problem, precision)``: with the device's own defaults in place of what nobody named.
     ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
     that ``sees(problem, tiling)(q, k)`` says; ``models``: what a workload asks for beyond plain attention, and the
     schedule itself computes (``softcap``, ``window``, ...): runs do not refuse it; ``is_hooked``: it does more to
@@ -91,7 +91,7 @@ class Schedule:
     unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = lambda _device: frozenset()
-    declared: Callable[[Tiling, DeviceSpec], Tiling] = lambda tiling, _device: tiling
+    declared: Callable[[Tiling, DeviceSpec, AnyProblem, Precision], Tiling] = lambda tiling, *_of: tiling
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
     is_hooked: bool = False
@@ -147,7 +147,7 @@ class Schedule:
         The program's notes say which did; ``is_hinted`` as for :meth:`program`.
         """
         self._refuse(problem, device)
-        tiling = self.declared(tiling, device)
+        tiling = self.declared(tiling, device, problem, precision)
         try:
             return tiling, self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError:

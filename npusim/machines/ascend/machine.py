@@ -81,7 +81,7 @@ class AscendMachine(Machine):
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
-        tiling = self.declared(tiling)
+        tiling = self.declared(tiling, problem, precision)
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
@@ -91,24 +91,33 @@ class AscendMachine(Machine):
         if has_registers(self.device):
             return self._on_registers(tiling)
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
-        is_decode = problem.seq_q < self.group.fractal  # CANN's decode is another kernel, of which no order is known
-        is_named = tiling.kernel is not None or _has_tile(tiling) or not KERNELS[kernel].is_of_a_tile
-        if not (is_named or is_decode):
-            kernel, tiling = "cann", _filled(tiling, {**CANN, **MEMORY_TILE})
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
 
-    def declared(self, tiling: Any) -> Any:
+    def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
 
-        With registers: slices of whole registers, and of a kernel that is nobody else's CANN's tile and order.
+        Of a kernel that is nobody else's CANN's tile and order; with registers slices of whole registers in any case.
         """
-        if not (has_registers(self.device) and isinstance(tiling, VectorFields)):
+        if not isinstance(tiling, VectorFields):
             return tiling
-        fields: dict[str, object] = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
-        if _is_open(tiling):
-            fields |= {"deal": CANN["deal"]} if _has_tile(tiling) else {**CANN, **REGISTER_TILE}
-        return _filled(tiling, fields)
+        known, fields = type(tiling).model_fields, dict[str, object]()
+        is_open = "kernel" in known and known["kernel"].default is None
+        has_tile = not tiling.model_fields_set.isdisjoint({"block_q", "block_kv"})
+        if has_registers(self.device):
+            fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
+            if is_open:
+                fields |= {"deal": CANN["deal"]} if has_tile else {**CANN, **REGISTER_TILE}
+        elif is_open and not has_tile and getattr(tiling, "kernel", "") is None:
+            preset = KERNELS[getattr(precision, "kernel", "") or "cann"]
+            # CANN's decode is another kernel, of which no order is known.
+            if preset.is_of_a_tile and problem.seq_q >= self.group.fractal:
+                fields = {**CANN, **MEMORY_TILE, "kernel": "cann"}
+        if getattr(tiling, "order", "") != "rolling":
+            fields.pop("pipeline", None)
+        named = tiling.model_fields_set
+        made = {n: value for n, value in fields.items() if n in known and n not in named}
+        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
@@ -208,26 +217,6 @@ class AscendMachine(Machine):
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
-
-
-def _is_open(tiling: Any) -> bool:
-    """Return whether a tiling is of no published kernel unless one is named."""
-    known = type(tiling).model_fields
-    return "kernel" in known and known["kernel"].default is None
-
-
-def _has_tile(tiling: Any) -> bool:
-    """Return whether somebody named a tile."""
-    return not tiling.model_fields_set.isdisjoint({"block_q", "block_kv"})
-
-
-def _filled(tiling: Any, fields: Mapping[str, object]) -> Any:
-    """Return a tiling with fields that it has and nobody named."""
-    named = tiling.model_fields_set
-    made = {n: value for n, value in fields.items() if n in type(tiling).model_fields and n not in named}
-    if getattr(tiling, "order", "") != "rolling":
-        made.pop("pipeline", None)
-    return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
 
 @lru_cache(maxsize=16)  # of phases and orders
