@@ -1,8 +1,7 @@
 """Pytest fixtures: cycles of a run, and which schedule and tile wins, against those stored beside the test.
 
-They need pytest-regressions (``npusim[pytest]``), whose ``data_regression`` keeps the files
-(``--force-regen`` rewrites them).  Whoever has npusim installed loads this module in every pytest
-run, so it imports nothing of weight.
+They need pytest-regressions (``npusim[pytest]``), whose ``data_regression`` keeps the files (``--force-regen`` rewrites
+them).  Whoever has npusim installed loads this module in every pytest run, so it imports nothing of weight.
 """
 
 from __future__ import annotations

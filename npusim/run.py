@@ -101,8 +101,9 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         What of the workload's attention may be left out: ``window``, ``softcap``, ... (`Workload.left_out`);
         a run refuses a workload that needs what is not modelled, unless it is named here.
     tiling
-        Fields of the schedule's tiling by name; the others keep their defaults, or the largest halves of
-        them that fit, which a note then says.
+        Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
+        ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
+        says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
     precision
         Name of one of the schedule's presets, its fields changed if wanted:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.

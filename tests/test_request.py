@@ -119,7 +119,7 @@ def test_what_no_command_line_can_say_is_not_said(given: dict[str, Any]) -> None
     assert Request("flash", **given).asked() is None
 
 
-def test_a_tiling_field_passes_seven_functions_from_the_command_line_to_a_tile() -> None:
+def test_a_tiling_field_passes_eight_functions_from_the_command_line_to_a_tile() -> None:
     """Those on the way to where tiles are made that are given it: by itself, or in what was asked for."""
     value, passed = 208, list[str]()
 
@@ -143,10 +143,12 @@ def test_a_tiling_field_passes_seven_functions_from_the_command_line_to_a_tile()
 
     sys.setprofile(called)
     try:
-        CliRunner().invoke(app, f"run flash -t block_kv={value} --seq 300 --no-numerics --no-save".split())
+        CliRunner().invoke(
+            app, f"run flash -t block_kv={value},kernel=pto,deal=round_robin --seq 300 --no-numerics --no-save".split()
+        )
     finally:
         sys.setprofile(None)
-    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "run_plan", "run"]
+    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "program_of", "run_plan", "run"]
 
 
 def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

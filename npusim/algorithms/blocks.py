@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.phase import TileRun, WorkTile
@@ -83,7 +83,7 @@ def with_columns(
     blocks: tuple[WorkTile, ...], total: int, width: int, only: frozenset[str] = frozenset()
 ) -> tuple[WorkTile, ...]:
     """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
-    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total, is_causal=False), 0, 1, total, width))
+    runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total), 0, 1, total, width))
     return tuple(replace(c, runs=runs) for c in blocks)
 
 
@@ -164,23 +164,34 @@ def _masked(runs: tuple[TileRun, ...]) -> tuple[TileRun, ...]:
 BlockOrder = Literal["round_robin", "balanced", "work_list"]
 
 
-def dealt(blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder) -> tuple[WorkTile, ...]:
+def dealt(
+    blocks: tuple[WorkTile, ...], group_count: int, order: BlockOrder, heads: int | None = None
+) -> tuple[WorkTile, ...]:
     """Return the blocks in the order in which they are dealt to ``group_count`` core groups.
 
     ``round_robin`` keeps the vendor kernels' order (head by head, ascending rows).  ``balanced``
     deals the longest first, every other round backwards, so that a causal mask leaves all groups
-    nearly the same work.  ``work_list``: the longest first.
+    nearly the same work.  ``work_list``: the longest first.  ``heads`` as for :func:`longest_first`.
     """
     if order == "round_robin":
         return blocks
-    longest_first = sorted(blocks, key=lambda c: c.first - c.last)
+    longest = longest_first(blocks, heads)
     if order == "work_list":
-        return tuple(longest_first)
+        return tuple(longest)
     ordered: list[WorkTile] = []
-    for index, (start, count) in enumerate(chunks(len(longest_first), group_count)):
-        one_each = longest_first[start : start + count]
+    for index, (start, count) in enumerate(chunks(len(blocks), group_count)):
+        one_each = longest[start : start + count]
         ordered += one_each[::-1] if index % 2 else one_each
     return tuple(ordered)
+
+
+def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> list[WorkTile]:
+    """Return the blocks with most keys first; ``heads`` of a sequence at a time, so that their K and V stay in L2.
+
+    FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
+    """
+    sections = groupby(blocks, key=lambda c: (c.batch, c.head // heads)) if heads else [((), blocks)]
+    return [c for _, section in sections for c in sorted(section, key=lambda c: c.first - c.last)]
 
 
 def as_free(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
+from npusim.algorithms.cache import cached_operands, reading_cache
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import mask_of
@@ -244,9 +245,9 @@ def attention_phase(
     cells = cells or attention_cells(problem, *sizes)
     tensors = tensors or attention_tensors(problem, p.output)
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
-    phase = kernel.phase(
-        "attention", cells, spans, [tensors.o], q=tensors.q, k=tensors.k, v=tensors.v, mask=mask, p=p, **more
-    )
+    operands = cached_operands(problem, {"q": tensors.q, "k": tensors.k, "v": tensors.v})
+    kernel = reading_cache(kernel, tuple(operands), tensors.q.fmt)
+    phase = kernel.phase("attention", cells, spans, [tensors.o], mask=mask, p=p, **operands, **more)
     return phase if mask is None else with_finite_starts(phase)
 
 

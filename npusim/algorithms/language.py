@@ -145,7 +145,8 @@ def _value_operator(opcode: Opcode, *, swapped: bool = False) -> Callable[[Value
 class Value:
     """A tile (two axes) or a vector of its rows (one), in a format.
 
-    ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.
+    ``state``: the state whose next value it is.  ``onto``: the state in whose place it is written.  ``prepared``: what
+    products read in an operand's place, a function of its tile.
     """
 
     axes: tuple[str, ...]
@@ -158,6 +159,7 @@ class Value:
     event: Event | None = None
     state: Value | None = None
     onto: Value | None = None
+    prepared: Callable[[Value], Value] | None = None
 
     def __repr__(self) -> str:
         return f"{self.written()} ({' x '.join(self.axes)}, {self.fmt})"
@@ -263,6 +265,9 @@ class Product:
         right = b.operand if isinstance(b, Transposed) else b
         if isinstance(right, Product):
             right.refuse()
+        if isinstance(right, Value) and right.prepared is not None:
+            name, right = right.name, right.prepared(right)
+            right.name = f"{name}_read"
         if not isinstance(right, Value) or len(a.axes) < 2 or len(right.axes) < 2:
             fail(f"{a} @ {right}: a product needs two tiles; vectors of rows and numbers are multiplied by *")
         inner, outer = right.axes[::-1] if isinstance(b, Transposed) else right.axes
@@ -426,7 +431,7 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     if not axis:
         which = f"axis=... says which of {' and '.join(shared)} is walked" if shared else "they share no axis to walk"
         fail(f"tiles of {' and '.join(map(str, operands))}: {which}", frame)
-    views = tuple(Value(x.axes, x.fmt, x.kind, x.name) for x in operands)
+    views = tuple(Value(x.axes, x.fmt, x.kind, x.name, prepared=x.prepared) for x in operands)
     trace.enter(axis, operands, views, frame)
     try:
         yield views[0] if len(views) == 1 else views

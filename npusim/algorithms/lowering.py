@@ -268,26 +268,27 @@ class _Lowering:
     def _check_factors(self) -> None:
         """Raise `ProgramError` for factors that no machine can make: matrix units read the right one from memory."""
         for e in self.events:
-            if e.opcode is O.MATMUL and (right := e.read[1]).kind != "operand":
+            if e.opcode is not O.MATMUL:
+                continue
+            left, right = e.read[:2]
+            if right.kind != "operand" and (e.loop is None or not self.is_of_operands(right)):
                 self.kernel.fail(
-                    f"{right} is the right factor of a product, which is an operand as it lies in memory: make it in a "
-                    "kernel of its own before",
+                    f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
+                    "a loop; make it in a kernel of its own before",
                     e,
                 )
-            if e.opcode is O.MATMUL and e.read[0].kind != "operand" and e.loop is not None:
-                sources = self._sources_of(e.read[0])
-                if sources and all(v.kind in ("operand", "mask") for v in sources):
-                    self.kernel.fail(
-                        f"{e.read[0]} is the left factor of a product in a loop and made of operands alone: make it in "
-                        "a kernel of its own before, for all tiles at once",
-                        e,
-                    )
+            if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):
+                self.kernel.fail(
+                    f"{left} is the left factor of a product in a loop and made of operands alone: make it in a kernel "
+                    "of its own before, for all tiles at once",
+                    e,
+                )
 
-    def _sources_of(self, v: Value) -> set[Value]:
-        """Return the operands, states and products that rows make a value of."""
+    def is_of_operands(self, v: Value) -> bool:
+        """Return whether a value is an operand, or rows make it of operands and masks alone."""
         if v.kind != "row" or v.event is None:
-            return {v}
-        return set().union(*(self._sources_of(s) for s in v.event.read))
+            return v.kind in ("operand", "mask")
+        return bool(v.event.read) and all(map(self.is_of_operands, v.event.read))
 
     def _values(self) -> list[Value]:
         """Return every value, in the order of its making: tiles of operands and states where they are first used."""
@@ -300,7 +301,8 @@ class _Lowering:
         groups: list[list[Event]] = []
         for e in self.events:
             last = groups[-1] if groups else []
-            if not last or O.MATMUL in (e.opcode, last[0].opcode) or e.loop != last[0].loop:
+            is_apart = last and (e.loop, e.dst.axes[0]) != (last[0].loop, last[0].dst.axes[0])
+            if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
                 moved = [e]  # with the vectors before it that it alone reads
@@ -595,7 +597,7 @@ class _Roles:
 
     def __init__(self, lowering: _Lowering, *, is_partial: bool) -> None:
         self.events, self.fed, self.results = lowering.events, lowering.fed, lowering.results
-        self.carried, self.is_partial = lowering.trace.carried, is_partial
+        self.carried, self.is_partial, self.lowering = lowering.trace.carried, is_partial, lowering
 
     def of(self, v: Value) -> Role:
         """Return the role of a value."""
@@ -611,7 +613,7 @@ class _Roles:
         e = v.event
         assert e is not None
         if v.kind == "product":
-            return "score" if all(s.kind == "operand" for s in e.read) else "partial"
+            return "score" if all(map(self.lowering.is_of_operands, e.read)) else "partial"
         over = [s for s in e.read if s.event and s.event.loop is None and s.axes == v.axes]
         if e.loop is None and (e.opcode is O.DIV or any(self.of(s) == "output" for s in over)):
             return "partial" if self.is_partial else "output"

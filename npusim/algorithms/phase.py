@@ -343,7 +343,7 @@ class Phase:
     @property
     def row_axis(self) -> str:
         """Axis of the rows of what its stages write."""
-        return self.names[self.stages[0].rows[0].dst].axes[0]
+        return self.cells[0].spans[0][0]
 
     @property
     def loop_axis(self) -> str:

@@ -6,7 +6,7 @@ A kernel that has the hook ``score`` takes them up as they are; one without it d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from npusim.algorithms.language import Value, in_units_of, tanh
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.tiling_mask import PartByPart
-from npusim.config.scores import alibi_slopes, sink_logits
+from npusim.config.scores import alibi_slopes, bias_row, sink_logits
 from npusim.errors import TilingError
 from npusim.formats import cast
 from npusim.formats.exponential import LOG2_E
@@ -33,15 +33,16 @@ def exponent_factor(variant: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
-    """The hook of a problem: ``softcap tanh(s / softcap)``, then a head's slope times the distance of query and key."""
+    """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias."""
 
     softcap: float | None
 
-    def __call__(self, s: Value, alibi: Value | None = None) -> Value:
+    def __call__(self, s: Value, alibi: Value | None = None, bias: Value | None = None) -> Value:
         """Return scaled scores with what the problem does to them."""
         if self.softcap is not None:
             s = tanh(s / self.softcap) * self.softcap
-        return s if alibi is None else s + alibi
+        s = s if alibi is None else s + alibi
+        return s if bias is None else s + bias.to(s.fmt)
 
 
 def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int = 1) -> tuple[Kernel, dict[str, Any]]:
@@ -49,16 +50,40 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
 
     ``packed`` heads lie below one another.  Raises `TilingError` for a kernel without such a hook.
     """
-    factor = exponent_factor(p.exp_variant)
-    if problem.softcap is None and not problem.alibi:
+    factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
+    if not changes:
         return kernel, {"scale": scale * factor}
-    what = "softcap" if problem.softcap is not None else "alibi"
     if "score" not in kernel.parameters:
-        raise TilingError(f"{what}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {what}")
-    slopes = alibi_slopes(problem.heads)
-    operands = {"alibi": head_values("alibi", slopes, problem, p.softmax, packed)} if problem.alibi else {}
+        raise TilingError(
+            f"{changes[0]}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {changes[0]}"
+        )
+    slopes, operands = alibi_slopes(problem.heads), dict[str, Any]()
+    if problem.alibi:
+        operands["alibi"] = head_values("alibi", slopes, problem, p.softmax, packed)
+    if problem.bias:
+        heads, each = problem.heads // packed if problem.bias == "head" else 1, _queries(problem, packed)
+        sizes = len(each), heads, problem.seq_q * packed, problem.seq_kv
+        operands["bias"] = GlobalTensor("bias", *sizes, problem.dtype, "input")
     hooked = _with_problem(kernel, ProblemScore(problem.softcap), tuple(operands))
-    return hooked, {"scale": scale, "score_factor": factor, **operands}
+    values = {"values": {"bias": partial(_bias, problem, packed)}} if problem.bias else {}
+    return hooked, {"scale": scale, "score_factor": factor, **operands, **values}
+
+
+def _queries(problem: Problem, packed: int) -> tuple[int, ...]:
+    """Return after how many rows the next of ``packed`` heads begins: of each sequence, or of all alike."""
+    return problem.queries if packed > 1 and len(set(problem.queries)) > 1 else (problem.seq_q,)
+
+
+def _bias(problem: Problem, packed: int) -> PartByPart:
+    """Return a bias as a kernel reads it, ``packed`` heads below one another, in the problem's format."""
+    each = _queries(problem, packed)
+
+    def part(batch: int, head: int, rows: slice, cols: slice) -> Any:
+        places = (divmod(row, each[batch]) for row in range(rows.start, rows.stop))
+        heads = ((head * packed + within if problem.bias == "head" else 0, query) for within, query in places)
+        return cast(np.array([bias_row(h, q, problem.seq_kv)[cols] for h, q in heads]), problem.dtype)
+
+    return PartByPart((problem.seq_q * packed, problem.seq_kv), part)
 
 
 @lru_cache(maxsize=64)  # of kernels: their tables are kept by kernel
@@ -105,7 +130,7 @@ class HeadValues:
     last_offset: int
     rows: int
     keys: int
-    each: int
+    each: tuple[int, ...]
     fmt: str
     is_sloped: bool
     is_loaded = False
@@ -119,16 +144,17 @@ class HeadValues:
     def tensor(self) -> GlobalTensor:
         """Return what stands for it as a tensor."""
         rows, heads = (self.last_offset + 1) * self.rows, len(self.numbers) // self.packed
-        return GlobalTensor(self.name, 1, heads, rows, self.keys if self.is_sloped else 1, self.fmt, "constant")
+        batch = len(self.each)
+        return GlobalTensor(self.name, batch, heads, rows, self.keys if self.is_sloped else 1, self.fmt, "constant")
 
     def values(self) -> Any:
         """Return what gives a head's matrix part by part."""
         tensor = self.tensor()
         return PartByPart((tensor.rows, tensor.cols), self._part)
 
-    def _part(self, head: int, rows: slice, cols: slice) -> Any:
+    def _part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
         offset, row = np.divmod(np.arange(rows.start, rows.stop), self.rows)
-        within, query = np.divmod(row, self.each)
+        within, query = np.divmod(row, self.each[batch])
         numbers = np.array(self.numbers)[head * self.packed + within][:, None]
         distance = np.arange(cols.start, cols.stop)[None] - (offset + query)[:, None]
         return cast(numbers * (distance if self.is_sloped else 1), self.fmt)
@@ -141,8 +167,8 @@ class HeadValues:
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
     """Return numbers of query heads as what a kernel adds in format ``fmt``: slopes of ``alibi``, or of each row."""
-    sizes = max(0, problem.causal_offset), problem.seq_q * packed, problem.seq_kv, problem.seq_q
-    return HeadValues(name, numbers, packed, *sizes, fmt, name == "alibi")
+    sizes = problem.last_offset, problem.seq_q * packed, problem.seq_kv
+    return HeadValues(name, numbers, packed, *sizes, _queries(problem, packed), fmt, name == "alibi")
 
 
 def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:

@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from npusim.algorithms.cache import reading_cache
 from npusim.algorithms.flash import FlashPrecision, attend, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
 from npusim.algorithms.lowering import kernel
@@ -165,9 +166,10 @@ def split_kv(
     target = whole.tensors["out"]
     assert isinstance(target, GlobalTensor)
     stacks = _stacks(target, count, p.partial, 0)
-    tensors: dict[str, Any] = {n: whole.tensors[n] for n in "qkv"}
+    tensors: dict[str, Any] = {n: t for n, t in whole.tensors.items() if n[0] in "qkv"}
     scaled: dict[str, Any] = {"scale": whole.constants["scale"]} if scored is None else {}
     kernel, arguments = (split, scaled) if scored is None else scored(split)
+    kernel = reading_cache(kernel, tuple(tensors), tensors["q"].fmt)
     cut_masks = {n: mask for n, mask in whole.masks.items() if n not in (*arguments, "sink")}
     first = kernel.phase(
         "attention",

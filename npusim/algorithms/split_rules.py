@@ -100,8 +100,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
     blocks, l2 = sequences * call.kv_heads * row_blocks, 50 << 20
     # as there
     if blocks >= 0.8 * call.cores and call.kv_bytes > l2 and row_blocks >= 2 * call.cores and not call.is_causal:
-        # as there
-        return min(ceil_div(call.kv_bytes, l2), 128)
+        return min(ceil_div(call.kv_bytes, l2), 128)  # as there
     # four tiles or fewer are not split, as there
     return 1 if longest <= 4 else num_splits_heuristic(blocks, call.cores, longest, skips_equal=False)
 
@@ -116,8 +115,7 @@ def fa3_varlen(call: SplitCall) -> Parts:
     work = ceil_div(call.rows, call.block_q) * sum(call.tiles) * call.kv_heads
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
-    # as there: so many sequences a block of threads
-    few = len(call.keys) <= 992
+    few = len(call.keys) <= 992  # as there: so many sequences a block of threads
     return _counted(call.tiles, [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles])
 
 
@@ -149,18 +147,15 @@ def flashmla(call: SplitCall) -> Parts:
     """FlashMLA (tile scheduler): cores of one load each, sequence after sequence; a part costs 5 tiles more."""
     # FlashMLA, get_mla_metadata.cu: 64 rows a block, 5 tiles for a part's start
     parts = max(call.cores // call.kv_heads // ceil_div(call.rows, 64), 1)
-    # as there
-    load = ceil_div(sum(n + 5 for n in call.tiles), parts) + 5
+    load = ceil_div(sum(n + 5 for n in call.tiles), parts) + 5  # as there
     cuts, room = list[tuple[int, ...]](), load
     for tiles in call.tiles:
         cut, left = list[int](), tiles
         while left:
-            # as there
-            take = left if room >= left + 5 else max(0, room - 5)
+            take = left if room >= left + 5 else max(0, room - 5)  # as there
             cut += [take] if take else []
             left -= take
-            # as there
-            room = room - take - 5 if not left else load
+            room = room - take - 5 if not left else load  # as there
         cuts.append(tuple(cut))
     return tuple(cuts)
 
@@ -169,8 +164,7 @@ def vllm(call: SplitCall) -> Parts:
     """VLLM's Triton kernel of decoding: 16 segments of a sequence, by its own length; one, where batches are large."""
     # triton_unified_attention.py: 128 programs, 16 segments
     splits = call.queries == 1 and len(call.keys) <= 128 // call.kv_heads
-    # as there
-    return tuple(sized(n, ceil_div(n, 16) if splits else n) for n in call.tiles)
+    return tuple(sized(n, ceil_div(n, 16) if splits else n) for n in call.tiles)  # as there
 
 
 def cann(call: SplitCall) -> Parts:
@@ -178,12 +172,10 @@ def cann(call: SplitCall) -> Parts:
     blocks, longest = len(call.keys) * call.kv_heads, max(call.keys)
     # fused_infer_attention_score, IFA tiling: half of the cores, 2048 keys, 1024 where paged
     is_short = bool(call.page) and longest <= 1024
-    # as there
-    if blocks > 0.5 * call.cores or not (call.heads == call.kv_heads or longest >= 2048) or is_short:
+    if blocks > 0.5 * call.cores or not (call.heads == call.kv_heads or longest >= 2048) or is_short:  # as there
         return tuple((n,) for n in call.tiles)
     count = call.cores // blocks
-    # as there
-    while count > 1 and longest // count < 512:
+    while count > 1 and longest // count < 512:  # as there
         count -= 1
     keys = ceil_div(longest, count)
     return _chunked(call, ceil_div(keys, call.page) * call.page if call.page else keys)
@@ -193,12 +185,9 @@ def xqa(call: SplitCall) -> Parts:
     """TensorRT-LLM's XQA: by the longest sequence and the number of blocks."""
     # decoderXQAImplJIT.cpp, computeMultiBlockCount
     batch, count = len(call.keys), max(call.keys) // 128
-    # as there
-    count = max(min(count, round(sqrt(8 * count))), 1)
-    # as there
-    waves = batch * call.kv_heads * count / call.cores / 8
-    # as there
-    count = max(1, min(max(int(count / waves) if waves > 1 else count, 1), 6000 // batch))
+    count = max(min(count, round(sqrt(8 * count))), 1)  # as there
+    waves = batch * call.kv_heads * count / call.cores / 8  # as there
+    count = max(1, min(max(int(count / waves) if waves > 1 else count, 1), 6000 // batch))  # as there
     return _counted(call.tiles, [count] * batch)
 
 

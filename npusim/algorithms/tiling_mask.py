@@ -35,11 +35,13 @@ DEFAULT_M = 512
 class TilingMask:
     """The (2M) x (2M) mask matrix in global memory, 1 where a key is kept; with a ``window`` a band of (4M) x (2M).
 
-    A band is as wide as the window, or as 2M: a tile that a wider window's edge crosses lies wholly within the other.
+    Queries see so many keys ``after`` their own, part of the window.  A band is as wide as the window, or as 2M: a tile
+    that a wider window's edge crosses lies wholly within the other.
     """
 
     m: int = DEFAULT_M
     window: int | None = None
+    after: int = 0
 
     @property
     def shows_key_0(self) -> bool:
@@ -75,7 +77,7 @@ class TilingMask:
         A block left of the diagonal keeps everything, one right of it nothing; their cuts are
         moved to the nearest one that says so.
         """
-        diagonal = row + (offset or 0) - col
+        diagonal = row + (offset or 0) + self.after - col
         down = varying(lambda d: self._corner(rows, cols, d)[0], diagonal)
         right = varying(lambda d: self._corner(rows, cols, d)[1], diagonal)
         return self.tensor().tile(0, 0, down, rows, right, cols)
@@ -130,13 +132,12 @@ class PartByPart:
     """A matrix that is never whole: ``[batch, head]`` is a head's, ``[rows, columns]`` a part of that."""
 
     shape: tuple[int, int]
-    part: Callable[[int, slice, slice], npt.NDArray[Any]]
-    head: int = 0
+    part: Callable[[int, int, slice, slice], npt.NDArray[Any]]
+    head: tuple[int, int] = (0, 0)
 
     def __getitem__(self, index: tuple[Any, Any]) -> Any:
         """Return a head's matrix, or a part of it."""
-        rows, cols = index
-        return self.part(self.head, rows, cols) if isinstance(rows, slice) else replace(self, head=cols)
+        return self.part(*self.head, *index) if isinstance(index[0], slice) else replace(self, head=index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,45 +146,47 @@ class SeenMask:
 
     A block whose first query is at position ``offset`` of its sequence takes rows ``offset * rows`` to ``(offset + 1) *
     rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, those of heads
-    below one another.  Not ``is_loaded``, there is no such matrix in memory: masks are computed from indices.
+    below one another; that and what is ``seen`` are of each sequence, or the same for all.  Not ``is_loaded``, there is
+    no such matrix in memory: masks are computed from indices.
     """
 
-    seen: Seen
+    seen: tuple[Seen, ...]
     last_offset: int
     rows: int
     keys: int
-    each: int
+    each: tuple[int, ...]
     is_loaded: bool = True
     shows_key_0 = False  #: whether every query sees key 0: not looked at
 
     def tensor(self) -> GlobalTensor:
         """Return the mask as a tensor of one byte an element."""
-        return GlobalTensor("mask", 1, 1, (self.last_offset + 1) * self.rows, self.keys, "int8", "constant")
+        rows = (self.last_offset + 1) * self.rows
+        return GlobalTensor("mask", len(self.seen), 1, rows, self.keys, "int8", "constant")
 
     def values(self) -> Any:
         """Return what gives the matrix part by part, int8, 1 where a key is seen."""
         tensor = self.tensor()
         return PartByPart((tensor.rows, tensor.cols), self._part)
 
-    def _part(self, _head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
+    def _part(self, batch: int, _head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
         parts, at = list[npt.NDArray[np.int8]](), rows.start
         while at < rows.stop:  # head by head
             offset, row = divmod(at, self.rows)
-            query = row % self.each
-            count = min(rows.stop - at, self.each - query)
-            parts.append(self.seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
+            query = row % self.each[batch]
+            count, seen = min(rows.stop - at, self.each[batch] - query), self.seen[batch]
+            parts.append(seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
             at += count
         return np.concatenate(parts)
 
     @property
     def comparisons(self) -> int:
         """How many comparisons of indices say whether a key is seen."""
-        return self.seen.comparisons
+        return self.seen[0].comparisons
 
     @property
     def lookups(self) -> int:
         """How many numbers of each row and column are read for that."""
-        return self.seen.lookups
+        return self.seen[0].lookups
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
         """Return the part of a block at (row, col)."""
@@ -198,15 +201,16 @@ def mask_of(
     ``kind``: by default cut where a constant matrix serves (causal masks and windows), else loaded.  ``packed`` heads
     lie below one another.  Raises `TilingError` where no constant matrix serves, or none for blocks as large.
     """
-    seen = problem.seen if seen is None else seen
+    seen, each = problem.seen if seen is None else seen, tuple(dict.fromkeys(problem.queries))
     if isinstance(seen, KeyRanges):
-        if seen.is_plain and not seen.is_causal:
+        if seen.is_plain and seen.after is None:
             return None
-        is_band = not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
-        if packed > 1 and seen.is_plain and kind in (None, "cut"):
+        is_band = seen.after is not None and not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
+        if packed > 1 and len(each) == 1 and seen.is_plain and kind in (None, "cut"):
             return PackedMask(problem.seq_q, *sizes)
         if packed == 1 and is_band and kind in (None, "cut"):
-            mask = TilingMask(window=seen.window)
+            assert seen.after is not None
+            mask = TilingMask(window=seen.window and seen.window + seen.after, after=seen.after)
             mask.check(min(sizes[0], problem.seq_q), min(sizes[1], problem.seq_kv))
             return mask
     if kind == "cut":
@@ -214,5 +218,8 @@ def mask_of(
             "mask=cut: one constant matrix serves causal masks and windows, whose queries all see alike; sinks, "
             "prefixes, documents, chunks and functions of one's own take loaded or computed"
         )
-    rows = problem.seq_q * packed
-    return SeenMask(seen, max(0, problem.causal_offset), rows, problem.seq_kv, problem.seq_q, kind != "computed")
+    seens: tuple[Seen, ...] = (seen,)
+    if problem.lengths and (problem.documents or (packed > 1 and len(each) > 1)):
+        seens, each = tuple(problem.sequence(n).seen for n in range(problem.batch)), problem.queries
+    rows, each = problem.seq_q * packed, each if len(seens) > 1 else (problem.seq_q,)
+    return SeenMask(seens, problem.last_offset, rows, problem.seq_kv, each, kind != "computed")

@@ -31,19 +31,13 @@ def check_baselines(
 ) -> tuple[CheckOutcome, ...]:
     """Run every case below ``folder`` (or the one file it names) and return what became of it.
 
-    ``tolerance`` is what a kernel's cycles, and those that a pipe is busy, may differ relative to what was
-    accepted; and by how much an accepted winner may be slower than today's.  With ``update`` what a
-    case gives is written into its file, with ``reason``, without which nothing accepted is replaced; it
-    is refused in CI (where the environment variable ``CI`` is set).  ``on_case`` gets each outcome as
-    it is there, and the number of cases.
+    ``tolerance`` is what a kernel's cycles, and those that a pipe is busy, may differ relative to what was accepted;
+    and by how much an accepted winner may be slower than today's.  With ``update`` what a case gives is written into
+    its file, with ``reason``, without which nothing accepted is replaced; it is refused in CI (where the environment
+    variable ``CI`` is set).  ``on_case`` gets each outcome as it is there, and the number of cases.
 
-    Raises
-    ------
-    SpecError
-        There is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are read
-        before any case runs.
-    OutputError
-        A file cannot be written; it is unchanged then.
+    Raises `SpecError` if there is no case, one is faulty or was edited by hand, or ``update`` in CI.  All files are
+    read before any case runs.  Raises `OutputError` if a file cannot be written; it is unchanged then.
     """
     if update and os.environ.get("CI", "").lower() not in ("", "0", "false"):
         raise SpecError(

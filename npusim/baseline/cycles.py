@@ -48,11 +48,10 @@ class Row:
 class CheckOutcome:
     """What became of one case.
 
-    ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not
-    run any more, see ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles
-    the cores', of a decision the winner and each candidate's best point that changed.  ``moved`` are the parts
-    of units that changed (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are
-    those of the new cycles.
+    ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not run any more, see
+    ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles the cores', of a
+    decision the winner and each candidate's best point that changed.  ``moved`` are the parts of units that changed
+    (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are those of the new cycles.
     """
 
     kind: Literal["cycles", "decision"]

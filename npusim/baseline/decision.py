@@ -154,7 +154,7 @@ def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> Candi
     candidate = CandidateOutcome(name, request, outcomes)
     best = candidate.best
     if best is not None:
-        now = run_request(Variants(request).request_of(best.point)).cycles
+        now = run_request(Variants(request, is_open=True).request_of(best.point)).cycles
         if now != best.cycles:
             raise SpecError(
                 f"{path}: {_at(best.point)} took {best.cycles:,} cycles there, and takes {now:,} for "
@@ -167,7 +167,9 @@ def _looked_at(candidate: CandidateOutcome, *, numerics: bool) -> CandidateOutco
     has_sample = candidate.request.problem is None  # a product or copy has none
     if not numerics or candidate.best is None or not has_sample:
         return candidate
-    request = replace(Variants(candidate.request).request_of(candidate.best.point), numerics=True, heads=[0])
+    request = replace(
+        Variants(candidate.request, is_open=True).request_of(candidate.best.point), numerics=True, heads=[0]
+    )
     bits = run_request(request).numerics
     return candidate._replace(finite=None if bits is None else bits.error.is_finite)
 
@@ -226,7 +228,7 @@ def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutco
 
 def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:
     """Return what the new winner spends less on than the old one would today."""
-    runs = [run_request(Variants(f.request).request_of(o.point)) for f, o in ((old, then), (new, best))]
+    runs = [run_request(Variants(f.request, is_open=True).request_of(o.point)) for f, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"
 

@@ -183,10 +183,10 @@ def _case(outcome: "CheckOutcome") -> dict[str, object]:
     ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
-    ("npusim validate vectors.npz", "matrix-unit vectors or whole kernels, bit for bit"),
+    ("npusim validate vectors.npz", "matrix-unit vectors, bit for bit"),
 )
 def validate(
-    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), vectors or kernels (.npz).")] = None,
+    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), or vectors of a matrix unit (.npz).")] = None,
     *,
     only: Annotated[
         str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")

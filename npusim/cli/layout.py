@@ -1,7 +1,7 @@
 """``npusim layout``: which lane holds which element, drawn."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -9,9 +9,6 @@ from npusim.cli import options as o
 from npusim.cli.console import show, show_json, show_lines, write
 from npusim.cli.help import Verbs
 from npusim.report.text import Heading
-
-if TYPE_CHECKING:
-    from npusim.report.layouts import Square
 
 app = Verbs()
 
@@ -66,11 +63,6 @@ def layout(
     if picture.legend:
         typer.echo(picture.legend)
     typer.echo()
-    show_lines([(text, _style(square)) for text, square in line] for line in r.picture_lines(picture))
+    show_lines(r.picture_lines(picture))
     typer.echo()
     show([picture.facts])
-
-
-def _style(square: "Square | None") -> str:
-    """Return what a terminal shows of a square: its lane as a colour, and in bold what another lane needs."""
-    return "dim" if square is None else f"{'bold ' if square.needed_by else ''}black on {square.colour}"

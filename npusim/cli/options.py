@@ -119,9 +119,8 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a verb ``options`` of a request except ``but``; its function gets them as a `Request`, read.
 
-    The request comes first; the function's other arguments are the verb's own options, shown last unless
-    ``own_first``.  Without ``schedule`` the verb has arguments of its own in place of a schedule's name,
-    which the request then lacks.
+    The request comes first; the function's other arguments are the verb's own options, shown last unless ``own_first``.
+    Without ``schedule`` the verb has arguments of its own in place of a schedule's name, which the request then lacks.
     """
     names = [name for name in OPTIONS if name in options.__annotations__ and name not in but]
 
@@ -214,8 +213,12 @@ def _read(name: str, value: Any) -> Any:
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
             return problem_values(value)
-        case "lengths":
+        case "window" if value is not None:
+            return sides(value, option)
+        case "lengths" | "query_lengths" | "documents":
             return None if value is None else tuple(map(count(option), names(value, option)))
+        case "cache_scale":
+            return value if value in (None, "token", "head") else count(option)(value)
         case "ignore":
             return () if value is None else names(value, option)
         case "trace_groups":
@@ -224,11 +227,19 @@ def _read(name: str, value: Any) -> Any:
             return None if value is None else positive(value, option)
         case "timeline":
             return span_us(value)
-        case "documents":
-            return None if value is None else tuple(count(option)(word) for word in names(value, option))
         case "numerics":
             return not value  # the option is --no-numerics
     return value
+
+
+def sides(text: str, option: str) -> int | tuple[int, int]:
+    """Return a window, ``512``, or keys before a query and after it, ``256,-1``."""
+    both = names(text, option)
+    if len(both) == 1:
+        return whole_number(option, text)
+    if len(both) != 2 or not all(part.removeprefix("-").isdecimal() for part in both):
+        raise SpecError(f"{option} {text}: write the keys of a window, 512, or those before and after a query: 256,0")
+    return int(both[0]), int(both[1])
 
 
 def required_schedule(name: str | None, verb: str) -> str:

@@ -151,22 +151,26 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
 
 def _show_fields(request: Request, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
+    from npusim.config.node import NodeDevice
     from npusim.config.tiling import tiling_fields
     from npusim.report.inputs import fields_table
+    from npusim.simulation.tile import open_fields
 
-    name, schedule = request.schedule, replace(request, overrides=None).find_schedule()
+    device = (request := replace(request, overrides=None)).machine()
+    name, schedule = request.schedule, request.find_schedule()
     fields = tiling_fields(schedule.tiling)
+    chosen = frozenset[str]() if isinstance(device, NodeDevice) else open_fields(schedule, device)
     show_either(
         as_json,
         lambda: document(
             "fields",
             schedule=name,
             family=schedule.family,
-            tiling=[{**asdict(f), "choices": list(f.choices)} for f in fields],
+            tiling=[{**asdict(f), "choices": list(f.choices), "chosen": f.name in chosen} for f in fields],
             precisions={n: p.formats() for n, p in schedule.precisions.items()},
             default_precision=schedule.default_precision,
         ),
-        lambda: fields_table(name, schedule, fields),
+        lambda: fields_table(name, schedule, fields, chosen),
     )
 
 

@@ -30,7 +30,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import Problem
+from npusim.config.problem import Problem, Window
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import shared_heads
 
@@ -127,7 +127,7 @@ class RunSizes(SpecModel):
     batch: Count | None = None
     tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
     causal: StrictBool | None = None
-    window: PositiveInt | None = Field(default=None, description="keys that a query sees, itself included")
+    window: Window | None = Field(default=None, description="keys that a query sees, or those before and after it")
     sinks: NonNegativeInt | None = Field(default=None, description="first keys seen beside the window")
     prefix: NonNegativeInt | None = Field(default=None, description="first keys that every query sees")
     chunk: PositiveInt | None = Field(default=None, description="keys of a chunk")

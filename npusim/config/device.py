@@ -163,10 +163,9 @@ class LaunchSpec(SpecModel):
     def times(self, core_s: float, shares: Sequence[float]) -> tuple[dict[str, float], float]:
         """Return a call's times (s) by what would measure them, and what launches take of a stream.
 
-        ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups
-        work beside the first, 0 to 1.  The host issues kernels one behind the other and waits once,
-        so that a call of several is held up by the slower of host and device.  Where a file states
-        one cost of a launch only, each kernel pays it.
+        ``core_s`` is what the cores take; ``shares``: for each kernel, how many of the core groups work beside the
+        first, 0 to 1.  The host issues kernels one behind the other and waits once, so that a call of several is held
+        up by the slower of host and device.  Where a file states one cost of a launch only, each kernel pays it.
         """
         overhead, kernels = float(self.kernel_overhead_s.value), len(shares)
         if self.task_s is None or self.gap_s is None or self.host_issue_s is None:

@@ -70,11 +70,8 @@ class Document:
 def read_document(path: Path) -> Document:
     """Return the content of a YAML file.
 
-    Raises
-    ------
-    SpecError
-        The file cannot be read, is larger than `MOST_BYTES` or than `MOST_VALUES` values, is not
-        YAML 1.2, is empty or not a mapping, or has a key twice.
+    Raises `SpecError` if the file cannot be read, is larger than `MOST_BYTES` or than `MOST_VALUES` values, is not YAML
+    1.2, is empty or not a mapping, or has a key twice.
     """
     text = read_text(path)
     name, stamp = f"{cache.digest(path.stem).hex()[:16]}.document", cache.digest(text, _parser())
@@ -116,10 +113,7 @@ def _document(file: str, data: dict[str, object], lines: Mapping[str, int]) -> D
 def read_inherited(path: Path, find: Callable[[str, Path], Path]) -> Document:
     """Return a document with everything it extends merged in; ``find`` resolves a name.
 
-    Raises
-    ------
-    SpecError
-        Any file is faulty, a base is unknown, or files extend each other in a circle.
+    Raises `SpecError` if any file is faulty, a base is unknown, or files extend each other in a circle.
     """
     return _read(path, find, chain=())
 

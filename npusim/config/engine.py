@@ -273,18 +273,32 @@ class MmaStepsSpec(SpecModel):
         return self.steps_count.value * self.step_cycles.value
 
 
-class SharingSpec(SpecModel):
-    """How warp groups work alone and beside one another; where it is stated, all of a core's share its pipes.
+class IssueSpec(SpecModel):
+    """How warp groups work alone and beside one another.
 
     Warps that compute and products that run slow each other down: both need issue slots and registers.
     """
 
     product_issue_factor: Positive = Field(description="issue slots a cycle that running products take from arithmetic")
     product_compare_factor: Positive = Field(description="of the pipe of comparisons and conversions, likewise")
-    issue_product_factor: Positive = Field(description="of a product's time, for each issue slot a cycle of arithmetic")
+    issue_product_factor: Quantity = Field(description="of a product's time, for each issue slot a cycle of arithmetic")
     warp_issue_cycles: Positive = Field(description="from one instruction of a lone warp to the next, on average")
     special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
     step_cycles: WholeQuantity = Field(description="of an iteration, beside what is counted")
+
+
+class SpecialisedSpec(IssueSpec):
+    """The same of kernels whose warps specialise: one group copies, others take turns (cuDNN's, FlashAttention-3's)."""
+
+    instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
+    element_cycles: Quantity = Field(
+        description="of a block's end, beside what is counted, for each element of O that a thread holds"
+    )
+
+
+class SharingSpec(IssueSpec):
+    """The same of kernels in general, and what else they take; where it is stated, all of a core's share its pipes."""
+
     step_instructions_count: WholeQuantity = Field(description="of a warp in an iteration, for addresses and control")
     access_instructions_count: WholeQuantity = Field(description="of a warp for a copy or load of 16 bytes a thread")
     block_start_cycles: WholeQuantity = Field(description="from one block of a place to the next's first load")
@@ -301,6 +315,11 @@ class SharingSpec(SpecModel):
     reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
     arrival_factor: Positive = Field(description="latency of a tile's last bytes over that of its first")
     new_head_factor: Quantity = Field(description="share of a first wave's misses that later blocks see of new heads")
+    specialised: SpecialisedSpec | None = Field(default=None, description="of kernels whose warps specialise")
+
+    def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
+        """Return how warp groups issue: ``consumers`` of a block whose warps specialise, or of a kernel in general."""
+        return self.specialised if consumers and self.specialised is not None else self
 
 
 class RowSpec(SpecModel):

@@ -23,7 +23,7 @@ from npusim.config.document import read_text
 from npusim.config.layers import Experts, LatentAttention
 from npusim.config.messages import explain
 from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, fault_at
-from npusim.config.workload import WORKLOAD_SCHEMA, Unmodelled, Workload, shared_heads
+from npusim.config.workload import OF_PROBLEM, WORKLOAD_SCHEMA, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
 # Tokens of an imported decoder, unless the caller says otherwise: the other workloads' default.
@@ -110,6 +110,11 @@ _INHERITED = ("torch_dtype", "dtype")
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def _named(default: Any, *names: str) -> Any:
+    """Return a field that a file calls one of some names."""
+    return Field(default, validation_alias=AliasChoices(*names))
+
+
 class HuggingFaceConfig(BaseModel):
     """The keys of a ``config.json`` that say something about attention; all others are ignored."""
 
@@ -118,26 +123,18 @@ class HuggingFaceConfig(BaseModel):
     model_type: str = ""
     hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model"))
     heads: HeadCount = Field(validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads"))
-    kv_heads: HeadCount | None = Field(
-        None, validation_alias=AliasChoices("num_key_value_heads", "num_kv_heads", "multi_query_group_num")
-    )
-    multi_query: bool = Field(False, validation_alias=AliasChoices("multi_query", "multi_query_attention"))
+    kv_heads: HeadCount | None = _named(None, "num_key_value_heads", "num_kv_heads", "multi_query_group_num")
+    multi_query: bool = _named(False, "multi_query", "multi_query_attention")
     new_decoder_architecture: bool = False
     layers: PositiveInt = Field(validation_alias=AliasChoices("num_hidden_layers", "num_layers", "n_layer", "n_layers"))
-    head_dim: PositiveInt | None = Field(None, validation_alias=AliasChoices("head_dim", "kv_channels"))
-    intermediate_size: PositiveInt | None = Field(
-        None, validation_alias=AliasChoices("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-    )
-    dense_size: PositiveInt | None = Field(None, validation_alias="intermediate_size_mlp")
+    head_dim: PositiveInt | None = _named(None, "head_dim", "kv_channels")
+    intermediate_size: PositiveInt | None = _named(None, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    dense_size: PositiveInt | None = _named(None, "intermediate_size_mlp")
     vocab_size: PositiveInt | None = None
-    tied: bool | None = Field(None, validation_alias="tie_word_embeddings")
-    activation: str | None = Field(
-        None, validation_alias=AliasChoices("hidden_act", "activation_function", "hidden_activation")
-    )
-    max_positions: int | None = Field(
-        None, validation_alias=AliasChoices("max_position_embeddings", "n_positions", "n_ctx")
-    )
-    dtype: str | None = Field(None, validation_alias=AliasChoices("dtype", "torch_dtype"))
+    tied: bool | None = _named(None, "tie_word_embeddings")
+    activation: str | None = _named(None, "hidden_act", "activation_function", "hidden_activation")
+    max_positions: int | None = _named(None, "max_position_embeddings", "n_positions", "n_ctx")
+    dtype: str | None = _named(None, "dtype", "torch_dtype")
     is_decoder: bool | None = None
     is_encoder_decoder: bool = False
     image_size: object = None
@@ -149,11 +146,9 @@ class HuggingFaceConfig(BaseModel):
     layer_types: tuple[str, ...] | None = None
     query_pre_attn_scalar: PositiveNumber | None = None
     attention_multiplier: PositiveNumber | None = None
-    rope_scaling: dict[str, object] | None = Field(
-        None, validation_alias=AliasChoices("rope_scaling", "rope_parameters")
-    )
-    softcap: PositiveNumber | None = Field(None, validation_alias="attn_logit_softcapping")
-    alibi: bool = Field(False, validation_alias=AliasChoices("alibi", "use_alibi"))
+    rope_scaling: dict[str, object] | None = _named(None, "rope_scaling", "rope_parameters")
+    softcap: PositiveNumber | None = _named(None, "attn_logit_softcapping")
+    alibi: bool = _named(False, "alibi", "use_alibi")
     attn_config: dict[str, object] | None = None
     position_embedding_type: str | None = None
     relative_attention_num_buckets: int | None = None
@@ -166,30 +161,22 @@ class HuggingFaceConfig(BaseModel):
     qk_nope_head_dim: PositiveInt | None = None
     qk_rope_head_dim: PositiveInt | None = None
     v_head_dim: PositiveInt | None = None
-    experts: NonNegativeInt | None = Field(
-        None, validation_alias=AliasChoices("n_routed_experts", "num_local_experts", "num_experts")
-    )
-    experts_per_token: NonNegativeInt | None = Field(
-        None, validation_alias=AliasChoices("num_experts_per_tok", "experts_per_token", "moe_topk")
-    )
-    expert_size: PositiveInt | None = Field(None, validation_alias="moe_intermediate_size")
-    shared_experts: NonNegativeInt | None = Field(
-        None, validation_alias=AliasChoices("n_shared_experts", "num_shared_experts")
-    )
-    shared_expert_size: NonNegativeInt | None = Field(None, validation_alias="shared_expert_intermediate_size")
-    first_dense: NonNegativeInt = Field(0, validation_alias="first_k_dense_replace")
-    sparse_step: PositiveInt = Field(
-        1, validation_alias=AliasChoices("decoder_sparse_step", "interleave_moe_layer_step")
-    )
-    layer_freq: PositiveInt = Field(1, validation_alias="moe_layer_freq")
-    dense_layers: tuple[NonNegativeInt, ...] = Field((), validation_alias="mlp_only_layers")
-    quantization: dict[str, object] | None = Field(None, validation_alias="quantization_config")
+    experts: NonNegativeInt | None = _named(None, "n_routed_experts", "num_local_experts", "num_experts")
+    experts_per_token: NonNegativeInt | None = _named(None, "num_experts_per_tok", "experts_per_token", "moe_topk")
+    expert_size: PositiveInt | None = _named(None, "moe_intermediate_size")
+    shared_experts: NonNegativeInt | None = _named(None, "n_shared_experts", "num_shared_experts")
+    shared_expert_size: NonNegativeInt | None = _named(None, "shared_expert_intermediate_size")
+    first_dense: NonNegativeInt = _named(0, "first_k_dense_replace")
+    sparse_step: PositiveInt = _named(1, "decoder_sparse_step", "interleave_moe_layer_step")
+    layer_freq: PositiveInt = _named(1, "moe_layer_freq")
+    dense_layers: tuple[NonNegativeInt, ...] = _named((), "mlp_only_layers")
+    quantization: dict[str, object] | None = _named(None, "quantization_config")
     #: Keys that say there are experts in a form that is not read.
     other_experts: tuple[str, ...] = ()
 
 
 #: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out whole.
-_LEFT_OUT = frozenset(("batch", "data", "unmodelled", "sinks", "prefix", "documents", "alibi", "sink_logits"))
+_LEFT_OUT = ("batch", "data", "unmodelled")
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,12 +302,13 @@ def workload_yaml(workload: Workload) -> str:
     stream = StringIO()
     data = workload.model_dump(mode="json", by_alias=True, exclude_none=True)
     # Not by `exclude_defaults`: a data recipe must keep its kind.
-    for key, field in Workload.model_fields.items():
-        if key in data and not field.is_required() and key in _LEFT_OUT and getattr(workload, key) == field.default:
+    for key in _LEFT_OUT:
+        if getattr(workload, key) == Workload.model_fields[key].default:
             del data[key]
     if not workload.local_layers:
         del data["local_layers"]
-    yaml.dump(data, stream)
+    # Which model it is comes first.
+    yaml.dump({key: data[key] for key in sorted(data, key=OF_PROBLEM.__contains__)}, stream)
     return stream.getvalue()
 
 

@@ -41,10 +41,7 @@ def load_device(
     ``overrides`` maps dotted keys to values: numbers, or text as ``-C key=value`` gives it; those that are
     ``unread`` are refused.
 
-    Raises
-    ------
-    SpecError
-        Unknown name, faulty file or faulty override.
+    Raises `SpecError` for an unknown name, a faulty file or a faulty override.
     """
     return apply_overrides(validated(DeviceSpec, read_spec("device", name_or_path)), overrides or {}, unread)
 
@@ -173,11 +170,8 @@ def apply_overrides(
     Keys are dotted and name a number or a choice (``flags.cross_core_latency_cycles``), or plain
     text (``name``); a value is a number, or text as ``-C`` gives it.
 
-    Raises
-    ------
-    SpecError
-        ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
-        kind, or a key that changes nothing on this device (with what would read it).
+    Raises `SpecError` with ``-C key=value: `` and what is wrong: no such key (with the nearest), a value of the wrong
+    kind, or a key that changes nothing on this device (with what would read it).
     """
     if not overrides:
         return device

@@ -284,10 +284,7 @@ def list_nodes() -> list[str]:
 def load_node(name_or_path: str | Path) -> NodeSpec:
     """Return a node by packaged name (``ascend_910b2_x8``) or path.
 
-    Raises
-    ------
-    SpecError
-        Unknown name or faulty file: ``file:line  key: ...``.
+    Raises `SpecError` for an unknown name or a faulty file: ``file:line  key: ...``.
     """
     document = read_spec("node", name_or_path)
     node = validated(NodeSpec, document)

@@ -118,10 +118,7 @@ def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) 
     A string that ends in ``.yaml`` or ``.yml`` or holds a separator is a path (relative to
     ``beside`` if given), everything else a packaged name; ``-`` and ``_`` are the same in names.
 
-    Raises
-    ------
-    SpecError
-        No such file, or no such name: names the nearest, or all there are; two files of the name.
+    Raises `SpecError` where there is no such file or name (names the nearest, or all there are), or two of it.
     """
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml")) or "/" in text:

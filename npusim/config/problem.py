@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -33,6 +34,11 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
+#: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
+_Side = Annotated[int, Field(strict=True, ge=-1)]
+Window = PositiveInt | tuple[_Side, _Side]
+#: Keys of a KV head that have one scale in such a cache: one, all, or a block of so many.
+ScaledKeys = Literal["token", "head"] | PositiveInt
 #: What is added to the names of K and V for what such a cache holds of them.
 STORED, SCALES = "_stored", "_scale"
 #: How inputs and output lie in memory: the rows of a head together, or heads within a token (which
@@ -161,7 +167,28 @@ def _where_stated(default: Any, description: str) -> Any:
     return Field(default=default, description=description, exclude_if=lambda value: value == default)
 
 
-class Problem(Sizes):
+class CallFields(SpecModel):
+    """What of a call is stated where it is so: keys that are seen, scores, lengths, and how K and V are stored."""
+
+    window: Window | None = _where_stated(None, "keys that a query sees, itself included, or those before and after it")
+    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
+    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
+    documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
+    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
+    softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
+    alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
+    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
+    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
+    query_lengths: tuple[PositiveInt, ...] = _where_stated(
+        (), "queries of each, its last ones: prefill and decode mixed"
+    )
+    bias: Literal["shared", "head"] | None = _where_stated(None, "a tensor added to scores, for all heads or each")
+    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
+    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with float32 scales")
+    cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that have one scale in the cache")
+
+
+class Problem(Sizes, CallFields):
     """``softmax(scale * Q K^T + mask) V`` for ``batch`` sequences; immutable and hashable.
 
     Shapes: Q ``(batch, heads, seq_q, head_dim)``, K ``(batch, kv_heads, seq_kv, head_dim)``,
@@ -203,18 +230,7 @@ class Problem(Sizes):
     k_scale: InputScale = 1.0
     v_scale: InputScale = 1.0
     data: DataRecipe = NormalData()
-    window: PositiveInt | None = _where_stated(None, "keys that a query sees, itself included")
-    sinks: NonNegativeInt = _where_stated(0, "first keys that are seen beside the window")
-    prefix: NonNegativeInt = _where_stated(0, "first keys that every query sees, those before them too")
-    documents: tuple[PositiveInt, ...] = _where_stated((), "lengths of sequences packed end to end; each sees itself")
-    chunk: PositiveInt | None = _where_stated(None, "keys of a chunk; a query sees its own chunk alone")
-    softcap: PositiveFloat | None = _where_stated(None, "a scaled score s becomes softcap tanh(s / softcap)")
-    alibi: StrictBool = _where_stated(False, "a head's slope times the distance of query and key is added to scores")
-    sink_logits: StrictBool = _where_stated(False, "each query head has a score of its own beside those of the keys")
-    lengths: tuple[PositiveInt, ...] = _where_stated((), "keys of each sequence, where they differ")
-    page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they lie in one piece")
     page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
-    cache: CacheFormat | None = _where_stated(None, "what K and V are stored in, with a float32 scale a token and head")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
 
     @model_validator(mode="before")
@@ -223,12 +239,12 @@ class Problem(Sizes):
         """Fill in the sizes that lengths say."""
         if not isinstance(data, dict) or not data.get("lengths"):
             return data
-        longest = max(data["lengths"])
-        return {"batch": len(data["lengths"]), "seq_q": longest, "seq_kv": longest, **data}
+        longest, queries = max(data["lengths"]), max(data.get("query_lengths") or data["lengths"])
+        return {"batch": len(data["lengths"]), "seq_q": queries, "seq_kv": longest, **data}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.lengths:
+        if self.lengths or self.query_lengths:
             self._check_lengths()
         check_kv_heads(self.heads, self.kv_heads)
         self._check_seen()
@@ -255,15 +271,26 @@ class Problem(Sizes):
     def _check_seen(self) -> None:
         if self.sinks and self.window is None:
             raise fault_at("sinks", f"{self.sinks} keys beside a window, and there is none; give a window, or a prefix")
-        if self.documents and self.lengths:
-            raise fault_at("documents", "sequences packed end to end, and lengths of sequences apart; give one")
         for name in ("window", "prefix", "chunk"):
-            if getattr(self, name) and not self.causal:
-                raise fault_at(name, f"{getattr(self, name)} keys of those up to the query: it needs a causal mask")
-        if self.documents and sum(self.documents) != self.seq_kv:
-            raise fault_at("documents", f"they add up to {sum(self.documents)}, and there are {self.seq_kv} keys")
-        if self.window is not None and self.causal_offset + self.seq_q - self.window > self.seq_kv - 1:
+            value = getattr(self, name)
+            if value and not self.causal and not isinstance(value, tuple):
+                raise fault_at(name, f"{value} keys of those up to the query: it needs a causal mask")
+        ends, wanted = (tuple(accumulate(lengths)) for lengths in (self.documents, self.lengths or (self.seq_kv,)))
+        if ends and ends[-1] != wanted[-1]:
+            raise fault_at("documents", f"they add up to {ends[-1]}, and there are {wanted[-1]} keys")
+        if ends and not set(wanted) <= set(ends):
+            raise fault_at(
+                "documents", f"one goes across the end of a sequence; lengths end at {', '.join(map(str, wanted))}"
+            )
+        before, _ = self.sides
+        if before is not None and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
             raise fault_at("window", f"{self.window} keys leave the last query without one; must be larger")
+
+    @property
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many keys before its own and after it a query sees at most; None: all."""
+        before, after = self.window if isinstance(self.window, tuple) else ((self.window or 0) - 1, -1)
+        return None if before < 0 else before, 0 if self.causal else None if after < 0 else after
 
     @property
     def seen(self) -> KeyRanges:
@@ -273,12 +300,20 @@ class Problem(Sizes):
             return None if size is None or size >= self.seq_kv else size
 
         documents = () if len(self.documents) == 1 else self.documents
-        window, prefix = cut(self.window), min(self.prefix, self.seq_kv)
+        (before, after), prefix = self.sides, min(self.prefix, self.seq_kv)
+        window = cut(None if before is None else before + 1)
         sinks = self.sinks if window is not None else 0
-        return KeyRanges(self.seq_kv, self.causal, window, sinks, prefix, documents, cut(self.chunk))
+        return KeyRanges(self.seq_kv, cut(after), window, sinks, prefix, documents, cut(self.chunk))
 
     def _check_lengths(self) -> None:
+        if self.query_lengths and len(self.query_lengths) != len(self.lengths):
+            count = f"of {len(self.query_lengths)} sequences"
+            raise fault_at("query_lengths", f"{count}; lengths are those of {len(self.lengths)}")
+        for number, (queries, keys) in enumerate(zip(self.query_lengths, self.lengths, strict=False)):
+            if queries > keys:
+                raise fault_at("query_lengths", f"{queries} of sequence {number}, which has {keys} keys")
         sizes = {"batch": len(self.lengths), "seq_kv": max(self.lengths)}
+        sizes |= {"seq_q": max(self.query_lengths)} if self.query_lengths else {}
         for name, size in (sizes | {"causal_offset": self.seq_kv - self.seq_q}).items():
             if getattr(self, name) != size:
                 raise fault_at(name, f"{getattr(self, name)}, but lengths make it {size}; leave it out")
@@ -289,7 +324,10 @@ class Problem(Sizes):
             return self
         keys, queries = self.lengths[number], self.queries[number]
         sizes = {"batch": 1, "lengths": (), "seq_q": queries, "seq_kv": keys, "causal_offset": keys - queries}
-        return self.model_copy(update=sizes)
+        first = sum(self.lengths[:number])
+        ends = zip(self.documents, accumulate(self.documents), strict=True)
+        documents = tuple(n for n, end in ends if first < end <= first + keys)
+        return self.model_copy(update={**sizes, "query_lengths": (), "documents": documents})
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -299,7 +337,14 @@ class Problem(Sizes):
     @property
     def queries(self) -> tuple[int, ...]:
         """Queries of each sequence."""
-        return tuple(min(self.seq_q, keys) for keys in self.lengths) or (self.seq_q,) * self.batch
+        some = self.query_lengths or tuple(min(self.seq_q, keys) for keys in self.lengths)
+        return some or (self.seq_q,) * self.batch
+
+    @property
+    def last_offset(self) -> int:
+        """The largest position at which a sequence's queries begin, 0 at least."""
+        begins = (keys - queries for keys, queries in zip(self.keys, self.queries, strict=True))
+        return max(0, *begins) if self.lengths else max(0, self.causal_offset)
 
     @property
     def key_count(self) -> int:
@@ -314,7 +359,7 @@ class Problem(Sizes):
     @property
     def score_changes(self) -> tuple[str, ...]:
         """What is done to scores but scaling and masking."""
-        return tuple(name for name in ("softcap", "alibi", "sink_logits") if getattr(self, name))
+        return tuple(name for name in ("softcap", "alibi", "bias", "sink_logits") if getattr(self, name))
 
     @property
     def group_size(self) -> int:
@@ -338,9 +383,8 @@ class Problem(Sizes):
 
     def pairs(self) -> int:
         """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
-        counts = Counter(self.lengths)
-        pairs = sum(count * self.sequence(self.lengths.index(n)).attended_pairs() for n, count in counts.items())
-        return pairs if self.lengths else self.batch * self.attended_pairs()
+        counts = Counter(map(self.sequence, range(self.batch))) if self.lengths else {self: self.batch}
+        return sum(count * one.attended_pairs() for one, count in counts.items())
 
     def attended_pairs(self) -> int:
         """Return the (query, key) pairs of one head that the mask leaves in a sequence of ``seq_kv`` keys."""
@@ -367,13 +411,20 @@ class Problem(Sizes):
         tokens = self.kv_heads * self.key_count
         if self.cache is None:
             return tokens * width * element_bytes(self.dtype)
-        scales = (1 if self.values_in_keys else 2) * element_bytes("float32")
-        return tokens * (width * element_bytes(self.cache) + scales)
+        scales = self.kv_heads * sum(ceil_div(n, self.scaled_keys) for n in self.keys) * element_bytes("float32")
+        return tokens * width * element_bytes(self.cache) + scales * (1 if self.values_in_keys else 2)
+
+    @property
+    def scaled_keys(self) -> int:
+        """Keys of a KV head that have one scale in the cache."""
+        each = self.cache_scale
+        return each if isinstance(each, int) else {"token": 1, "head": self.seq_kv}[each]
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and output, each once."""
         rows = self.heads * self.query_count * (self.head_dim + self.value_head_dim)
-        return self.kv_bytes() + rows * element_bytes(self.dtype)
+        pairs = {None: 0, "shared": 1, "head": self.heads}[self.bias] * self.seq_q * self.seq_kv
+        return self.kv_bytes() + (rows + pairs) * element_bytes(self.dtype)
 
     def dense_flops(self) -> int:
         """Return operations of both products without a mask, as papers count causal ones too."""

@@ -1,8 +1,10 @@
-"""Numbers that a problem has for each query head: slopes of ALiBi, and learned scores beside those of the keys."""
+"""Numbers that a problem has for query heads: slopes of ALiBi, a bias, learned scores beside those of the keys."""
 
 from __future__ import annotations
 
 import random
+from functools import lru_cache
+from typing import Any
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -13,6 +15,14 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     slopes = [2.0 ** (-8 * (h + 1) / below) for h in range(below)]
     above = [2.0 ** (-8 * (h + 1) / (2 * below)) for h in range(0, 2 * below, 2)]
     return tuple((slopes + above)[:heads])
+
+
+@lru_cache(maxsize=4096)  # of rows: blocks of keys ask for the same
+def bias_row(head: int, query: int, keys: int) -> Any:
+    """Return what is added to the scores of a head's query, (keys,), drawn standard normal in float32."""
+    import numpy as np
+
+    return np.random.default_rng([head, query]).standard_normal(keys, np.float32)
 
 
 def sink_logits(heads: int) -> tuple[float, ...]:

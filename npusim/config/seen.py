@@ -64,13 +64,13 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 class KeyRanges:
     """What the fields of a problem say: at most two ranges a query, whose ends never fall from one query to the next.
 
-    A query at p sees keys of its stretch (its document, its chunk of that; else all ``keys``): those up to p where it
-    ``is_causal``, of them the last ``window``, and the first ``sinks`` and ``prefix`` of the stretch, sinks where they
-    are not after p.
+    A query at p sees keys of its stretch (its document, its chunk of that; else all ``keys``): the ``window`` that ends
+    with p (None: all before), so many ``after`` p (None: all), and the first ``sinks`` and ``prefix`` of the stretch,
+    sinks where they are not beyond what ``after`` says.
     """
 
     keys: int
-    is_causal: bool
+    after: int | None = None
     window: int | None = None
     sinks: int = 0
     prefix: int = 0
@@ -80,13 +80,13 @@ class KeyRanges:
     @property
     def is_plain(self) -> bool:
         """Whether a query sees all keys, or all up to its own."""
-        return self.window is None and not self.prefix and not self.documents and self.chunk is None
+        return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
     def comparisons(self) -> int:
         """How many comparisons of a query's and a key's numbers say whether it is seen."""
         bounds = self.window, self.sinks, self.prefix, self.documents, self.chunk
-        return self.is_causal + sum(bool(bound) for bound in bounds)
+        return (self.after is not None) + sum(bool(bound) for bound in bounds)
 
     @property
     def lookups(self) -> int:
@@ -104,7 +104,7 @@ class KeyRanges:
         if self.chunk is not None:
             base += (min(p, end - 1) - base) // self.chunk * self.chunk
             end = min(end, base + self.chunk)
-        high = min(p + 1, end) if self.is_causal else end
+        high = end if self.after is None else min(p + 1 + self.after, end)
         low = base if self.window is None else max(base, p + 1 - self.window)
         return base, max(min(base + self.sinks, high), min(base + self.prefix, end)), low, high
 

@@ -13,7 +13,7 @@ from npusim.errors import TilingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields"]
+__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields", "word_of"]
 
 #: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
@@ -24,7 +24,8 @@ class Tiling(BaseModel):
 
     Immutable and hashable.  Each field has a default, a ``Field`` with its limits (``ge``, ``le``,
     ``multiple_of``, or a ``Literal`` type) and a description; text from a command line is read as
-    the field's type.  Limits that depend on the problem or the device are the schedule's to check.
+    the field's type, ``auto`` as if the field were not named, and None by the word that ``json_schema_extra``
+    has under ``none``.  Limits that depend on the problem or the device are the schedule's to check.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
@@ -46,10 +47,7 @@ def lightest(value: Lightest) -> Any:
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
     """Return a tiling from field values, as numbers or as text of a command line; one made stays as it is.
 
-    Raises
-    ------
-    TilingError
-        Names each wrong field, its value and what is allowed; an unknown field with a suggestion.
+    Raises `TilingError` that names each wrong field, its value and what is allowed; an unknown field with a suggestion.
     """
     if isinstance(values, cls):
         return values
@@ -61,13 +59,27 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         lines = [f"{name}: unknown tiling field{suggest(name, known)}" for name in unknown]
         raise TilingError("\n".join(lines))
     try:
-        return cls.model_validate(dict(values))
+        return cls.model_validate({n: _none_by_word(cls, n, v) for n, v in values.items() if not _is_auto(cls, n, v)})
     except ValidationError as error:
         faults: dict[str, list[str]] = {}
         for key, text in explain(error, dict(values)):
             faults.setdefault(key, []).append(text)
         lines = [f"{key}: {'; '.join(texts)}" if key else "; ".join(texts) for key, texts in faults.items()]
         raise TilingError("\n".join(lines)) from None
+
+
+def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
+    return value == "auto" and cls.model_fields[name].default != value
+
+
+def _none_by_word(cls: type[Tiling], name: str, value: object) -> object:
+    return None if value == word_of(cls, name, None) else value
+
+
+def word_of(cls: type[Tiling], name: str, value: object) -> object:
+    """Return a field's value as it is written: None by its word, if it has one."""
+    extra: Any = cls.model_fields[name].json_schema_extra
+    return extra.get("none") if value is None and isinstance(extra, dict) else value
 
 
 @dataclass(frozen=True)

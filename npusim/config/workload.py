@@ -19,7 +19,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import CacheFormat, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
+from npusim.config.problem import CallFields, DataRecipe, Dtype, NormalData, Problem, check_kv_heads, divisors_of
 from npusim.errors import SpecError
 from npusim.units import format_bytes
 
@@ -38,8 +38,8 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
-#: Fields that a problem has too: which keys a query sees, and what is done to scores.
-SEEN_OR_SCORED = ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits")
+#: Fields that a problem has too, and a call may change.
+OF_PROBLEM = tuple(name for name in CallFields.model_fields if name != "lengths")
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -51,7 +51,7 @@ class TensorFile(SpecModel):
     prefix: str = ""
 
 
-class Workload(SpecModel):
+class Workload(CallFields):
     """Shapes of a model's attention and what surrounds it, for the whole layer.
 
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
@@ -77,24 +77,10 @@ class Workload(SpecModel):
     parameters: PositiveInt | None = Field(
         default=None, description="stated for the whole model, where its shapes do not give them"
     )
-    window: PositiveInt | None = Field(
-        default=None, description="keys that a query of a local layer sees, itself included"
-    )
-    sinks: NonNegativeInt = Field(default=0, description="first keys that are seen beside the window")
-    prefix: NonNegativeInt = Field(default=0, description="first keys that every query sees")
-    chunk: PositiveInt | None = Field(
-        default=None, description="keys of a chunk, of which a query of a local layer sees its own alone"
-    )
-    documents: tuple[PositiveInt, ...] = Field(
-        default=(), description="lengths of sequences packed end to end, in place of seq; each sees itself alone"
-    )
     local_layers: NonNegativeInt = Field(
         default_factory=lambda data: (data.get("layers") or 1) if data.get("window") or data.get("chunk") else 0,
         description="layers with that window or chunk; default: all",
     )
-    softcap: PositiveFloat | None = Field(default=None, description="scores s become softcap * tanh(s / softcap)")
-    alibi: StrictBool = Field(default=False, description="a head's slope times the distance is added to scores")
-    sink_logits: StrictBool = Field(default=False, description="each head has a learned score beside those of the keys")
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
@@ -104,9 +90,6 @@ class Workload(SpecModel):
     batch: Count = 1
     seq: Count = Field(description="tokens, unless the command line says otherwise")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
-    lengths: tuple[PositiveInt, ...] = Field(default=(), description="keys of each sequence, in place of batch and seq")
-    page: NonNegativeInt = Field(default=0, description="keys of a page of K and V; 0: in one piece")
-    cache: CacheFormat | None = Field(default=None, description="format of stored K and V; default: dtype")
     causal: StrictBool
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
@@ -153,8 +136,6 @@ class Workload(SpecModel):
         dtype: str | None = None,
         kind: LayerKind | None = None,
         ignore: Collection[str] = (),
-        page: int | None = None,
-        cache: str | None = None,
         is_absorbed: bool = False,
         **asked: Any,
     ) -> Problem:
@@ -166,13 +147,10 @@ class Workload(SpecModel):
         tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
         of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
         ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
-        ``asked``: fields of `Problem` that say what queries see and what is done to scores.
+        ``asked``: other fields of `Problem`, `OF_PROBLEM`.
 
-        Raises
-        ------
-        SpecError
-            Lengths stand beside what they say, heads cannot be shared among ``tensor_parallel`` devices (lists the
-            divisors), or the sizes make no problem (see `Problem`).
+        Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
+        devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
         sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
         sized = [name for name, value in sizes_of_all.items() if value is not None]
@@ -181,6 +159,7 @@ class Workload(SpecModel):
         lengths = tuple(lengths or (() if sized else self.lengths))
         if lengths:
             batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
+            seq_q = max(asked.get("query_lengths") or self.query_lengths, default=seq_q)
         if heads is None:
             devices = _first(tensor_parallel, self.tensor_parallel)
             rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
@@ -198,8 +177,6 @@ class Workload(SpecModel):
             "causal": self.causal if causal is None else causal,
             "dtype": dtype or self.dtype,
             "lengths": lengths,
-            "page": self.page if page is None else page,
-            "cache": cache or self.cache,
         }
         sizes |= self._of_kind(kind, ignore, asked)
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
@@ -217,7 +194,7 @@ class Workload(SpecModel):
         left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")
-        stated = {name: getattr(self, name) for name in SEEN_OR_SCORED if name not in left_out}
+        stated = {name: getattr(self, name) for name in OF_PROBLEM if name not in left_out}
         values = stated | {name: value for name, value in asked.items() if value is not None}
         return {name: value for name, value in values.items() if value is not None}
 

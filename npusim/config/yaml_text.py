@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ruamel.yaml.constructor import SafeConstructor
 
 _TAG = "tag:yaml.org,2002:"
-#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged
-#: file has 1,500.
+#: Values of one file, those behind its aliases counted as often as they stand: the largest packaged file has 1,500.
 MOST_VALUES = 100_000
 #: Characters of a number; Python writes no whole number of more than 4,300 digits, hexadecimal ones included.
 MOST_DIGITS = 400
@@ -30,10 +29,8 @@ MOST_DIGITS = 400
 def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str, int]]:
     """Return the content of YAML text, which errors call ``file``, and the line of each dotted key (``""``: 1).
 
-    Raises
-    ------
-    SpecError
-        The text has more than `MOST_VALUES` values, is not YAML 1.2, is empty or not a mapping, or has a key twice.
+    Raises `SpecError` if the text has more than `MOST_VALUES` values, is not YAML 1.2, is empty or not a mapping, or
+    has a key twice.
     """
     yaml = YAML(typ="safe", pure=True)
     root = _composed(yaml, text, file)

@@ -16,10 +16,9 @@ from npusim.config.problem import Problem
 from npusim.ir.content import Itself, interned, memo, methods_of
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
-from npusim.ir.program import Body, Loop
+from npusim.ir.program import Body, Loop, blocks_key
 from npusim.ir.walk import ends_of
 from npusim.simulation.result import peak_flops_per_s
-from npusim.simulation.variants import blocks_key
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS
 from npusim.timing.engine_code import Classes, blocks_by_group

@@ -14,6 +14,7 @@ from npusim.explore.search import Options, run_search
 from npusim.explore.space import auto_axes
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, takes_options
+from npusim.simulation.variants import named_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,8 +120,13 @@ class Exploration:
 
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
         """Return an outcome's configuration for a build script."""
-        fixed = dict(cast("Any", self.request.tiling or {}))
-        return {"schedule": self.request.schedule, **fixed, **outcome.point, "latency_us": outcome.latency_us}
+        fixed = named_fields(self.request.tiling)
+        point = {"schedule": self.request.schedule, **fixed, **outcome.point}
+        return {**self.chosen(outcome), **point, "latency_us": outcome.latency_us}
+
+    def chosen(self, outcome: PointOutcome) -> dict[str, object]:
+        """Return the tiling fields of an outcome that are no axes and that nobody named: chosen."""
+        return self.setting.variants.chosen(outcome.point)
 
     def why_none(self) -> str:
         """Return in words why no point is left."""

@@ -14,10 +14,11 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.store import PointOutcome
+from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
-from npusim.simulation.variants import bits_key, program_key
+from npusim.simulation.variants import bits_key
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of

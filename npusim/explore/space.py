@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.tiling import tiling_fields
+from npusim.config.tiling import Tiling, tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
-from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants
+from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from npusim.config.tiling import Tiling, TilingField
+    from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
@@ -169,7 +169,7 @@ class SearchSpec:
     @cached_property
     def variants(self) -> Variants:
         """What builds the points."""
-        return Variants(self.request, self.device_keys)
+        return Variants(self.request, self.device_keys, is_open=True)
 
     def pickled(self) -> bytes:
         """Return what builds the points, for workers."""
@@ -212,7 +212,7 @@ class SearchSpec:
     def config(self) -> dict[str, object]:
         """All that results depend on besides their points."""
         r = self.request
-        fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": dict(cast("Any", r.tiling or {}))}
+        fixed = {**r.sizes(), "schedule": r.schedule, "method": r.method, "tiling": named_fields(r.tiling)}
         return {**fixed, "precision": r.precision, "arithmetic": r.arithmetic, "content": self.content}
 
     @cached_property
@@ -255,9 +255,9 @@ def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
     if isinstance(request.machine(), NodeDevice):
         return defaults
     try:
-        return {**defaults, **Variants(of_schedule).build(Variant()).plan.tiling.model_dump()}
+        return {**defaults, **Variants(of_schedule, is_open=True).build(Variant()).plan.tiling.model_dump()}
     except NpusimError:  # an axis may be what makes it one that runs
-        return {**defaults, **dict(cast("Any", request.tiling) or {})}
+        return {**defaults, **named_fields(request.tiling)}
 
 
 def _word(value: object) -> str:
@@ -293,7 +293,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *,
         schedule=names[0],
         hw=request.machine() if "hw" not in values else request.hw,
         overrides=None if "hw" not in values else request.overrides,
-        tiling=dict(cast("Any", request.tiling) or {}),
+        tiling=request.tiling if isinstance(request.tiling, Tiling) else dict(request.tiling or {}),
         workload=request.load() if request.problem is None and request.workload is not None else None,
     )
     requests = {name: replace(request, schedule=name) for name in names}

@@ -68,10 +68,7 @@ def natural_overflow(fmt: FloatFormat) -> Overflow:
 def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     """Return the codes that overflow, Inf and NaN become in ``fmt``.
 
-    Raises
-    ------
-    FormatError
-        If the policy or NaN rule is unknown or the format cannot express it.
+    Raises `FormatError` if the policy or NaN rule is unknown or the format cannot express it.
     """
     policy = natural_overflow(fmt) if overflow is None else overflow
     if policy not in OVERFLOWS:
@@ -111,10 +108,7 @@ def widen(x: Array) -> Array:
 
     ``x`` has any shape and a dtype some format is stored in, or an integer of at most 32 bits.
 
-    Raises
-    ------
-    FormatError
-        If the dtype is none of these.
+    Raises `FormatError` if the dtype is none of these.
     """
     if x.dtype in (np.float32, np.float64):
         return x
@@ -171,10 +165,7 @@ def cast(
     ndarray
         -0 stays -0, and negative underflow gives -0, except in int8.
 
-    Raises
-    ------
-    FormatError
-        On an unknown format, mode or policy, or a source dtype that is no format.
+    Raises `FormatError` for an unknown format, mode or policy, or a source dtype that is no format.
 
     Notes
     -----

@@ -21,10 +21,7 @@ _NATIVE = ("float32", "float64")
 def check_operands(arrays: tuple[Any, ...], fmt: FloatFormat) -> tuple[Array, ...]:
     """Return the operands as arrays of the format's dtype; Python numbers are converted.
 
-    Raises
-    ------
-    FormatError
-        If an array has another dtype, or the format is not a floating-point one.
+    Raises `FormatError` if an array has another dtype, or the format is not a floating-point one.
     """
     if fmt.is_integer:
         raise FormatError(f"elementwise arithmetic needs a floating-point format, not {fmt.name}")
@@ -95,15 +92,11 @@ def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
 def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
     """Return ``x + y`` rounded once to ``fmt``.
 
-    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted
-    first).  Overflow gives the format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0)
-    is +0, a NaN result is canonical.  The same holds for :func:`sub`, :func:`mul`, :func:`div` and
-    :func:`sqrt`.
+    ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  Overflow gives the
+    format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0) is +0, a NaN result is canonical.  The same holds
+    for :func:`sub`, :func:`mul`, :func:`div` and :func:`sqrt`.
 
-    Raises
-    ------
-    FormatError
-        On an unknown format or an operand of another dtype.
+    Raises `FormatError` for an unknown format or an operand of another dtype.
 
     Examples
     --------
@@ -195,10 +188,7 @@ def maximum(x: Any, y: Any, fmt: str | FloatFormat, *, nan: MaxNan = "number") -
     ``nan="number"``: the number wins over a NaN and two NaNs give the canonical NaN (NVIDIA
     ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (``max.NaN``).
 
-    Raises
-    ------
-    FormatError
-        On an unknown format or rule or an operand of another dtype.
+    Raises `FormatError` for an unknown format or rule or an operand of another dtype.
     """
     return _select(x, y, fmt, nan=nan, largest=True)
 

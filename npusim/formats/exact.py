@@ -23,44 +23,15 @@ DIGITS = 60
 _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
 
 
-def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
-    """Return the code (sign bit apart) of ``abs(value)`` rounded to ``fmt``, unbounded above.
-
-    A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for
-    ``floor`` and ``ceil``.
-
-    Raises
-    ------
-    FormatError
-        If the rounding mode is unknown.
-    """
+def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
+    """Return the code (sign bit apart) of ``abs(value)`` rounded to nearest even; beyond ``fmt.max_code``: overflow."""
     magnitude = abs(value)
     if magnitude == 0:
         return 0
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    while Fraction(2) ** exponent > magnitude:
-        exponent -= 1
-    while Fraction(2) ** (exponent + 1) <= magnitude:
-        exponent += 1
-    exponent = max(exponent, fmt.min_exponent)
-    scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
-    kept = scaled.numerator // scaled.denominator
-    lost = scaled - kept
-    if rounding in ("nearest_even", "none", "rint"):
-        up = lost > Fraction(1, 2) or (lost == Fraction(1, 2) and kept % 2 == 1)
-    elif rounding == "nearest_away":
-        up = lost >= Fraction(1, 2)
-    elif rounding == "toward_zero":
-        up = False
-    elif rounding == "floor":
-        up = lost > 0 and value < 0
-    elif rounding == "ceil":
-        up = lost > 0 and value > 0
-    elif rounding == "odd":
-        up = lost > 0 and kept % 2 == 0
-    else:
-        raise FormatError(f"unknown rounding mode {rounding!r}")
-    return ((exponent - fmt.min_exponent) << fmt.mantissa_bits) + kept + up
+    exponent = max(exponent - (Fraction(2) ** exponent > magnitude), fmt.min_exponent)
+    kept = round(magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits))
+    return ((exponent - fmt.min_exponent) << fmt.mantissa_bits) + kept
 
 
 def _decimal(value: Fraction) -> Decimal:
@@ -82,10 +53,7 @@ def function_value(name: str, x: Fraction) -> Fraction:
 
     ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh; ``x`` is inside the domain.
 
-    Raises
-    ------
-    FormatError
-        If the function is unknown.
+    Raises `FormatError` if the function is unknown.
     """
     context = _CONTEXT
     match name:

@@ -151,10 +151,7 @@ FORMATS: Mapping[str, FloatFormat] = _all_formats()
 def get_format(name: str | FloatFormat) -> FloatFormat:
     """Return the format called ``name``; a :class:`FloatFormat` is returned as it is.
 
-    Raises
-    ------
-    FormatError
-        If the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------
@@ -183,10 +180,7 @@ SHOWN_NAMES = 10
 def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     """Return ``registry[name]``.
 
-    Raises
-    ------
-    FormatError
-        If ``name`` is not registered; the message lists the nearest names, or all of them.
+    Raises `FormatError` if ``name`` is not registered; the message lists the nearest names, or all of them.
     """
     if isinstance(name, str) and name in registry:
         return registry[name]

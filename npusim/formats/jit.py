@@ -113,10 +113,11 @@ class Table:
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
+    """Return where an array's elements begin: the first thing after the head of its object, by numpy's ABI."""
     if not array.flags.c_contiguous:
         raise AssertionError("kernels find entries of an array one after the other")
-    address: int = array.__array_interface__["data"][0]
-    return address
+    address: int | None = ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value
+    return address or 0
 
 
 def _flatten(value: Any, words: list[Any]) -> ArgumentType:

@@ -10,7 +10,7 @@ import numpy as np
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.mma_arithmetic import get_arithmetic
-from npusim.formats.mma_paths import MmaProblem, Path, multiply
+from npusim.formats.mma_paths import MmaProblem, multiply
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 THREADS_VARIABLE = "NPUSIM_THREADS"
 
 
-def thread_count(threads: int | None) -> int:
+def _thread_count(threads: int | None) -> int:
     """Return ``threads``, else ``NPUSIM_THREADS``, else 1.
 
-    Raises
-    ------
-    FormatError
-        If the number is not a positive integer.
+    Raises `FormatError` if the number is not a positive integer.
     """
     text = os.environ.get(THREADS_VARIABLE, "1") if threads is None else str(threads)
     if not text.isdecimal() or int(text) < 1:
@@ -47,10 +44,7 @@ def _check(values: Any, fmt: FloatFormat, role: str, name: str) -> Array:
 def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic) -> tuple[int, ...]:
     """Return the shape of the result.
 
-    Raises
-    ------
-    FormatError
-        If the shapes do not fit one another or the instruction.
+    Raises `FormatError` if the shapes do not fit one another or the instruction.
     """
     name = arithmetic.name
     (rows, depth), (b_depth, columns) = a.shape[-2:], b.shape[-2:]
@@ -78,10 +72,7 @@ def checked_operands(
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
     """Return A, B and C as arrays and the shape of the result.
 
-    Raises
-    ------
-    FormatError
-        If a dtype or a shape does not fit.
+    Raises `FormatError` if a dtype or a shape does not fit.
     """
     first = _check(a, arithmetic.a, "A", arithmetic.name)
     second = _check(b, arithmetic.b, "B", arithmetic.name)
@@ -110,11 +101,8 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
         ``(..., M, N)`` in the accumulator's dtype.  NaN results are canonical; overflow gives
         Inf; an exact zero is +0.
 
-    Raises
-    ------
-    FormatError
-        On an unknown arithmetic, a dtype or shape that does not fit, or K that is no multiple
-        of the instruction's.
+    Raises `FormatError` for an unknown arithmetic, a dtype or shape that does not fit, or K that is no multiple of the
+    instruction's.
 
     Notes
     -----
@@ -128,19 +116,14 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
     >>> matmul(x, x.T, arithmetic="volta.mma.k4.f16.f32").item()
     4.0
     """
-    chosen = get_arithmetic(arithmetic)
-    return matmul_on_path(a, b, c, arithmetic=chosen, threads=thread_count(threads), path=None)
-
-
-def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads: int, path: Path | None) -> Array:
-    """As :func:`matmul`, on a given path (tests compare them); None chooses the fastest."""
-    first, second, third, shape = checked_operands(a, b, c, arithmetic)
-    out = np.zeros(shape, np.float64 if arithmetic.acc.name == "float64" else np.float32)
+    unit, thread_count = get_arithmetic(arithmetic), _thread_count(threads)
+    first, second, third, shape = checked_operands(a, b, c, unit)
+    out = np.zeros(shape, np.float64 if unit.acc.name == "float64" else np.float32)
     if third is not None:
         out[...] = widen(third)
     if out.size and first.shape[-1]:
         problem = MmaProblem(
-            arithmetic=arithmetic,
+            arithmetic=unit,
             a=first.reshape(-1, *first.shape[-2:]),
             b=second.reshape(-1, *second.shape[-2:]),
             out=out.reshape(-1, *shape[-2:]),
@@ -148,10 +131,10 @@ def matmul_on_path(a: Any, b: Any, c: Any, *, arithmetic: MmaArithmetic, threads
             b_of=_batch_index(second.shape[:-2], shape[:-2]),
         )
         with np.errstate(all="ignore"):
-            multiply(problem, threads, path)
-    if arithmetic.acc.bits < 32:
-        return cast(out, arithmetic.acc)
-    return with_canonical_nan(out, arithmetic.acc)
+            multiply(problem, thread_count)
+    if unit.acc.bits < 32:
+        return cast(out, unit.acc)
+    return with_canonical_nan(out, unit.acc)
 
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:

@@ -31,11 +31,10 @@ CMode = Literal["aligned", "late"]
 class MmaArithmetic:
     """The arithmetic of D = A·B + C in one matrix instruction, and of chains of them along k.
 
-    ``fused``: blocks of ``block`` products are added together with c in fixed point: every term
-    is truncated (sign-magnitude) to ``fraction_bits`` below the largest exponent among the terms
-    (of products: the sum of the operands' exponents, not normalised), the integers are added
-    exactly, and the sum is rounded once.  ``exact``: as fused without the truncation.
-    ``sequential``: one fused multiply-add after the other, ascending k.
+    ``fused``: blocks of ``block`` products are added together with c in fixed point: every term is truncated
+    (sign-magnitude) to ``fraction_bits`` below the largest exponent among the terms (of products: the sum of the
+    operands' exponents, not normalised), the integers are added exactly, and the sum is rounded once.  ``exact``: as
+    fused without the truncation.  ``sequential``: one fused multiply-add after the other, ascending k.
 
     Attributes
     ----------
@@ -58,9 +57,6 @@ class MmaArithmetic:
     c_mode
         ``aligned``: c takes part in the first block; ``late``: the blocks start from 0 and c is
         added last, with an IEEE addition to nearest even in ``acc_format``.
-    zero_exponent
-        Exponent a zero product or zero c contributes to the alignment; None: it contributes
-        nothing (every unit of the registry; MMA-Sim says -126).
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
     evidence, source
@@ -88,7 +84,6 @@ class MmaArithmetic:
     kept_fraction_bits: int | None = None
     index_groups: tuple[tuple[int, ...], ...] | None = None
     c_mode: CMode = "aligned"
-    zero_exponent: int | None = None
     min_alignment_exponent: int | None = None
 
     @property
@@ -143,10 +138,9 @@ def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "publis
     _, _, depth, inputs, acc = name.split(".")
     k = int(depth[1:])
     a_format, b_format = _formats_of(inputs)
-    # MATLAB-tensor-core: alignment exponents of float32 results are at least -(F + 108), of
-    # float16 results 4 - F.  Measured for F = 25 on an H200 (tests/formats/corner_h200.npz):
-    # -133 and -21, no other value.  FP8 products cannot reach the first limit, and golden
-    # vectors of wgmma with 13 fraction bits rule out the second.
+    # MATLAB-tensor-core: alignment exponents of float32 results are at least -(F + 108), of float16 results 4 - F.
+    # Measured for F = 25 on an H200 (tests/formats/corner_h200.npz): -133 and -21, no other value.  FP8 products cannot
+    # reach the first limit, and golden vectors of wgmma with 13 fraction bits rule out the second.
     floor = None if fraction == 13 else -(fraction + 108) if acc == "f32" else 4 - fraction
     return MmaArithmetic(
         name=name,
@@ -302,10 +296,7 @@ ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evi
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
 
-    Raises
-    ------
-    FormatError
-        If the name is unknown; lists near names.
+    Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------

@@ -173,12 +173,10 @@ def scratch(columns: int, lane: Any) -> tuple[Any, ...]:
 def fused_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
 
-    The kernel takes A (M, K) and B (K, N) as (values with 0 for NaN and Inf, exponents, the values
-    themselves, whether the block that starts at a k has NaN or Inf: (M, K) and (1, K)),
-    contiguous C (M, N), and (F, smallest alignment exponent, mask of the result's pattern, 1 for
-    float16 results).
-    The block length is a constant of the compiled code, so that its loops unroll and the loops
-    over columns become the innermost, vectorised ones.
+    The kernel takes A (M, K) and B (K, N) as (values with 0 for NaN and Inf, exponents, the values themselves, whether
+    the block that starts at a k has NaN or Inf: (M, K) and (1, K)), contiguous C (M, N), and (F, smallest alignment
+    exponent, mask of the result's pattern, 1 for float16 results).  The block length is a constant of the compiled
+    code, so that its loops unroll and the loops over columns become the innermost, vectorised ones.
     """
     part = min(block, 16)  # 16 truncated products of at most 27 bits fit an int32 sum
     parts = block // part

@@ -1,12 +1,14 @@
-"""Choose and run the fastest kernel that is exact for a matrix unit and a problem."""
+"""Choose and run the kernel of a matrix unit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
 
 if TYPE_CHECKING:
@@ -15,16 +17,11 @@ if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
     from npusim.formats.mma_arithmetic import MmaArithmetic
 
-Path = Literal["fast", "scalar"]
-
-#: Below this many multiply-adds a matrix, preparing operands costs more than it saves.
-SMALL_MACS = 2048
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21
 #: Outputs worked on at a time: they and 16 rows of operands stay in the L2 and L1 cache.
 TILE_ROWS = 128
 TILE_COLUMNS = 256
-_NOTHING = -100000
 
 
 @dataclass(frozen=True)
@@ -178,28 +175,6 @@ class FusedMultiplier:
                 c[...] = widen(cast(c, "float16"))
 
 
-def plan_numbers(arithmetic: MmaArithmetic) -> tuple[int, ...]:
-    """Return the arguments of the scalar path (order: ``mma_scalar``)."""
-    acc, kept = arithmetic.acc, arithmetic.kept_fraction_bits
-    zero, floor = arithmetic.zero_exponent, arithmetic.min_alignment_exponent
-    return (
-        arithmetic.block,
-        arithmetic.k,
-        arithmetic.fraction_bits or 0,
-        arithmetic.a.min_exponent,
-        arithmetic.b.min_exponent,
-        acc.mantissa_bits,
-        acc.min_exponent,
-        acc.max_code,
-        int(arithmetic.rounding == "nearest_even"),
-        0 if kept is None else acc.mantissa_bits - kept,
-        _NOTHING if zero is None else zero,
-        _NOTHING if floor is None else floor,
-        int(arithmetic.c_mode == "late"),
-        int(arithmetic.method == "exact"),
-    )
-
-
 def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
     """Return contiguous operand values, k along ``axis`` in the order of the unit's groups.
 
@@ -218,35 +193,26 @@ def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, ax
     return permuted
 
 
-def is_scalar_only(arithmetic: MmaArithmetic) -> bool:
-    """Whether only the scalar path knows this arithmetic (none of the registry's)."""
-    if arithmetic.block not in (4, 8, 16, 32) or arithmetic.zero_exponent is not None:
-        return True
-    if arithmetic.method == "exact":
-        return False
-    to_nearest = arithmetic.rounding == "nearest_even"
-    return (arithmetic.fraction_bits or 0) > 25 or to_nearest != (arithmetic.acc.name == "float16")
-
-
-def multiply(problem: MmaProblem, threads: int, path: Path | None) -> None:
-    """Overwrite ``problem.out``; ``path`` None takes the fast one unless matrices are tiny."""
+def multiply(problem: MmaProblem, threads: int) -> None:
+    """Overwrite ``problem.out``; raise `FormatError` for an arithmetic that no kernel computes."""
     unit = problem.arithmetic
-    macs = problem.a.shape[1] * problem.a.shape[2] * problem.b.shape[2]
-    small = path == "scalar" or (path is None and macs <= SMALL_MACS)
     multiplier: Multiplier
     if unit.method == "sequential":
         multiplier = SequentialMultiplier()
-    elif small or is_scalar_only(unit):
-        from npusim.formats import mma_scalar
-
-        operands = (operand_values(problem.a, unit.a, unit, -1), operand_values(problem.b, unit.b, unit, -2))
-        index = (problem.a_of, problem.b_of)
-        limbs = np.zeros(mma_scalar.LIMBS, np.int64)
-        mma_scalar.matmul_scalar(operands, index, problem.out, plan_numbers(unit), limbs)
-        return
     else:
+        _check_kernel(unit)
         multiplier = ExactMultiplier(unit) if unit.method == "exact" else FusedMultiplier(unit)
-    run_work(multiplier, problem, threads if macs * len(problem.out) > THREADED_MACS else 1)
+    macs = math.prod(problem.a.shape[1:]) * problem.out.shape[2] * len(problem.out)
+    run_work(multiplier, problem, threads if macs > THREADED_MACS else 1)
+
+
+def _check_kernel(unit: MmaArithmetic) -> None:
+    is_rounded = unit.method == "exact" or (unit.rounding == "nearest_even") == (unit.acc.name == "float16")
+    if unit.block not in (4, 8, 16, 32) or (unit.fraction_bits or 0) > 25 or not is_rounded:
+        raise FormatError(
+            f"{unit}: no kernel computes it; blocks are of 4, 8, 16 or 32, F is 25 at most, truncated sums round to "
+            "nearest where they are float16, toward zero where they are float32"
+        )
 
 
 def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:

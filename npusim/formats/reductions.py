@@ -45,10 +45,7 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     ndarray
         Shape ``(...)``.  NaN and Inf follow IEEE additions; a NaN result is canonical.
 
-    Raises
-    ------
-    FormatError
-        On an unknown format or order, another dtype, or nothing to add.
+    Raises `FormatError` for an unknown format or order, another dtype, or nothing to add.
 
     Notes
     -----
@@ -163,10 +160,7 @@ def reduce_max(x: Any, fmt: str | FloatFormat, *, start: Any = None) -> Array:
     ``x`` is ``(..., n)`` in the format's dtype, the result ``(...)``.  Numbers win over NaN
     (all NaN: canonical NaN) and +0 over -0, as :func:`npusim.formats.maximum`.
 
-    Raises
-    ------
-    FormatError
-        On an unknown format, another dtype, or nothing to compare.
+    Raises `FormatError` for an unknown format, another dtype, or nothing to compare.
     """
     from npusim.formats import elementwise_kernels
 

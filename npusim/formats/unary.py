@@ -210,10 +210,7 @@ def exp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     2**-49).  Variants are listed in ``VARIANTS``; ``hopper_hexp`` is the H200's half intrinsic,
     which was measured to be correctly rounded for all inputs.  exp(-Inf) is +0, NaN is canonical.
 
-    Raises
-    ------
-    FormatError
-        On an unknown format or variant, or an operand of another dtype.
+    Raises `FormatError` for an unknown format or variant, or an operand of another dtype.
 
     Examples
     --------

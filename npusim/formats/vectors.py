@@ -59,13 +59,9 @@ class VectorReport:
 def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
     """Return the vectors of a file by name ``<registry name>@<chip>``, sorted.
 
-    Raises
-    ------
-    TensorError
-        If the file is missing, damaged, truncated, no ``.npz`` or contains a pickle, or if keys,
-        dtypes or shapes are not those of the form; the message names file and key.
-    FormatError
-        If a name is not in ``ARITHMETICS``.
+    Raises `TensorError` if the file is missing, damaged, truncated, no ``.npz`` or contains a pickle, or if keys,
+    dtypes or shapes are not those of the form; the message names file and key; `FormatError` if a name is not in
+    ``ARITHMETICS``.
     """
     arrays = _read(Path(path))
     names = sorted({key.rpartition("/")[0] for key in arrays})
@@ -137,10 +133,7 @@ def check_vectors(path: str | Path) -> dict[str, VectorReport]:
 
     NaN and signed zero are compared as bits too.
 
-    Raises
-    ------
-    TensorError, FormatError
-        As :func:`load_vectors`.
+    Raises `TensorError` or `FormatError` as :func:`load_vectors`.
     """
     return {name: _compare(vectors) for name, vectors in load_vectors(path).items()}
 

@@ -14,7 +14,7 @@ from npusim import formats
 from npusim.algorithms.split_rules import RULES
 from npusim.config.node import NodeDevice, list_nodes, load_node
 from npusim.config.problem import CopyProblem, Problem
-from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.tiling import tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
 from npusim.invariance.company import (
     VariedCall,
@@ -31,12 +31,14 @@ from npusim.node.reduction import execute, normal_samples
 from npusim.node.topology import Topology
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Place, compute, first_difference, parting
+from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
-from npusim.simulation.simulate import run_request
+from npusim.simulation.simulate import run_plan, run_request
+from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import Variant, Variants, row_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -192,17 +194,24 @@ def examine(
     device = request.machine()
     if isinstance(device, NodeDevice):
         raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
-    base = run_request(replace(request, hw=device, overrides=None), is_bare=True)
+    plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
+    base = run_plan(plan)
     if not isinstance(base.problem, Problem):
         raise SpecError(f"schedule {request.schedule} is no attention: nothing to examine")
-    return _Examination(request, base, base.problem, on_tried).findings(vary)
+    named = [*plan.tiling.model_fields_set, *choose_tile(plan).fields]
+    return _Examination(request, base, base.problem, named, on_tried).findings(vary)
 
 
 class _Examination:
     """A call as it is run, and its variants."""
 
     def __init__(
-        self, request: Request, base: RunData, problem: Problem, on_tried: Callable[[int, int], None] | None
+        self,
+        request: Request,
+        base: RunData,
+        problem: Problem,
+        named: Iterable[str],
+        on_tried: Callable[[int, int], None] | None,
     ) -> None:
         self.request, self.base, self.problem = request, base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
@@ -210,15 +219,13 @@ class _Examination:
         self.source = drawn_source(problem.model_copy(update={"page": 0}))
         self.sequence = problem.lengths.index(problem.seq_kv) if problem.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
-        # What the user chose; all else stays open, as where such a call is run by itself.
-        chosen = request.chosen_tiling(type(base.tiling))
-        names = chosen.model_fields_set if isinstance(chosen, Tiling) else chosen.keys()
+        # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
         self.variants = Variants(
             Request(
                 request.schedule,
                 problem=problem,
                 hw=base.device,
-                tiling={name: getattr(base.tiling, name) for name in names},
+                tiling={name: getattr(base.tiling, name) for name in named},
                 method=request.method,
                 precision=request.precision,
                 arithmetic=request.arithmetic,
@@ -451,7 +458,7 @@ def _row(base: RunData, sequence: int) -> int:
     """Return the first row of head 0's last block in a sequence."""
     out = base.program.tensors["o"]
     blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
-    parts = (part for b in blocks for part in out.heads_of(b.head, b.row, b.rows))
+    parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))
     return max(row for head, row, _, _ in parts if head == 0)
 
 

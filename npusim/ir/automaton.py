@@ -24,7 +24,7 @@ from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
@@ -47,9 +47,8 @@ Tails = list[tuple[int, int]]
 class Node:
     """A piece at one state of the rings.
 
-    ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors``
-    says of each node that may follow what lies between.  ``regions`` are its contested regions,
-    operation by operation.
+    ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
+    node that may follow what lies between.  ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -109,8 +108,6 @@ def counts_of(shape: Shape) -> tuple[list[int], Ints]:
 class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
-    ``alike`` names, by a piece's id, the one that stands for it.
-
     Raises `ProgramError`: an operation that waits for one listed after it, or a loop that moves a ring's ends apart;
     `RaceError`: a slot filled again before it was read, or read before it was filled, where no flag could tell: between
     operations of one queue.
@@ -123,7 +120,6 @@ class Automaton:
         shapes: Sequence[Shape],
         starts: Iterable[State],
         contested: frozenset[str],
-        alike: Mapping[int, Piece] | None = None,
     ) -> None:
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
@@ -137,7 +133,7 @@ class Automaton:
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
         self._pieces: dict[Piece, Piece] = {}
-        self._interned: dict[int, Piece] = dict(alike or {})
+        self._interned: dict[int, Piece] = {}
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
             self._sides[endpoint.ring_number].append(endpoint)

@@ -20,9 +20,10 @@ from npusim.ir.automaton import Automaton, content_of
 from npusim.ir.content import Known, uncollected
 from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
+from npusim.ir.program import by_content
 from npusim.ir.races import check_races, ring_bytes
 from npusim.ir.regions import check_regions
-from npusim.ir.structure import Builder, alike, condensed
+from npusim.ir.structure import Builder, condensed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import ProgramPhase, TileProgram
 
 
+@by_content
 @uncollected()
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
@@ -66,12 +68,12 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
         if contested and phase.succession:  # blocks that overlap are told apart by where they lie
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
-        is_condensed, automaton = builder.condense is condensed, None
+        automaton = None
         arguments = program, builder.walker.endpoints, shapes, states, contested
-        if is_condensed and not contested:
+        if builder.condense is condensed and not contested:
             outcome = _proved(Known(content_of(*arguments[:-1]), arguments))
         else:
-            automaton = Automaton(*arguments, alike(program, shapes, contested) if is_condensed else None)
+            automaton = Automaton(*arguments)
             automaton.ranges.update(ranges)
             outcome = automaton.outcome()
         rings = [program.rings[number] for number in outcome.rings]
@@ -87,8 +89,7 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 @lru_cache(maxsize=64)
 def _proved(arguments: Known) -> Outcome:
     """Return what a phase comes to; raise what there is to raise, races too."""
-    program, endpoints, shapes, states, contested = arguments.thing
-    automaton = Automaton(program, endpoints, shapes, states, contested, alike(program, shapes, contested))
+    automaton = Automaton(*arguments.thing)
     check_races(automaton)
     arguments.thing = None
     return automaton.outcome()

@@ -50,13 +50,16 @@ class Known:
         return isinstance(other, Known) and self.content == other.content
 
 
+_SIMPLE = frozenset((int, str))
+
+
 def exact(value: Any) -> Hashable:
     """Return a key that also tells apart what ``==`` does not: 1, True and 1.0 are three, 0.0 and -0.0 two."""
     kind: Any = type(value)
     if kind is int or kind is str:
         return value  # type: ignore[no-any-return]
     if kind is tuple:
-        return tuple(map(exact, value))
+        return value if _SIMPLE.issuperset(map(type, value)) else tuple(map(exact, value))
     if isinstance(value, frozenset):
         return kind, frozenset(map(exact, value))
     if isinstance(value, tuple):

@@ -85,8 +85,6 @@ class Attributes:
     arithmetic: str = ""  #: registry name of the matrix arithmetic
     variant: str = ""  #: named exponential, logarithm or hyperbolic tangent
     order: str = ""  #: order of a row sum
-    started: bool = False  #: a row sum whose last source is its start value
-    rounding: str = "nearest_even"
     overflow: str = ""
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made
     lookups: int = 0  #: reads of a number of each row and column, likewise
@@ -265,6 +263,14 @@ class GroupWork:
         instructions take.  ``constant`` is the device file's key behind the first.
     is_specialised
         Whether warps of their own copy, so that products follow one another without a gap.
+    consumers
+        Groups of the block that take turns, where warps specialise; 0: others' work is no matter.
+    columns, depth
+        Of whole tiles, which a kernel computes whatever a ragged one has: of results, and those that a product adds up.
+    extra
+        Instructions for each element beside what steps say.
+    ends_elements
+        Elements of O that a thread stores in it; none but at a block's end.
     """
 
     warps: int
@@ -287,3 +293,8 @@ class GroupWork:
     product_cycles: float = 0.0
     constant: str = ""
     is_specialised: bool = False
+    consumers: int = 0
+    columns: int = 0
+    depth: int = 0
+    extra: float = 0.0
+    ends_elements: int = 0

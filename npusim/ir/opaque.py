@@ -4,12 +4,11 @@ A loop's index, and what differs between blocks of one shape, may only be added 
 coordinates of global memory and into constants.  ``ir.check`` calls every body with such
 coordinates once; what comes out stands for all iterations and blocks.
 
-A body must be pure in its index: what it yields follows from its arguments alone, by the same
-operations for every value.  What compares, converts, copies or prints a coordinate, or asks for an
-attribute, is refused, even where the body catches the error; to ``isinstance`` and ``match`` it is
-the number that it stands for (what `varying` returns is a float).  Python does not let an object see
-``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but an ``int``, and a body
-that counts its own calls needs no index: such bodies break the promise unseen.
+A body must be pure in its index: what it yields follows from its arguments alone, by the same operations for every
+value.  What compares, converts, copies or prints a coordinate, or asks for an attribute, is refused, even where the
+body catches the error; to ``isinstance`` and ``match`` it is the number that it stands for (what `varying` returns is a
+float).  Python does not let an object see ``type(i)``, ``i is 0``, ``id(i)``, or that a function in C refuses all but
+an ``int``, and a body that counts its own calls needs no index: such bodies break the promise unseen.
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ They are rounded to whole cycles once, where they are made (`npusim.machines`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from npusim.ir.content import exact
+from npusim.ir.content import Itself, Known, exact, interned
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from npusim.ir.buffers import AddressSpace, Ring
     from npusim.ir.residency import Residency
     from npusim.ir.tile import GlobalTensor, GlobalTile
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,11 @@ class Body:
 class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
-    ``body`` is a pure function of its index, which it may only add and multiply into those
-    (``ir.check`` gives it an opaque one; ``ir.opaque`` says what that cannot see): all iterations
-    have the same operations, handshakes and costs, so a timing backend may run any of them for any
-    other.  An iteration of another
-    shape (a ragged or masked tile) is an item of its own.  A :class:`Body` is shared with the
-    loops of other blocks.  Without a name it is a part of a body that is kept for its key alone:
-    no place of its own on the path of its operations.
+    ``body`` is a pure function of its index, which it may only add and multiply into those (``ir.check`` gives it an
+    opaque one; ``ir.opaque`` says what that cannot see): all iterations have the same operations, handshakes and costs,
+    so a timing backend may run any of them for any other.  An iteration of another shape (a ragged or masked tile) is
+    an item of its own.  A :class:`Body` is shared with the loops of other blocks.  Without a name it is a part of a
+    body that is kept for its key alone: no place of its own on the path of its operations.
     """
 
     name: str
@@ -223,11 +225,11 @@ class Pricing(Protocol):
 class TileProgram:
     """One schedule on one device for one problem.
 
-    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.
-    ``flops`` counts the multiply-adds of the matrix products twice, without padding; ``constants``
-    compute the tensors of role ``constant`` (masks, shifting matrices) when values are wanted; ``pricing``
-    says what its operations cost on a device like the one it was built for.  ``is_warm``: its inputs lie in
-    L2 when it starts.
+    ``queues`` are those of one core group (all groups are alike); ``rings`` and ``spaces`` likewise.  ``flops`` counts
+    the multiply-adds of the matrix products twice, without padding; ``constants`` compute the tensors of role
+    ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
+    device like the one it was built for.  ``is_warm``: its inputs lie in L2 when it starts.  ``consumers``: warp groups
+    of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
     """
 
     name: str
@@ -242,7 +244,53 @@ class TileProgram:
     notes: tuple[str, ...] = field(default=())
     pricing: Callable[[TileProgram, DeviceSpec], Pricing] | None = None
     is_warm: bool = False
+    consumers: int = 0
+    clears: int = 0
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
         return {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
+
+
+def program_key(program: TileProgram) -> Hashable:
+    """Return what programs share that are one but for names, costs and their tilings' words; None: nobody knows it."""
+    if any(phase.memo_key is None for phase in program.phases):
+        return None
+    rings = tuple(
+        (r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.producers, r.consumers, r.flag, r.period)
+        for r in program.rings
+    )
+    tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
+    return rings, tensors, program.queues, program.is_warm, blocks_key(program)
+
+
+def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
+    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
+    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+
+
+@lru_cache(maxsize=16)
+def _content(blocks: Itself) -> Hashable:
+    """Return one object for equal blocks, whose content is looked at once."""
+    return interned(tuple(blocks.thing))
+
+
+def by_content(function: Callable[..., Value]) -> Callable[..., Value]:
+    """Return ``function(program, *more)`` that is worked out once for programs of one `program_key` and equal ``more``.
+
+    What it raises is not kept, nor what is asked of a phase whose body is no method, that of the machine that built it.
+    """
+    kept = lru_cache(maxsize=64)(lambda known: function(*known.thing))
+
+    @wraps(function)
+    def called(program: TileProgram, *more: Hashable) -> Value:
+        bodies = tuple(getattr(phase.body, "__func__", None) for phase in program.phases)
+        if None in bodies or (key := program_key(program)) is None:
+            return function(program, *more)
+        known = Known((bodies, key, more), (program, *more))
+        try:
+            return kept(known)
+        finally:
+            known.thing = None
+
+    return called

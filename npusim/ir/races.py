@@ -1,11 +1,10 @@
 """Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
-An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A
-queue knows what its earlier operations know and what every flag it waits for knew when it was set:
-a flag is set when all earlier operations of its queue have completed, and so does ``timing``.
-Facts are independent: what becomes of one depends on the operations that follow, not on other facts.  So
-sending each fact around the automaton (``ir.automaton``) until no new one appears covers every
-sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
+An access is a *fact*: who touched which bytes, and which queues and flags know that it is over.  A queue knows what its
+earlier operations know and what every flag it waits for knew when it was set: a flag is set when all earlier operations
+of its queue have completed, and so does ``timing``.  Facts are independent: what becomes of one depends on the
+operations that follow, not on other facts.  So sending each fact around the automaton (``ir.automaton``) until no new
+one appears covers every sequence of blocks and every number of iterations; and an access to the same bytes, in whatever
 node, by a queue that a fact does not reach, is a race.
 
 Bytes that several queues touch are numbered (`PlaceTable`).  A slot of a ring is counted from where its ring
@@ -87,8 +86,7 @@ class _Facts:
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
         waited = {p for e in self.endpoints for p in e.peers}
-        #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be
-        #: waited for.
+        #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be waited for.
         counts = (e.depth if e.index in waited else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
         self.places = PlaceTable(automaton)

@@ -1,9 +1,8 @@
 """Which bytes come from L2 and which from beyond it: a property of the program, not of event order.
 
-Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they
-touch in the same order, so that a region several of them read is fetched once.  Between two touches
-of a region everything else that was touched has passed through the cache (least recently used): it
-is still there if that was no more than the cache holds.
+Core groups are taken to work in step: the r-th blocks of all groups run together and scan what they touch in the same
+order, so that a region several of them read is fetched once.  Between two touches of a region everything else that was
+touched has passed through the cache (least recently used): it is still there if that was no more than the cache holds.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import Itself
+from npusim.ir.program import by_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,8 @@ class Residency:
     new_writes: Mapping[str, float] = field(default_factory=dict)
 
 
-def residency(program: TileProgram, group_count: int, capacity_bytes: int, *, writes_back: bool = False) -> Residency:
+@by_content
+def residency(program: TileProgram, group_count: int, capacity_bytes: int, writes_back: bool = False) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
     The slots between the cores live in L2 too and are subtracted.  Where writes go back, a region is written

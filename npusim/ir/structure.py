@@ -1,10 +1,9 @@
 """The structure of a phase: what every one of its blocks does, whichever it is and however long its loops.
 
-Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs
-between its blocks, and each loop's body once, with an opaque index.  Since a body can do nothing
-with them but place its tiles of global memory, what comes out holds for all blocks and iterations.
-Straight runs of operations may be condensed to short loops (`condensed`), and pieces that make and meet
-the same dangers stand for one another (`alike`).
+Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of what differs between its blocks,
+and each loop's body once, with an opaque index.  Since a body can do nothing with them but place its tiles of global
+memory, what comes out holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
+(`condensed`).
 """
 
 from __future__ import annotations
@@ -546,57 +545,3 @@ def _joined(runs: Iterable[Bytes]) -> dict[Bytes, Bytes]:
         group.append(where)
         end = max(end, where.end)
     return joined | dict.fromkeys(group, _hull(group))
-
-
-# ---------------------------------------------------------------- pieces that are alike
-
-
-def alike(program: TileProgram, shapes: Iterable[Shape], contested: frozenset[str]) -> Mapping[int, Piece]:
-    """Return for each piece, by its id, one that stands for all that make and meet the same dangers.
-
-    Two uses of a slot by one queue that overlap the same uses of others are one use: which of them came
-    last is known wherever the earlier one is.  So tiles cut short by a mask are no pieces of their own.
-    """
-    pieces = {id(p): p for shape in shapes for p in pieces_of(shape.parts)}
-    slots: dict[int, dict[tuple[int, bool, Bytes], None]] = defaultdict(dict)
-    tiles: dict[str, dict[tuple[int, bool, Bytes], None]] = defaultdict(dict)
-    for op in (op for p in pieces.values() for op in p.operations):
-        for s in op.slots:
-            slots[s.ring][op.queue, s.is_write, s.where] = None
-        for t in op.tiles:
-            tiles[t.space][op.queue, t.is_write, t.where] = None
-    rings = {ring: _classes(list(uses)) for ring, uses in slots.items()}
-    spaces = {}
-    for space, uses in tiles.items():
-        within = [r for r in program.rings if r.space == space]
-        whole = [(-1, True, Bytes(r.offset_bytes, r.depth * r.slot_bytes, r.depth * r.slot_bytes, 1)) for r in within]
-        spaces[space] = _classes([*uses, *whole])
-    representatives: dict[Hashable, Piece] = {}
-    same = {}
-    for number, piece in pieces.items():
-        key: Hashable = tuple(
-            (
-                op.queue,
-                op.uses,
-                tuple({(s.ring, s.endpoint, rings[s.ring][op.queue, s.is_write, s.where]): None for s in op.slots}),
-                tuple({(t.space, spaces[t.space][op.queue, t.is_write, t.where]): None for t in op.tiles}),
-            )
-            for op in piece.operations
-        )
-        if contested and any(a.region.tensor.name in contested for op in piece.operations for a in op.regions):
-            key = number
-        same[number] = representatives.setdefault(key, piece)
-    return same
-
-
-def _classes(uses: Sequence[tuple[int, bool, Bytes]]) -> dict[tuple[int, bool, Bytes], int]:
-    """Return a number for each use, the same for those of one queue that meet the same others."""
-    numbers: dict[Hashable, int] = {}
-    classes = {}
-    for use in uses:
-        queue, is_write, where = use
-        met = tuple(
-            n for n, (q, w, other) in enumerate(uses) if q != queue and (w or is_write) and where.overlaps(other)
-        )
-        classes[use] = numbers.setdefault((queue, is_write, met), len(numbers))
-    return classes

@@ -12,6 +12,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_format
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,8 @@ class GlobalTensor:
     ``is_interleaved``: in memory heads lie within a row (BSND), not rows within a head (BNSD).
     ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
     ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
-    of a head that lie together, where all do not: a transfer takes them one stretch at a time.
+    of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
+    many rows are one in memory, as with a scale for a block of tokens.
     """
 
     name: str
@@ -65,20 +67,21 @@ class GlobalTensor:
     packed: int = 1
     lengths: tuple[int, ...] = ()
     stretch_rows: int = 0
+    shared_rows: int = 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the whole tensor, without padding."""
-        rows = sum(self.lengths) if self.lengths else self.batch * self.rows
+        rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch))
         return self.heads * rows * self.cols * get_format(self.fmt).size_bytes
 
     def rows_of(self, batch: int) -> int:
         """Return the rows of one batch."""
         return self.lengths[batch] if self.lengths else self.rows
 
-    def heads_of(self, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
+    def heads_of(self, batch: int, head: int, row: int, rows: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield head and row of the call, count, and where they begin, for rows of a head of the tensor."""
-        each, end = self.rows // self.packed, row + rows
+        each, end = self.rows_of(batch) // self.packed, row + rows
         while row < end:
             count = min(each - row % each, end - row)
             yield head * self.packed + row // each, row % each, count, row
@@ -125,7 +128,7 @@ class GlobalTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements of this cut."""
-        return self.rows * self.cols * get_format(self.tensor.fmt).size_bytes
+        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * get_format(self.tensor.fmt).size_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,10 +74,9 @@ def chained_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, m
     """Execute a warp's product of whole tiles on registers, k in rising order, by a ``multiply`` that chains.
 
     ``a``, ``b``, ``c``: registers of `to_registers`, ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)`` and
-    ``(..., m, n, 32, values)``; m, n, k count fragments.
-    Each group's fragments are put side by side: one call multiplies ``(..., groups, m rows, all k)``
-    by ``(..., groups, all k, n columns)``, adding up k instruction by instruction in rising order, as
-    ``formats.matmul`` does.
+    ``(..., m, n, 32, values)``; m, n, k count fragments.  Each group's fragments are put side by side: one call
+    multiplies ``(..., groups, m rows, all k)`` by ``(..., groups, all k, n columns)``, adding up k instruction by
+    instruction in rising order, as ``formats.matmul`` does.
     """
     import numpy as np
 

@@ -85,9 +85,8 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
     """Return the cycles in which a load's data come back: one for each register of the warp.
 
-    Half of that where all lanes at one of the model's distances read the same address; what is
-    broadcast otherwise still costs its full share (volta.md §4.1).  A load takes the longer of
-    this and `wavefronts`.
+    Half of that where all lanes at one of the model's distances read the same address; what is broadcast otherwise
+    still costs its full share (volta.md §4.1).  A load takes the longer of this and `wavefronts`.
     """
     _check(addresses, width_bytes, model, width_bytes)
     cycles = ceil_div(width_bytes, model.bank_bytes)

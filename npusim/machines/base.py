@@ -45,6 +45,10 @@ class Machine:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
+    def settings(self, _tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""
+        return ()
+
     def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
         """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
         return tiling

@@ -65,13 +65,13 @@ def footprint(frame: Frame, times: Callable[[str, WorkTile], int], blocks: Seque
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
     """Yield what blocks read of masks that are whole matrices; a small one from which all are cut stays on the chip."""
-    regions: dict[tuple[str, int, int, int], tuple[WorkTile, Visit, int]] = {}
+    regions: dict[tuple[str, int, int, int, int], tuple[WorkTile, Visit, int]] = {}
     for n, mask in frame.phase.masks.items():
         if not (isinstance(mask, SeenMask) and mask.is_loaded):
             continue
         for block in blocks:
             for tile in (t for t in frame.tiles(block) if n in t.only):
-                key = n, block.row, block.rows, tile.col
+                key = n, block.batch if len(mask.seen) > 1 else 0, block.row, block.rows, tile.col
                 regions[key] = block, tile, regions.get(key, (block, tile, 0))[2] + 1
     for (n, *_), (block, tile, count) in regions.items():
         region = frame.mask_cut(n, block, tile, (0, block.rows))

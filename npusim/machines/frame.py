@@ -20,7 +20,7 @@ from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
     from npusim.ir.op import Step
@@ -102,6 +102,14 @@ class Frame:
         names = self.phase.names[n]
         return self.size(block, names.axes[0], tile), self.cols(n, block, tile), names.fmt
 
+    def height(self, n: str) -> int:
+        """Return the rows of the largest tile of a name."""
+        return self.phase.sizes[self.phase.names[n].axes[0]]
+
+    def is_of_operands(self, n: str) -> bool:
+        """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""
+        return self.places.get(n) == "up" and self.axes(n)[0] != self.row_axis
+
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
         bound = self.phase.tensors[n]
@@ -182,7 +190,7 @@ class Frame:
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             stack = self.stack(n)
             layer = self.span(block, stack.axis, tile)[0] if stack else 0
-            batch = block.batch * (stack.count if stack else 1) + layer
+            batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
@@ -224,7 +232,8 @@ class Frame:
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
         cut = mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
-        return replace(cut, head=block.head) if cut.tensor.heads > 1 else cut
+        batch, head = (block.batch if cut.tensor.batch > 1 else 0), (block.head if cut.tensor.heads > 1 else 0)
+        return replace(cut, batch=batch, head=head)
 
     def is_loaded(self, n: str) -> bool:
         """Return whether a mask is cut from a matrix in memory, not computed from indices."""
@@ -262,6 +271,26 @@ class Frame:
             return
         for at, run in self.placed(block):
             yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
+
+    def pipelined(
+        self, parts: Sequence[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int]], block: WorkTile
+    ) -> Iterator[ProgramLoop]:
+        """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
+
+        Consecutive steps whose tiles lie in the same runs are one loop.
+        """
+        placed, total, lags = self.placed(block), block.tile_count, [lag for _, lag in parts]
+        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
+        for start, end in pairwise(edges):
+            if start == end:
+                continue
+            running = [
+                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
+                for part, lag in parts
+                if 0 <= start - lag < total
+            ]
+            if running:  # with fewer tiles than steps ahead nothing happens in between
+                yield ProgramLoop(self.loop_axis, indices(start, end), _steps(block, running))
 
     def tiles(self, block: WorkTile) -> list[Visit]:
         """Return the block's tiles, one by one."""
@@ -326,6 +355,25 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile,
     shape, at = shape_and_place(block)
     memo_key = function.memo_key if isinstance(function, Emitter) else None
     return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
+
+
+def _steps(
+    block: WorkTile, running: list[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int, int, TileRun]]
+) -> Body:
+    """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
+    parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
+    behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
+    shape, at = shape_and_place(block)
+    memo_keys = {part.memo_key if isinstance(part, Emitter) else None for part, *_ in running}
+    return Body(_together, (parts, shape), (at, behind), memo_keys.pop() if len(memo_keys) == 1 else None)
+
+
+def _together(static: Any, at: Any, index: int) -> Iterator[ProgramLoop]:
+    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
+    (parts, shape), (position, behind) = static, at
+    block = block_at(shape, position)
+    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
+        yield ProgramLoop("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:

@@ -48,7 +48,7 @@ class Transfers:
             self._program,
             self.device.group_count.value,
             l2.capacity_bytes.value,
-            writes_back=l2.writes is not None and l2.writes.value == "back",
+            l2.writes is not None and l2.writes.value == "back",
         )
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:

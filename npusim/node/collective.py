@@ -1,10 +1,9 @@
 """Collectives as programs: rounds of transfers between ranks, whole or cut into chunks.
 
-A message is cut into shards.  In a round every rank sends shards and receives shards; a received
-shard is added to the rank's own (``adds``) or replaces it.  Who adds what in which order is all
-that decides the bits (``node.reduction``); who sends how much over which link decides the time
-(``node.simulate``): both read this one program.  A driver moves the bytes in the mode that is fastest
-by the alpha-beta form of the time.
+A message is cut into shards.  In a round every rank sends shards and receives shards; a received shard is added to the
+rank's own (``adds``) or replaces it.  Who adds what in which order is all that decides the bits (``node.reduction``);
+who sends how much over which link decides the time (``node.simulate``): both read this one program.  A driver moves the
+bytes in the mode that is fastest by the alpha-beta form of the time.
 
 Sources: HCCL documentation, "Mesh", "Ring", "RHD"; Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005).
@@ -74,10 +73,7 @@ def collective(
     ``is_ordered`` makes a mesh add in the order of ranks, as HCCL's deterministic mode does: every
     shard is then summed alike.
 
-    Raises
-    ------
-    TilingError
-        Fewer than 2 or more than 64 ranks, or an unknown name.
+    Raises `TilingError` for fewer than 2 or more than 64 ranks, or an unknown name.
     """
     if not 2 <= ranks <= MOST_RANKS:
         raise TilingError(f"ranks: {ranks}; a collective joins 2 to {MOST_RANKS}")

@@ -7,7 +7,6 @@ work of kernels are integrated by the same code, ``timing.link``.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from math import log2
 from typing import TYPE_CHECKING
 
@@ -146,37 +145,16 @@ class Device:
         return self._drivers[key]
 
 
-@dataclass(slots=True)
-class Past:
-    """Collectives as they went before, and those under way.
-
-    One that all devices began at the same tick, with no other under way, takes as long the next time: links
-    count from nothing when they are free.  It is kept where it also left all devices at the same tick.
-    """
-
-    known: dict[int, tuple[int, dict[str, int]]] = field(default_factory=dict)
-    active: list[RunningCollective] = field(default_factory=list)
-
-
 class RunningCollective:
     """One collective under way among all devices: every chunk goes through every round."""
 
     def __init__(
-        self,
-        fabric: Fabric,
-        devices: Sequence[Device],
-        plan: PlannedCollective,
-        between: NodeLink | None = None,
-        past: Past | None = None,
+        self, fabric: Fabric, devices: Sequence[Device], plan: PlannedCollective, between: NodeLink | None = None
     ) -> None:
         self.between = between if plan.call.servers > 1 else None
-        self.past = past or Past()
-        self._came: dict[int, int] = {}
-        self._went: dict[int, int] = {}
-        self._repeated: int | None = None
-        self._before: dict[str, int] | None = None
         self.env, self.fabric, self.devices, self.plan = fabric.env, fabric, devices, plan
         env, count = self.env, len(devices)
+        self._is_begun = False
         self.arrived = [env.event() for _ in devices]
         self.left = [env.event() for _ in devices]
         self.chunks = plan.chunk_sizes()
@@ -185,35 +163,14 @@ class RunningCollective:
 
     def join(self, rank: int) -> Steps:
         """Take part as ``rank``, from the start to this rank's end."""
-        self._came[rank] = int(self.env.now)
         yield self.env.timeout(femtoseconds(self.plan.mode.start_s.value))
-        if self not in self.past.active:
+        if not self._is_begun:
             self._begin()
-        if self._repeated is not None:
-            yield self.env.timeout(self._repeated)
-        else:
-            self.arrived[rank].succeed()
-            yield self.left[rank]
-        self._end(rank)
+        self.arrived[rank].succeed()
+        yield self.left[rank]
 
     def _begin(self) -> None:
-        """Repeat what is known of a collective that all devices began together; else simulate it."""
-        is_together = len(self._came) == len(self.devices) and len(set(self._came.values())) == 1
-        is_alone = not self.past.active
-        for other in self.past.active:
-            other._before = None  # it is no longer alone
-        self.past.active.append(self)
-        links = self.fabric.links
-        if is_together and is_alone:
-            if id(self.plan) in self.past.known:
-                self._repeated, moved = self.past.known[id(self.plan)]
-                for name, size in moved.items():
-                    links[name].total_bytes += size
-                return
-            self._before = {name: link.total_bytes for name, link in links.items()}
-        self._simulate()
-
-    def _simulate(self) -> None:
+        self._is_begun = True
         env, plan, count = self.env, self.plan, len(self.devices)
         for chunk, size in enumerate(self.chunks):
             ready = [[env.event() for _ in self.devices] for _ in plan.collective.rounds]
@@ -221,17 +178,6 @@ class RunningCollective:
             sizes = plan.transfer_bytes(size)
             for rank in range(count):
                 env.process(self._rank(chunk, rank, ready, sent, sizes))
-
-    def _end(self, rank: int) -> None:
-        self._went[rank] = int(self.env.now)
-        if len(self._went) < len(self.devices):
-            return
-        self.past.active.remove(self)
-        if self._before is None or len(set(self._went.values())) > 1:
-            return
-        took = self._went[rank] - self._came[rank] - femtoseconds(self.plan.mode.start_s.value)
-        moved = {name: link.total_bytes - self._before[name] for name, link in self.fabric.links.items()}
-        self.past.known[id(self.plan)] = took, moved
 
     def _rank(
         self, chunk: int, rank: int, ready: list[list[Event]], sent: list[list[Event]], sizes: list[list[int]]

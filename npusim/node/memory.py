@@ -68,14 +68,12 @@ class MemoryPlan:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked if size)
 
 
-def memory_plan(
-    p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF, prompt: int | None = None
-) -> MemoryPlan:
+def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
 
-    ``prompt`` are the queries that run at once (default: those of ``p``), ``weight_bytes`` those of a weight.
+    ``weight_bytes`` are those of a weight.
     """
-    node, rows = machine.node, p.batch * (p.seq_q if prompt is None else prompt)
+    node, rows = machine.node, p.batch * p.seq_q
     parameters, gates = p.parameters or p.weights().layers, 2 if p.gated else 1
     attention, ffn = p.qkv_width + p.width, gates * p.ffn_width
     if p.experts is not None:

@@ -1,10 +1,9 @@
 """A node program: operations on the queues of every device, as a tile program.
 
-Core groups of the program are the node's devices.  A device has a queue for its cores, one for its
-collectives and, where a host takes part, for copies each way and its share of the host's cores.
-Operations have no steps: a :class:`KernelOp` stands for a whole program of one device, a
-:class:`CollectiveOp` for one rank's part in a collective.  Results go from queue to queue through
-rings, so that ``ir.check`` and the walker treat a node like a core.
+Core groups of the program are the node's devices.  A device has a queue for its cores, one for its collectives and,
+where a host takes part, for copies each way and its share of the host's cores.  Operations have no steps: a
+:class:`KernelOp` stands for a whole program of one device, a :class:`CollectiveOp` for one rank's part in a collective.
+Results go from queue to queue through rings, so that ``ir.check`` and the walker treat a node like a core.
 """
 
 from __future__ import annotations
@@ -210,10 +209,7 @@ def cut_rows(total: int, blocks: int, first_share: float | None) -> list[tuple[i
 
     Cuts fall on whole attention blocks of 128 rows where that leaves every block some.
 
-    Raises
-    ------
-    TilingError
-        More blocks than rows, or a first block that leaves a block without a row.
+    Raises `TilingError` for more blocks than rows, or a first block that leaves a block without a row.
     """
     if blocks > total:
         raise TilingError(f"blocks: {blocks} blocks of only {total} rows; at most {total}")

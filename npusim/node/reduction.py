@@ -49,16 +49,12 @@ def execute(
     part of a message, they are counted from its beginning and may lie outside of it: bits do not
     depend on what else a shard holds.  ``watch`` is told of every addition.
 
-    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then
-    what arrives, in the order of its rounds (or all by rank, if ``is_ordered``).  After a
-    reduce-scatter only a rank's own shard is a sum; an all-gather takes each shard from its owner.
-    Rows of tiled calls fall into other shards than those of an untiled one, so that bits are equal
-    where all shards are summed in one order.
+    Additions round to ``fmt`` one by one in the collective's order: a rank's own value first, then what arrives, in the
+    order of its rounds (or all by rank, if ``is_ordered``).  After a reduce-scatter only a rank's own shard is a sum;
+    an all-gather takes each shard from its owner.  Rows of tiled calls fall into other shards than those of an untiled
+    one, so that bits are equal where all shards are summed in one order.
 
-    Raises
-    ------
-    TensorError
-        The inputs are not one array of one shape for each rank.
+    Raises `TensorError` if the inputs are not one array of one shape for each rank.
     """
     shapes = {a.shape for a in inputs}
     if len(inputs) != collective.ranks or len(shapes) != 1:

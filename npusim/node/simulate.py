@@ -11,7 +11,7 @@ from simpy.core import Environment
 from npusim.errors import DeadlockError, ProgramError, SpecError
 from npusim.ir.walk import Walker, list_endpoints, producers_of, walk
 from npusim.node.collective import PlannedCollective, plan_collective
-from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, Past, RunningCollective, femtoseconds
+from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, RunningCollective, femtoseconds
 from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
 from npusim.node.result import NodeTiming, overlap_efficiency
 from npusim.node.topology import Topology
@@ -47,13 +47,8 @@ def simulate(
 ) -> NodeTiming:
     """Return the time of a node program on ``ranks`` devices of ``node`` (all by default).
 
-    Raises
-    ------
-    SpecError
-        The devices are not all joined, a link has no bandwidth, or a collective takes more cores
-        than there are.
-    DeadlockError
-        A queue waits for what nobody ever hands on.
+    Raises `SpecError` if the devices are not all joined, a link has no bandwidth, or a collective takes more cores than
+    there are; `DeadlockError` if a queue waits for what nobody ever hands on.
     """
     return _Simulation(program, node, device, timer, ranks, frozenset(trace_groups)).result()
 
@@ -111,7 +106,6 @@ class _Simulation:
         self.devices = [Device(self.env, i, device) for i in range(count)]
         self.host = Host(self.env, node, count)
         self.running: dict[int, RunningCollective] = {}
-        self.past = Past()
         self.plans: dict[CollectiveCall, PlannedCollective] = {}
         self.uses = [[QueueUse(q.name, g) for q in program.queues] for g in range(count)]
         self.spans: list[Span] = []
@@ -197,7 +191,7 @@ class _Simulation:
         plan = self._plan(call)
         yield from self.devices[rank].claim(plan)
         if ordinal not in self.running:
-            self.running[ordinal] = RunningCollective(self.fabric, self.devices, plan, self.node.between, self.past)
+            self.running[ordinal] = RunningCollective(self.fabric, self.devices, plan, self.node.between)
         yield from self.running[ordinal].join(rank)
         self.devices[rank].release(plan)
 

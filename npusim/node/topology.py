@@ -33,10 +33,7 @@ class Edge:
 class Topology:
     """The graph of a node and the routes on it.
 
-    Raises
-    ------
-    SpecError
-        A link has no bandwidth, or devices cannot reach each other (names them).
+    Raises `SpecError` if a link has no bandwidth, or devices cannot reach each other (names them).
     """
 
     def __init__(self, node: NodeSpec, ranks: int | None = None) -> None:

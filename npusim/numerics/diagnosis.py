@@ -156,11 +156,10 @@ class Probe:
 class Underflow:
     """Counts probabilities that become zero, and sums the softmax mass they should have had.
 
-    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and
-    ``visible_others`` those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows``
-    finished query rows, the part of the row sum that zeroed pairs should have had; ``saturated``
-    counts values that a saturating cast cut to the largest finite one.  A row whose sum is not finite
-    has no mass and is left out of ``rows``.
+    ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
+    those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
+    the row sum that zeroed pairs should have had; ``saturated`` counts values that a saturating cast cut to the largest
+    finite one.  A row whose sum is not finite has no mass and is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -282,32 +281,17 @@ def _count_saturated(step: Step, source: Array) -> int:
 class Resonance:
     """What one block of queries has in common with the keys it sees: how far their waves are in or out of phase.
 
-    The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in
-    phase (scores large and positive) or 180 degrees out of phase (large and negative); section 3.3.2,
-    figure 6.  It defines no measure; this one is ours.  The mean score of all pairs that the mask leaves
-    is, by Parseval's theorem, a sum over frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))``
-    of the mean query and the mean key.
-
-    Attributes
-    ----------
-    cosine
-        Mean over the pairs that the mask leaves of the cosine between query and key: 1 in phase, -1
-        out of phase, about 0 for independent directions.
-    frequency
-        Periods along the head dimension of the wave that contributes most; 0 is a common offset.
-    phase_degrees
-        Its lag, from 0 (in phase) to 180 (out of phase).
-    share
-        Part that this one frequency has of the sizes of all these contributions.
-    mean_score
-        Contribution of this frequency to the mean of Q K^T over those pairs, unscaled.
+    The PASA paper calls it resonance when queries and keys share a wave along the head dimension, in phase (scores
+    large and positive) or 180 degrees out of phase (large and negative); section 3.3.2, figure 6.  It defines no
+    measure; this one is ours.  The mean score of all pairs that the mask leaves is, by Parseval's theorem, a sum over
+    frequencies; without a mask, of ``|Q(f)| |K(f)| cos(phase(f))`` of the mean query and the mean key.
     """
 
-    cosine: float
-    frequency: int
-    phase_degrees: float
-    share: float
-    mean_score: float
+    cosine: float  #: mean over those pairs: 1 in phase, -1 out of phase, about 0 for independent directions
+    frequency: int  #: periods along the head dimension of the wave that contributes most; 0 is a common offset
+    phase_degrees: float  #: its lag, from 0 (in phase) to 180 (out of phase)
+    share: float  #: part that this one frequency has of the sizes of all these contributions
+    mean_score: float  #: its contribution to the mean of Q K^T over those pairs, unscaled
 
 
 def measure(q: Array, k: Array, seen: NDArray[np.bool_] | None = None) -> Resonance:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
+from npusim.formats.cast import widen
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.numerics.diagnosis import Probe
@@ -92,7 +93,7 @@ def evaluate(
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
         at = (batch, head, row, len(block))
         if at not in exact_rows:
-            wide_q, wide_k, wide_v = (np.asarray(x, np.float64) for x in (q, k, v))
+            wide_q, wide_k, wide_v = (widen(x).astype(np.float64) for x in (q, k, v))
             exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)
         references.append(exact_rows[at])
         if probe:
@@ -277,7 +278,7 @@ def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
 
 def _parts(block: OutputBlock, output: GlobalTensor) -> Iterator[tuple[int, int, int, int]]:
     """Return the heads a block writes: head, first row and rows, and where these lie in the tensor's head."""
-    return output.heads_of(block.head, block.row, block.rows)
+    return output.heads_of(block.batch, block.head, block.row, block.rows)
 
 
 def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import get_format
-from npusim.ir.op import PLAIN, Attributes
+from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
@@ -61,9 +61,8 @@ class EventLog:
     ) -> None:
         """Record where ``result``, spread over ``shape``, is Inf or NaN although the step's sources were not.
 
-        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no
-        event: only elements whose sources are all finite count as overflow, and only NaN from
-        sources without NaN as a new NaN.
+        An Inf that was put there (a mask, the start of a maximum) and what follows from it is no event: only elements
+        whose sources are all finite count as overflow, and only NaN from sources without NaN as a new NaN.
         """
         if formats.is_all_finite(result):
             return
@@ -321,7 +320,7 @@ class Lockstep:
         result = self._apply(step, sources, before)
         if count := len(self.blocks):
             read, outcome = [x[:count] for x in sources], result[:count]
-            if fmt != "int8":
+            if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
                 known = [*read, before[:count]] if step.attributes.accumulate else read
                 self.events.look(resolved, step, outcome, known, before[:count].shape)
             for observer in self.observers:

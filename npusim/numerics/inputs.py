@@ -28,9 +28,8 @@ NAMES = ("q", "k", "v", "w_o")
 def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe, which keeps them.
 
-    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not
-    depend on which other heads are computed.  Raises :class:`TensorError` for a recipe that
-    changes tensors instead of drawing them.
+    Every head has its own generator, seeded by (seed, tensor, batch, head): a head's values do not depend on which
+    other heads are computed.  Raises :class:`TensorError` for a recipe that changes tensors instead of drawing them.
     """
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
@@ -60,14 +59,18 @@ def drawn_source(problem: Problem) -> HeadSource:
     return lambda name, batch, head: source("k", batch, head)[:, :cols] if name == "v" else source(name, batch, head)
 
 
-def quantised(values: Array, fmt: str, axis: int | None = None) -> tuple[Array, Array]:
-    """Return values in a narrow format, and float32 scales: one for all, or one for what lies along ``axis``.
+def quantised(values: Array, fmt: str, rows: int | None = None) -> tuple[Array, Array]:
+    """Return values in a narrow format, and float32 scales: one for all, or for each row that of ``rows`` together.
 
     A scale is float32(largest absolute value / largest finite value of ``fmt``), 1 where that is 0; stored values are
     the quotients, rounded to nearest even and saturated.
     """
     wide = values.astype(np.float64)
-    scales = (np.abs(wide).max(axis, keepdims=axis is not None) / formats.get_format(fmt).max_finite).astype(np.float32)
+    largest = np.abs(wide).max()
+    if rows is not None:
+        starts = range(0, len(wide), rows)
+        largest = np.repeat(np.maximum.reduceat(np.abs(wide).max(1), starts), rows)[: len(wide), None]
+    scales = (largest / formats.get_format(fmt).max_finite).astype(np.float32)
     scales = np.where(scales == 0, np.float32(1), scales)
     return formats.cast(wide / scales.astype(np.float64), fmt, overflow="saturate"), scales
 
@@ -87,7 +90,7 @@ def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
             return source(name, batch, head)
         key = name[0], batch, head
         if key not in heads:
-            heads[key] = quantised(source(*key), fmt, axis=1)
+            heads[key] = quantised(source(*key), fmt, problem.scaled_keys)
         stored, scales = heads[key]
         if name == key[0]:
             return stored.astype(np.float64) * scales.astype(np.float64)

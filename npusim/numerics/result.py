@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class NumericEvent:
     """``overflow`` (finite in, Inf out) or ``nan`` (from numbers) in one operation of one block.
 
-    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within
-    the operation's tile, ``count`` how many elements of it; ``position`` counts the block's operations
-    before this one.
+    ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
+    tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
     """
 
     kind: str
@@ -44,10 +43,9 @@ class NumericEvent:
 class ErrorSummary:
     """Distance of computed outputs from float64 attention on the same inputs, over the rows computed.
 
-    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the
-    correctly rounded reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or
-    Inf (``nan_count``, ``inf_count``) there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp``
-    are None and the histogram is empty.
+    ``rmse`` is the relative Frobenius error; ``ulp_histogram`` counts outputs by distance from the correctly rounded
+    reference: keys ``"0", "1", "2", "3-4", "5-8", ">8"``.  Where an output is NaN or Inf (``nan_count``, ``inf_count``)
+    there is no error: ``rmse``, ``max_abs_error`` and ``max_ulp`` are None and the histogram is empty.
     """
 
     rmse: float | None
@@ -82,33 +80,12 @@ class Magnitudes:
 class Diagnosis:
     """What the values of the computed rows went through; None where a figure has no meaning.
 
-    Attributes
-    ----------
-    nan_row_percent
-        Output rows with a NaN, as the PASA paper counts them.
-    key_min, key_max, shifted_key_min, shifted_key_max
-        Range of K, and of K' as stored.
-    raw_score_min, raw_score_max
-        Range of Q K^T in float64, unscaled, over the pairs that the mask leaves.
-    score_min, score_max
-        Range of what the matrix unit adds up (Q K^T, or PASA's S'), before it is stored; whole
-        tiles, masked pairs included; infinite values left out.
-    resonance_cosine, resonance_frequency, resonance_phase_degrees, resonance_share_percent
-        See `npusim.numerics.diagnosis`; of the block whose wave moves the scores most.
-    sink_mass_percent
-        Mean softmax mass of the sinks: the first keys, as many as the recipe says, else one.
-    underflow_percent
-        Pairs whose probability is zero when the second product reads it; masked pairs not counted.
-    zeroed_mass_percent
-        Mean softmax mass of those pairs: what is really lost.
-    product_mass_percent
-        P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.
-        It overstates the loss, since the pairs zeroed are the smallest (papers.md section 1.2).
-    saturated_count
-        Probabilities that the cast cut to the largest finite value.
+    Ranges are of K, of Q K^T in float64, unscaled, over the pairs that the mask leaves, of K' as stored, and of scores:
+    what the matrix unit adds up (Q K^T, or PASA's S') before it is stored, in whole tiles, infinite values left out.
+    Resonance (`npusim.numerics.diagnosis`) is that of the block whose wave moves the scores most.
     """
 
-    nan_row_percent: float
+    nan_row_percent: float  #: output rows with a NaN, as the PASA paper counts them
     key_min: float
     key_max: float
     raw_score_min: float
@@ -117,15 +94,19 @@ class Diagnosis:
     resonance_frequency: int
     resonance_phase_degrees: float
     resonance_share_percent: float
-    sink_mass_percent: float
+    sink_mass_percent: float  #: mean softmax mass of the first keys, as many as the recipe says, else one
     shifted_key_min: float | None = None
     shifted_key_max: float | None = None
     score_min: float | None = None
     score_max: float | None = None
-    underflow_percent: float | None = None
-    zeroed_mass_percent: float | None = None
+    underflow_percent: float | None = (
+        None  #: pairs that the mask leaves whose P is zero when the second product reads it
+    )
+    zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: what is really lost
+    #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
+    #: loss, since the pairs zeroed are the smallest (papers.md section 1.2).
     product_mass_percent: float | None = None
-    saturated_count: float | None = None
+    saturated_count: float | None = None  #: probabilities that the cast cut to the largest finite value
 
     def figures(self) -> dict[str, float]:
         """Return the figures that have a meaning, by name."""

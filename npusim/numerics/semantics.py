@@ -49,8 +49,7 @@ def _copy(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attri
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    rounding: Any = attributes.rounding
-    return formats.cast(sources[0], fmt, rounding=rounding, overflow=overflow)
+    return formats.cast(sources[0], fmt, overflow=overflow)
 
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
@@ -98,8 +97,7 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     order: Any = attributes.order
     if not order:
         raise ProgramError("a row sum must name its order")
-    start = sources[1][..., 0] if attributes.started else None
-    return formats.reduce_sum(sources[0], fmt, order, start=start)[..., None]
+    return formats.reduce_sum(sources[0], fmt, order)[..., None]
 
 
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:

@@ -1,25 +1,30 @@
-"""Advice on a run: the first rule of a short table that applies, and values that the user could try.
+"""Advice on a run: what the first rule of a short table sees in its counts, and a change that was tried and helps.
 
-A rule reads the run's counts and names what they show and what to try on this same run: values that fit and that
-change the program.  It promises no gain: the next run shows it.
+A rule reads the run's counts, names what they show, and which changes of the tiling may help.  They are simulated, and
+the best is named with the time that the run would take with it; where none helps, none is named.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable  # noqa: TC003 - a field of a NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
+from math import inf
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.report.text import percent
 from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
-from npusim.simulation.variants import Variant, Variants, work_key
+from npusim.simulation.tile import PAIRS, WORTH
+from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterator
 
     from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
@@ -39,19 +44,25 @@ DECODED_QUERIES = 16
 STARTUP_SHARE = 0.2
 
 
+#: Pairs of query and key of a call on which changes are tried: each takes some tenths of a second.
+MOST_PAIRS = 4 * PAIRS
+#: Fields of a tiling by name.
+Fields = Mapping[str, object]
+
+
 class Advice(NamedTuple):
-    """What the counts show, a field whose other values may help, and the command that tries some."""
+    """What the counts show, the changes of fields that may help, and the command of the one that does."""
 
     text: str
-    field: str = ""
-    values: Callable[[int], tuple[int, ...]] | None = None
+    changes: Callable[[Fields], Iterable[Fields]] | None = None
     command: str = ""
 
 
 def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
     """Return the advice of the first rule that applies, led by its name: ``[vector] ...``.
 
-    Its command is there where ``trial`` (of the live run) finds values that fit and change something.
+    Where ``trial`` (of the live run) finds a change that makes the run faster, the text ends with it, its time and
+    gain, and its command is there.
     """
     timing = record.timing
     busiest = None if timing is None else timing.busiest
@@ -59,17 +70,10 @@ def advise(record: RunRecord, trial: Trial | None = None) -> Advice | None:
         return None
     for name, rule in RULES.items():
         if (advice := rule(record, timing, busiest)) is not None:
-            return advice._replace(text=f"[{name}] {advice.text}", command=_command(advice, trial))
+            gain = trial.best(advice.changes) if trial is not None and advice.changes else None
+            text = f"[{name}] {advice.text}"
+            return Advice(text) if gain is None else Advice(f"{text}; {gain}", advice.changes, gain.command)
     return None
-
-
-def _command(advice: Advice, trial: Trial | None) -> str:
-    """Return a command that tries values of the advice's field, the run's own among them."""
-    now = trial.value(advice.field) if trial is not None and advice.field else None
-    if trial is None or now is None or advice.values is None:
-        return ""
-    useful = trial.useful(advice.field, (v for v in advice.values(now) if v not in (0, now)))
-    return trial.explore(advice.field, sorted([now, *useful])) if useful else ""
 
 
 def decoding(record: RunRecord) -> str | None:
@@ -105,7 +109,7 @@ def _few_blocks(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> A
     if working >= groups or decoding(record) or timing.overlap is not None:
         return None
     text = f"only {working} of {groups} core groups have a block to work on"
-    return Advice(text, "block_q", _smaller)
+    return Advice(text, _smaller_blocks)
 
 
 def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -117,7 +121,7 @@ def _imbalance(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
         f"core groups end after {percent(mean)} of the cores' time on average, group "
         f"{timing.last_group} last: blocks are dealt out unevenly"
     )
-    return Advice(text, "block_q", _smaller)
+    return Advice(text, _even_blocks)
 
 
 def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -135,7 +139,7 @@ def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
     if startup / total < STARTUP_SHARE:
         return Advice(text)
     text += f"; {percent(startup / total)} starts and ends instructions"
-    return Advice(text, "vector_rows", _larger)
+    return Advice(text, _longer_instructions)
 
 
 def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -157,7 +161,7 @@ def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice 
         share = size / seconds / record.device.link_bytes_per_s[name]
         if share >= LINK_SHARE:
             text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth"
-            return Advice(text, "block_q", _larger)
+            return Advice(text, _larger_blocks)
     return None
 
 
@@ -166,7 +170,8 @@ def _transfers(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Ad
     if not costs or timing.busy_share(busiest) < BOUND_SHARE:
         return None
     route = max(costs, key=lambda key: costs[key])
-    return Advice(f"moving bytes is the limit ({busiest.pipe}, {route}): the core's own port, no shared link")
+    text = f"moving bytes is the limit ({busiest.pipe}, {route}): the core's own port, no shared link"
+    return Advice(text, _larger_blocks)
 
 
 def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -179,7 +184,7 @@ def _waiting(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advi
     waits = f"has {cause} for {share}" if cause == _EMPTY else f"waits {share} for {cause}"
     works = percent(timing.busy_share(busiest))
     text = f"no pipe is the limit: the busiest, {busiest.pipe}, works {works} of the cores' time and {waits}"
-    return Advice(text, "depth", _deeper)
+    return Advice(text, _further_ahead)
 
 
 def _costs_of(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
@@ -195,16 +200,44 @@ def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
     return {key.partition(".")[2]: cycles for key, cycles in costs.items() if key.startswith("routes.")}
 
 
-def _smaller(value: int) -> tuple[int, ...]:
-    return (value // 4, value // 2)
+# ---------------------------------------------------------------- changes that may help
 
 
-def _larger(value: int) -> tuple[int, ...]:
-    return (value * 2, value * 4)
+def _scaled(fields: Fields, names: Iterable[str], factors: Iterable[float]) -> Iterator[Fields]:
+    """Yield changes of one field each, those of ``names`` that are numbers, by each factor."""
+    for name in names:
+        if isinstance(value := fields.get(name), int):
+            yield from ({name: int(value * factor)} for factor in factors)
 
 
-def _deeper(value: int) -> tuple[int, ...]:
-    return (value + 1, value + 2)
+def _smaller_blocks(fields: Fields) -> Iterator[Fields]:
+    yield from _scaled(fields, ("block_q", "block"), (1 / 2, 1 / 4))
+    if "arrangement" in fields:  # a warp's quad pairs cover fewer rows side by side
+        yield {"block_q": 64, "arrangement": "2x2"}
+
+
+def _longer_instructions(fields: Fields) -> Iterator[Fields]:
+    yield from _scaled(fields, ("vector_rows", "block_q", "block"), (2, 4))
+
+
+def _even_blocks(fields: Fields) -> Iterator[Fields]:
+    longest_first = {"deal": "balanced", "launch": "longest_first"}
+    yield from ({name: order} for name, order in longest_first.items() if name in fields)
+    yield from _scaled(fields, ("block_q", "block"), (1 / 2,))
+
+
+def _larger_blocks(fields: Fields) -> Iterator[Fields]:
+    """Yield blocks that load keys and values less often."""
+    yield from _scaled(fields, ("block_q", "block", "block_kv"), (2,))
+    if isinstance(warps := fields.get("warps"), int):
+        yield from ({**change, "warps": 2 * warps} for change in _scaled(fields, ("block_q",), (2,)))
+
+
+def _further_ahead(fields: Fields) -> Iterator[Fields]:
+    for name in ("depth", "stages"):
+        if isinstance(value := fields.get(name), int):
+            yield from ({name: value + more} for more in (1, 2))
+    yield from _scaled(fields, ("block_kv", "block"), (2,))
 
 
 #: In the order of their precedence; a rule returns None where it does not apply.
@@ -221,43 +254,75 @@ RULES: Mapping[str, Callable[[RunRecord, TimingRecord, QueueUse], Advice | None]
 )
 
 
-# ---------------------------------------------------------------- values to try
+# ---------------------------------------------------------------- trying them
+
+
+class Gain(NamedTuple):
+    """A change that makes a run faster, how long it then takes, and the command of that."""
+
+    change: Fields
+    latency_us: float
+    share: float
+    command: str
+
+    def __str__(self) -> str:
+        return f"with {_words(self.change)} {self.latency_us:,.2f} us ({-self.share * 100:+.1f} %)"
 
 
 class Trial:
-    """Tries other values of one tiling field on the schedule, problem and device of a run."""
+    """Tries changes of the tiling on the schedule, problem and device of a run."""
 
     def __init__(self, result: RunData) -> None:
-        self._result = r = result
-        # Field by field, not the tiling as a whole, so that the limits of each field are checked too.
-        fields = r.tiling.model_dump()
-        self._variants = Variants(
-            Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
-        )
+        self._result = result
 
     @cached_property
-    def _work(self) -> Hashable:
-        return work_key(self._result.program)
+    def fields(self) -> Fields:
+        """The run's fields, the numbers that their defaults stand for among them."""
+        tiling = self._result.tiling
+        return {name: effective(tiling, name) or value for name, value in tiling.model_dump().items()}
 
-    def value(self, field: str) -> int | None:
-        """Return the number that a field has, or that its default stands for; None if it is none."""
-        return effective(self._result.tiling, field)
-
-    def useful(self, field: str, values: Iterable[int]) -> list[int]:
-        """Return those of ``values`` that fit and whose program differs from the run's own."""
-        return [value for value in values if self._work_of(field, value) not in (None, self._work)]
-
-    def _work_of(self, field: str, value: int) -> Hashable:
-        try:
-            return work_key(self._variants.build(Variant(tiling={field: value}), is_hinted=False).program)
-        except (NpusimError, ValueError):
+    def best(self, changes: Callable[[Fields], Iterable[Fields]]) -> Gain | None:
+        """Return the change that gains most; None where none gains `WORTH`, or trying would take long."""
+        r = self._result
+        if isinstance(r.problem, Problem) and r.problem.heads * r.problem.pairs() > MOST_PAIRS:
             return None
+        own = r.tiling.model_dump(exclude_unset=True)
+        times = [(self._latency_us({**own, **c}), c) for c in changes(self.fields) if c.items() - self.fields.items()]
+        named = self._named()
+        for fixed_us, change in sorted(times, key=itemgetter(0)):
+            if fixed_us >= r.latency_us * (1 - WORTH):
+                return None
+            # As the command runs it: what is not named is chosen anew.
+            latency_us = fixed_us if named is None else self._latency_us({**named, **change}, is_open=True)
+            share = 1 - latency_us / r.latency_us
+            if share >= WORTH:
+                return Gain(change, latency_us, share, self._command(change))
+        return None
 
-    def explore(self, field: str, values: Sequence[int]) -> str:
-        """Return the command that tries ``values`` on this very run; empty where none can say it."""
+    def _latency_us(self, fields: Fields, *, is_open: bool = False) -> float:
+        """Return the time of the run with other fields; infinity where they do not fit."""
+        r = self._result
+        request = Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
+        variants = Variants(replace(request, warm=r.program.is_warm), is_open=is_open)
+        try:
+            timing = variants.build(Variant(), is_hinted=False).timing()
+        except (NpusimError, ValueError, ImportError):
+            return inf
+        return inf if timing is None else timing.latency_s * 1e6
+
+    def _named(self) -> Fields | None:
+        """Return the fields that were named; None where no command line asks for the run."""
+        asked = self._result.asked
+        return None if asked is None else dict(v.split("=", 1) for o, v in asked if o == "-t")
+
+    def _command(self, change: Fields) -> str:
+        """Return the command that runs it with a change; empty where none can say it."""
         r = self._result
         if r.asked is None:
             return ""
-        options = [(o, v) for o, v in r.asked if (o, v.partition("=")[0]) != ("-t", field)]
-        listed = f"{field}={','.join(str(value) for value in values)}"
-        return command("explore", r.schedule, options, ["--field", listed])
+        options = [(o, v) for o, v in r.asked if o != "-t" or v.partition("=")[0] not in change]
+        return command("run", r.schedule, options, ["-t", _words(change)])
+
+
+def _words(change: Fields) -> str:
+    return ",".join(f"{name}={value}" for name, value in change.items())

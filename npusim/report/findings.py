@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.cases import Interval
-    from npusim.formats.vectors import VectorReport
     from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity
     from npusim.validate.diff import Difference, Explanation
@@ -250,10 +249,11 @@ RESIDUALS = Columns(
 
 
 def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
-    """Return the report as JSON: cases and summary, or vectors and kernels."""
+    """Return the report as JSON: cases and summary, or vectors."""
     if isinstance(report, BitsReport):
-        counts = {"vectors": _counts(report.vectors), "kernels": _counts(report.kernels)}
-        return {"schema_version": SCHEMA_VERSION, **{name: of for name, of in counts.items() if of}}
+        reports = {name: asdict(r) for name, r in sorted(report.vectors.items())}
+        counts = {name: {k: v for k, v in r.items() if v is not None} for name, r in reports.items()}
+        return {"schema_version": SCHEMA_VERSION, "vectors": counts}
     figures = ("median_abs_error", "worst_abs_error", "untouched_abs_error", "within_band", "left_out")
     return {
         "schema_version": SCHEMA_VERSION,
@@ -266,17 +266,10 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
     }
 
 
-def _counts(reports: Mapping[str, VectorReport]) -> dict[str, dict[str, object]]:
-    return {
-        name: {key: value for key, value in asdict(report).items() if value is not None}
-        for name, report in sorted(reports.items())
-    }
-
-
 def validation_table(report: TimesReport | BitsReport) -> tuple[Block, ...]:
     """Return the report as people read it."""
     if isinstance(report, BitsReport):
-        rows = sorted({**report.vectors, **report.kernels}.items())
+        rows = sorted(report.vectors.items())
         text = f"{whole(report.matched)} of {whole(report.total)} outputs equal"
         facts = [("bits", cells(text, style=_passed(report.is_passed)))]
         if report.left_out:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.device_tables import validated_schedules
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
+from npusim.config.workload import OF_PROBLEM
 from npusim.errors import SpecError
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
@@ -44,9 +46,9 @@ def problem_text(problem: dict[str, object]) -> str:
 
 def _changes(problem: dict[str, object]) -> Iterator[str]:
     """Yield what else says which keys a query sees, and what is done to scores: ``window=512``."""
-    for name in ("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "sink_logits"):
+    for name in OF_PROBLEM:
         value = problem.get(name)
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and name != "window":
             yield f"{name}={len(value)}"
         elif value:
             yield name if value is True else f"{name}={_number(value)}"
@@ -156,15 +158,26 @@ def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def fields_table(name: str, schedule: Schedule, fields: tuple[TilingField, ...]) -> tuple[Block, ...]:
-    """Return the tiling fields and precision presets of a schedule on cores of its family."""
+def fields_table(
+    name: str, schedule: Schedule, fields: tuple[TilingField, ...], chosen: Collection[str] = ()
+) -> tuple[Block, ...]:
+    """Return the tiling fields and precision presets of a schedule on cores of its family.
+
+    ``chosen``: fields that a run chooses where they are not named, their declared value beside.
+    """
+    listed = [
+        replace(f, default="auto" if f.default is None else f"auto ({f.default})") if f.name in chosen else f
+        for f in fields
+    ]
+    rule = "the value in brackets, or of a few tiles that are simulated the one that is 1 % faster or more"
     presets = [
         (preset, cells(" ".join(f"{k}={v}" for k, v in precision.formats().items())))
         for preset, precision in schedule.precisions.items()
     ]
     return (
         Heading(f"{name} on {schedule.family} cores", schedule.summary),
-        FIELDS.grid(fields),
+        FIELDS.grid(listed),
+        *([Facts((("auto", cells(rule)),))] if chosen else []),
         Heading("--precision", f"default {schedule.default_precision}"),
         Facts(tuple(presets)),
     )

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import colorsys
-import html
+import io
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.layout.chain import chain
-from npusim.report.text import Fact, Facts, cells, document
+from npusim.report.text import Fact, Facts, Heading, cells, document, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 _HUES = (220, 25, 130, 325, 55, 275, 185, 95)
 _SHADES = (0.84, 0.77, 0.70, 0.64)
 _SATURATION = 0.7
-#: Sizes in pixels of the SVG: a square, the edge with the numbers of the rows, a line of text.
-_WIDTH, _HEIGHT, _EDGE, _LINE = 66, 42, 34, 18
-_MARK = "#8b0000"
+#: What rich fills in: no window around it, and no fonts that would be fetched.
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {terminal_width} {terminal_height}" role="img">
+<style>text {{ font: {char_height}px monospace; white-space: pre }} {styles}</style>
+<defs>{lines}</defs><rect x="-8" y="-8" width="100%" height="100%" fill="white"/>
+<g>{backgrounds}{matrix}</g></svg>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +226,11 @@ def _counted(values: int) -> str:
     return f"{values} value" + ("s" if values != 1 else "")
 
 
-# ---------------------------------------------------------------- text
+# ---------------------------------------------------------------- text and SVG
 
 
-def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, Square | None], ...]]:
-    """Yield the tile's lines as pieces of text, each with the square it shows.
+def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Yield the tile's lines as pieces of text with a style of rich's: a lane's colour, bold for what others need.
 
     Elements that must move read ``T0V2>T2``; where the holder needs it too, ``T0V0+T8``.
     """
@@ -234,11 +238,11 @@ def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, Square | None],
     width = 1 + max(len(text) for row in texts for text in row)
     edge = len(str(len(texts) - 1)) + 2
     header = "".join(f"{column:^{width + 1}}" for column in range(len(texts[0])))
-    yield ((" " * (edge + 1) + header.rstrip(), None),)
+    yield ((" " * (edge + 1) + header.rstrip(), "dim"),)
     for number, (row, squares) in enumerate(zip(texts, picture.rows, strict=True)):
-        pieces: list[tuple[str, Square | None]] = [(f"{number:>{edge}} ", None)]
+        pieces = [(f"{number:>{edge}} ", "dim")]
         for text, square in zip(row, squares, strict=True):
-            pieces.append((f"{text:^{width + 1}}", square))
+            pieces.append((f"{text:^{width + 1}}", f"{'bold ' if square.needed_by else ''}black on {square.colour}"))
         yield tuple(pieces)
 
 
@@ -248,70 +252,19 @@ def _square_text(square: Square) -> str:
     return f"{square.name}{'+' if square.is_in_place else '>'}{square.target}"
 
 
-# ---------------------------------------------------------------- SVG
-
-
 def picture_svg(picture: Picture) -> str:
-    """Return the picture as SVG text: no library, the same bytes on every machine."""
-    widest = max(len(square.target) for row in picture.rows for square in row)
-    width = max(_WIDTH, 9 * (widest + 3))
-    columns, rows = len(picture.rows[0]), len(picture.rows)
-    left, top = _EDGE + 8, 2 * _LINE + _EDGE + 14
-    note = "; ".join(filter(None, (picture.note, picture.legend.replace(">", "→"))))
-    words = [(label, cell.text) for label, cells in picture.facts.rows for cell in cells]
-    longest = max(len(text) for _, text in words) + 14
-    full = max(left + columns * width + 16, 16 + round(7.3 * longest), 16 + round(6.6 * len(note)))
-    below = top + rows * _HEIGHT + 26
-    height = below + _LINE * len(words) + 2
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{full}" height="{height}" '
-        f'viewBox="0 0 {full} {height}" role="img" font-family="Helvetica, Arial, sans-serif">',
-        f"<title>{html.escape(picture.title)}</title>",
-        f'<rect width="{full}" height="{height}" fill="white"/>',
-        _text(16, 26, picture.title, size=16, weight="bold"),
-        _text(16, 26 + _LINE, note, size=12, fill="#555"),
-    ]
-    parts += [
-        _text(left + c * width + width / 2, top - 8, str(c), size=11, fill="#777", anchor="middle")
-        for c in range(columns)
-    ]
-    moving: list[str] = []
-    for r, row in enumerate(picture.rows):
-        y = top + r * _HEIGHT
-        parts.append(_text(left - 9, y + _HEIGHT / 2 + 4, str(r), size=11, fill="#777", anchor="end"))
-        for c, square in enumerate(row):
-            (moving if square.needed_by else parts).append(_square_svg(square, left + c * width, y, width))
-    parts += moving  # last, so that their frames lie over their neighbours
-    for number, (label, text) in enumerate(words):
-        y = below + _LINE * number
-        parts.append(_text(16, y, label, size=12, fill="#555"))
-        parts.append(_text(100, y, text, size=12))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    """Return the picture as SVG text, as a terminal in colours shows it: the same bytes on every machine."""
+    from rich.console import Console
+    from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+    from rich.text import Text
 
-
-def _square_svg(square: Square, x: float, y: float, width: float) -> str:
-    middle = x + width / 2
-    box = f'<rect x="{x:g}" y="{y:g}" width="{width}" height="{_HEIGHT}" fill="{square.colour}" '
-    name = f"T{square.lane} V{square.value}"
-    if not square.needed_by:
-        box += 'stroke="white" stroke-width="1.5"/>'
-        return box + _text(middle, y + _HEIGHT / 2 + 5, name, size=13, anchor="middle")
-    inner = f'<rect x="{x + 2:g}" y="{y + 2:g}" width="{width - 4}" height="{_HEIGHT - 4}" fill="none" '
-    dashes = ' stroke-dasharray="4 3"' if square.is_in_place else ""
-    box += 'stroke="white" stroke-width="1.5"/>' + inner + f'stroke="{_MARK}" stroke-width="2"{dashes}/>'
-    sign = "+ " if square.is_in_place else "→ "
-    return (
-        box
-        + _text(middle, y + 18, name, size=13, anchor="middle")
-        + _text(middle, y + 34, sign + square.target, size=12, weight="bold", fill=_MARK, anchor="middle")
-    )
-
-
-def _text(
-    x: float, y: float, text: str, *, size: int, weight: str = "normal", fill: str = "#111", anchor: str = "start"
-) -> str:
-    look = f'font-size="{size}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" {look}>{html.escape(text)}</text>'
+    tile = [Text.assemble(*line) for line in picture_lines(picture)]
+    heading = Heading(picture.title, "; ".join(filter(None, (picture.note, picture.legend))))
+    above, below = plain([heading], tile[-1].cell_len), plain([picture.facts])
+    rows = [*map(Text, above.splitlines()), Text(), *tile, Text(), *map(Text, below.splitlines())]
+    console = Console(record=True, file=io.StringIO(), width=max(row.cell_len for row in rows), highlight=False)
+    console.print(*rows, sep="\n", no_wrap=True)
+    return console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=_SVG, unique_id="npusim")
 
 
 # ---------------------------------------------------------------- JSON

@@ -50,10 +50,7 @@ def kept_run(word: str) -> Path | None:
 
     A kind is what the names of its folders begin with, up to a dash.  None for a word of another form.
 
-    Raises
-    ------
-    SpecError
-        There are fewer runs (says how many).
+    Raises `SpecError` if there are fewer runs (says how many).
     """
     match = _COUNTED.fullmatch(word)
     if match is None or Path(word).exists():
@@ -143,14 +140,11 @@ def save_run(
     ``report.html``, which needs the extra ``report`` (`NpusimError` without it).
 
     A run without a time has neither pipes nor trace, one without spans no trace.  The same run in ``folder``, made
-    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.
-    The output tensor needs numerics; rows that were not computed are NaN, and ``computed`` in the
-    file says which rows were.
+    earlier, is replaced; another one (another `RunData.digest`) only if it ``is_forced``.  The output tensor needs
+    numerics; rows that were not computed are NaN, and ``computed`` in the file says which rows were.
 
-    Raises
-    ------
-    OutputError
-        The folder cannot be written, or holds another run, or files that are not a run's; nothing is changed then.
+    Raises `OutputError` if the folder cannot be written, or holds another run, or files that are not a run's; nothing
+    is changed then.
     """
     target = Path(folder) if folder is not None else RUNS / result.folder
     check_writable(target, None if is_forced else result.digest)

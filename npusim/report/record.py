@@ -115,11 +115,8 @@ def _device(device: DeviceSpec) -> DeviceRecord:
 def load_result(path: str | Path) -> RunRecord:
     """Return the record of a run folder or of a ``result.json``.
 
-    Raises
-    ------
-    SpecError
-        There is no such file, it is no result of npusim or of another schema version, or a key is
-        missing or of the wrong kind (``file  key: ``).
+    Raises `SpecError` if there is no such file, it is no result of npusim or of another schema version, or a key is
+    missing or of the wrong kind (``file  key: ``).
     """
     file = Path(path)
     if file.is_dir():

@@ -211,6 +211,10 @@ def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
 def _assurances(exploration: Exploration) -> list[Block]:
     """Return notes on the schedules searched, and how far pruned points were checked for races."""
     facts = [("note", cells(note, style="warn")) for note in exploration.setting.notes]
+    chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
+    if chosen:
+        words = " ".join(f"{name}={value}" for name, value in chosen.items())
+        facts.append(("others", cells(f"{words}: chosen, the axes as declared")))
     counts = exploration.counts()
     if counts.get("pruned", 0) and not exploration.undecided:
         also = f" and {exploration.checked} pruned" if exploration.checked else ""

@@ -1,9 +1,8 @@
 """Traces for viewers: Perfetto protobuf, and Chrome JSON as B/E pairs.
 
-Both are written from one list of marks: begins, ends and instants of each track in the order of time, with
-the flows that leave and reach them, then the levels of counters.
-Chrome's ``X`` events are not used: start plus duration rounds, and viewers then nest neighbours.
-MindStudio Insight wants ``profilingType`` before the first bracket of a JSON file.
+Both are written from one list of marks: begins, ends and instants of each track in the order of time, with the flows
+that leave and reach them, then the levels of counters. Chrome's ``X`` events are not used: start plus duration rounds,
+and viewers then nest neighbours. MindStudio Insight wants ``profilingType`` before the first bracket of a JSON file.
 """
 
 from __future__ import annotations

@@ -111,12 +111,8 @@ def communication(
 ) -> Communication:
     """Return the collective that a tiling asks for, of rows of ``columns`` elements of ``element`` bytes.
 
-    Raises
-    ------
-    TilingError
-        More ranks than devices.
-    SpecError
-        The node has no such driver, or its devices are not all joined.
+    Raises `TilingError` for more ranks than devices; `SpecError` if the node has no such driver, or its devices are not
+    all joined.
     """
     check_ranks(node, ranks)
     topology = Topology(node, ranks)
@@ -169,10 +165,7 @@ def _gemm_allreduce(
 ) -> TileProgram:
     """Return ``C = sum over ranks of A B``; ``problem`` is what each rank multiplies.
 
-    Raises
-    ------
-    TilingError
-        More blocks than rows.
+    Raises `TilingError` for more blocks than rows.
     """
     ranks = device.node.device_count.value
     comm = communication(device.node, ranks, tiling, problem.n, element_bytes(precision))
@@ -202,10 +195,7 @@ def _tiling_allreduce(
 ) -> TileProgram:
     """Return attention, projection and AllReduce of one layer on ``problem.ranks`` devices.
 
-    Raises
-    ------
-    TilingError
-        More blocks than rows, or more ranks than devices.
+    Raises `TilingError` for more blocks than rows, or more ranks than devices.
     """
     comm = communication(device.node, problem.ranks, tiling, problem.hidden, element_bytes(precision))
     name = prefill_attention(tiling.attention, device)

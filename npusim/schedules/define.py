@@ -167,7 +167,7 @@ def _build(
                 f"cache: {machine.device.name} has no kernel that only converts, {problem.cache} to {problem.dtype}; "
                 "leave it out"
             )
-        planned = [*dequantised_inputs(problem), *planned]
+        planned = [*dequantised_inputs(problem, [p[0] if isinstance(p, tuple) else p for p in planned]), *planned]
     tiled_phases, all_notes = list[tuple[Phase, Any]](), list[str](notes)
     for one in planned:
         phase, fields = one if isinstance(one, tuple) else (machine.ordered(one, tiling), None)
@@ -245,7 +245,8 @@ def attention(
             done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
             problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
             of_problem, known = scored(hooked, problem, p, problem.scale)
-        known |= _operands(called, operands, problem, p)
+        bound = _operands(called, operands, problem, p)
+        known |= bound | {"values": known.get("values", {}) | bound["values"]}
         if "sink" in kernel.parameters:
             known["sink"] = sink_of(problem, p, p.softmax)
         elif problem.sink_logits:

@@ -98,12 +98,8 @@ def periods(
 ) -> tuple[Period, ...]:
     """Return the programs of a model: layers with K and V on the host, those without, the vocabulary's product.
 
-    Raises
-    ------
-    TilingError
-        Layer counts that do not add up, a host that the node's file lacks, more ranks than devices.
-    SpecError
-        The model does not fit into the memory there is.
+    Raises `TilingError` for layer counts that do not add up, a host that the node's file lacks, more ranks than
+    devices; `SpecError` if the model does not fit into the memory there is.
     """
     check_ranks(device.node, problem.ranks)
     on_host = layers_on_host(problem, tiling, device)
@@ -287,10 +283,7 @@ def attention_tasks(
 
     ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.
 
-    Raises
-    ------
-    TilingError
-        The node's file lacks what the strategy needs: a link to the host, or its cores.
+    Raises `TilingError` if the node's file lacks what the strategy needs: a link to the host, or its cores.
     """
     check_host(device, strategy)
     kernel = attention_kernel(problem, name, device)
@@ -334,10 +327,7 @@ def _offload(
 ) -> TileProgram:
     """Return attention of one layer whose K and V lie on the host.
 
-    Raises
-    ------
-    TilingError
-        More ranks than devices, or a node whose file has no host.
+    Raises `TilingError` for more ranks than devices, or a node whose file has no host.
     """
     check_ranks(device.node, problem.ranks)
     tasks = attention_tasks(problem.attention, strategy, tiling.attention, device)

@@ -58,21 +58,20 @@ class Schedule:
     """One algorithm on one core family.
 
     ``build(problem, tiling, device, precision)`` returns the tile program and raises
-    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.
-    ``reads_scales``: it undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if
-    not the usual one.  ``study(problem, device)`` says why a time is that of no real kernel: runs note it, and searches
-    leave it out; empty where it is one.  ``beside``: presets whose error and time are shown beside a run's
-    own.  ``origin``: file and line of one from outside the package, for its faults.  ``unsupported(device)``:
-    why it does not run on a device of the family, empty where it does.  ``inputs``: the format of Q, K and V
-    that it is for on a device, where a call says none; None: the workload's.  ``left(device)``: fields that a space
-    of its own leaves at their defaults: without effect there, a compiler's result, or chosen well already.
-    ``declared(tiling, device, problem, precision)``: with the device's own defaults in place of what nobody named.
-    ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None: softmax(QK^T)V of the keys
-    that ``sees(problem, tiling)(q, k)`` says; ``models``: what a workload asks for beyond plain attention, and the
-    schedule itself computes (``softcap``, ``window``, ...): runs do not refuse it; ``is_hooked``: it does more to
-    scores than that.  ``elsewhere``: its fields on a core family that an installed package brings; None: it is for
-    its own family alone.
-    ``takes_lengths``: sequences of a call may differ in length; ``is_of_decoding``: such a call has one query each.
+    :class:`~npusim.errors.TilingError` (or its ``BufferOverflowError``) where it does not fit.  ``reads_scales``: it
+    undoes the scales of float8 inputs.  ``hw``: the packaged device it is for, if not the usual one.  ``study(problem,
+    device)`` says why a time is that of no real kernel: runs note it, and searches leave it out; empty where it is one.
+    ``beside``: presets whose error and time are shown beside a run's own.  ``origin``: file and line of one from
+    outside the package, for its faults.  ``unsupported(device)``: why it does not run on a device of the family, empty
+    where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says none; None: the
+    workload's.  ``left(device)``: fields that a space of its own leaves at their defaults: without effect there, a
+    compiler's result, or chosen well already.  ``declared(tiling, device, problem, precision)``: with the
+    device's own defaults in place of fields that nobody named.  ``reference(q, k, v, problem, row, tiling)``: what it
+    computes, in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)`` says; ``models``: what
+    a workload asks for beyond plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs
+    do not refuse it; ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that
+    an installed package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
+    differ in length; ``is_of_decoding``: such a call has one query each.
     """
 
     name: str

@@ -99,35 +99,42 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
     With a mask a block has whole heads, as many as fit.  Raises `TilingError` where these rows are not one matrix
     in memory, or where a mask leaves room for one head alone.
     """
-    p, (height, keys) = problem, sizes
-    if p.lengths:
-        if len(set(p.queries)) > 1:
-            raise TilingError(f"pack: sequences of {min(p.queries)} to {p.seq_q} queries; packed are equally many")
-        return of_sequences(p, lambda one: packed_blocks(one, sizes))
+    p, height = problem, sizes[0]
     if p.seq_q > 1 and p.layout != "bnsd":
         raise TilingError(
             f"pack: {p.seq_q} queries a head cannot be packed: in layout {p.layout} other heads lie between them; "
             "packed are one query a head (--seq-q 1), or rows in layout bnsd; leave pack=off"
         )
-    is_masked = p.seq_q > 1 and (p.causal or not p.seen.is_plain)
-    if is_masked and height < 2 * p.seq_q:
+    if _has_whole_heads(p) and height < 2 * min(p.queries):
         raise TilingError(
             f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
             f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
         )
+    return of_sequences(p, lambda one: _packed_blocks(one, sizes))
+
+
+def _has_whole_heads(p: Problem) -> bool:
+    return min(p.queries) > 1 and (p.causal or not p.seen.is_plain)
+
+
+def _packed_blocks(p: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
+    """Return the blocks of sequences of one length; where a masked one holds but one head, of each head's rows."""
+    (height, keys), group = sizes, p.group_size
+    if _has_whole_heads(p) and height < 2 * p.seq_q:
+        rows = ((b, b.row + b.head % group * p.seq_q) for b in attention_cells(p, *sizes))
+        return tuple(replace(b, head=b.head // group, spans=(("row", row, b.rows),)) for b, row in rows)
     runs = kv_runs(p.seen, p.causal_offset, p.seq_q, p.seq_kv, keys)
-    rows = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * p.group_size})
-    whole = attention_cells(
-        rows, height // p.seq_q * p.seq_q if is_masked else height, keys, seen=KeyRanges(p.seq_kv, is_causal=False)
-    )
+    below = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * group})
+    height = height // p.seq_q * p.seq_q if _has_whole_heads(p) else height
     offset = p.causal_offset if p.alibi or any(run.only for run in runs) else None
+    whole = attention_cells(below, height, keys, seen=KeyRanges(p.seq_kv))
     return tuple(replace(block, runs=runs, causal_offset=offset) for block in whole)
 
 
 def may_pack(problem: Problem, height: int) -> bool:
     """Return whether rows of several query heads of a KV head fit in a block of ``height`` rows."""
-    single, alike = problem.seq_q == 1, len(set(problem.queries)) == 1
-    return problem.group_size > 1 and alike and (single or (problem.layout == "bnsd" and 2 * problem.seq_q <= height))
+    is_matrix = problem.seq_q == 1 or problem.layout == "bnsd"
+    return problem.group_size > 1 and is_matrix and (min(problem.queries) == 1 or 2 * min(problem.queries) <= height)
 
 
 # ---------------------------------------------------------------- how many splits: reckoned, not simulated
@@ -256,7 +263,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
         seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
-        is_packed = problem.seq_q == 1 or packs(group * problem.seq_q, seen, machine.places)
+        is_packed = min(problem.queries) == 1 or packs(group * problem.seq_q, seen, machine.places)
     whole = _whole(problem, sizes, p, machine.mask_kind(tiling), is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:

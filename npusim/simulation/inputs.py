@@ -120,11 +120,8 @@ def load_tensors(
     are pages: (pages, keys of a page, heads, head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a
     key ``cache_seqlens`` says how many keys each sequence has, and ``"page"`` comes back too.
 
-    Raises
-    ------
-    TensorError
-        The file is missing, truncated or has other keys; shapes do not fit together, the layout or lengths;
-        a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
+    Raises `TensorError` if the file is missing, truncated or has other keys; shapes do not fit together, the layout or
+    lengths; a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))

@@ -121,10 +121,7 @@ def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_g
 
     ``trace_groups`` may be ``"last"``: the device that ends last.
 
-    Raises
-    ------
-    SpecError
-        There is no such method, or the devices are not all joined.
+    Raises `SpecError` if there is no such method, or the devices are not all joined.
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")

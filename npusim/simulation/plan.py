@@ -14,7 +14,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.seen import KeyFunction
-from npusim.config.tiling import build_tiling
+from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
@@ -24,7 +24,7 @@ from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import chosen_tensors, load_projection
-from npusim.simulation.request import LAST, SCORES, SEEN, refuse
+from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
-    from npusim.config.tiling import Tiling
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import Choice, References
@@ -106,6 +105,8 @@ class Plan:
     tensors: Tensors | None
     projection: NDArray[Any] | None
     ignored: tuple[str, ...]
+    #: Whether fields of the tiling that nobody named are chosen (`npusim.simulation.tile`), or stay as declared.
+    is_open: bool = False
     #: References that all presets are compared with, and what a problem's recipe draws: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Problem, HeadSource] = field(default_factory=dict, repr=False, compare=False)
@@ -167,8 +168,18 @@ class Plan:
         """
         r, content = self.request, sha256()
         bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
-        sizes, tiling = (x.model_dump_json() for x in (self.problem, self.tiling))
-        run = (r.schedule, self.device.digest(), repr(self.precision), type(self.problem).__name__, sizes, tiling)
+        named = build_tiling(self.schedule.tiling, r.chosen_tiling(self.schedule.tiling))  # the rest follows from it
+        sizes, tiling = (x.model_dump_json() for x in (self.problem, named))
+        names = sorted(named.model_fields_set) if self.is_open else ()
+        run = (
+            r.schedule,
+            self.device.digest(),
+            repr(self.precision),
+            type(self.problem).__name__,
+            sizes,
+            tiling,
+            names,
+        )
         content.update(repr((*run, r.title(self.workload), r.method, r.warm, bits, self.ignored)).encode())
         if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
             content.update(source.read_bytes())
@@ -296,10 +307,15 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     if node is not None:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
     tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
+    if node is None:
+        tiling = schedule.declared(tiling, device, problem, precision)
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(request.ignore, schedule.models)
-    return Plan(request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored)
+    is_open = node is None and not isinstance(request.tiling, Tiling)
+    return Plan(
+        request, schedule, device, features, workload, problem, tiling, precision, tensors, projection, ignored, is_open
+    )
 
 
 def _problem_of(
@@ -368,11 +384,11 @@ def problem_of_tensors(
     that cannot be shared.
     """
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", "cache", *SEEN, *SCORES) if n in sizes}
-    others = {n: value for n, value in sizes.items() if n not in (*kept, "lengths", "page")}
+    kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
+    others = {n: value for n, value in sizes.items() if n not in (*kept, *stated, "lengths")}
     refuse(others, "sizes come from the tensors given; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
-    call = {"page": sizes.get("page"), **stated}
+    call = dict(stated)
     call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}
     return workload.problem(
         **call,

@@ -38,8 +38,11 @@ DEFAULT_HW = "ascend_910b2"
 DEFAULT_WORKLOAD = "pangu_38b"
 #: Options with their values, in the order of the command line; a flag has no value.
 Asked = tuple[tuple[str, str], ...]
-#: Fields of a problem that say which keys a query sees, and what is done to scores.
-SEEN, SCORES = ("window", "sinks", "prefix", "chunk", "documents"), ("softcap", "alibi")
+#: Fields of a problem that a call may change: keys that are seen, scores, queries, how K and V are stored.
+CALL = (
+    *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
+    *("query_lengths", "page", "cache", "cache_scale"),
+)
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
@@ -140,6 +143,11 @@ class Request:
         "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
         needs="workload attention device",
     )
+    query_lengths: Sequence[int] | None = _what(
+        "--query-lengths TOKENS,...",
+        "Queries of each of these sequences, its last ones: 1,1,512, where prompts are run beside decoding.",
+        needs="workload attention device",
+    )
     page: int | None = _what(
         "--page KEYS",
         "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
@@ -147,8 +155,14 @@ class Request:
     )
     cache: CacheFormat | None = _what(
         "--cache FORMAT",
-        "What K and V are stored in, with a scale a token and head; a kernel before attention brings them to --dtype.",
+        "What K and V are stored in, with scales; attention brings their tiles to --dtype.",
         choices=("float8_e4m3fn", "int8"),
+        needs="workload attention",
+    )
+    cache_scale: Literal["token", "head"] | int | None = _what(
+        "--cache-scale token|head|KEYS",
+        "Keys of a KV head that share one of its float32 scales: one, all, or so many.",
+        shown="token",
         needs="workload attention",
     )
     tensor_parallel: int | None = _what(
@@ -157,8 +171,10 @@ class Request:
     causal: bool | None = _what(
         "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
     )
-    window: int | None = _what(
-        "--window KEYS", "Keys that a query sees, itself included: 512.", needs="workload attention"
+    window: int | tuple[int, int] | None = _what(
+        "--window KEYS|BEFORE,AFTER",
+        "Keys that a query sees, itself included: 512; or those before and after it: 256,256 (-1: all).",
+        needs="workload attention",
     )
     sinks: int | None = _what("--sinks KEYS", "First keys that are seen beside the window.", needs="workload attention")
     prefix: int | None = _what("--prefix KEYS", "First keys that every query sees.", needs="workload attention")
@@ -168,6 +184,13 @@ class Request:
     documents: tuple[int, ...] | None = _what(
         "--documents KEYS,...",
         "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996.",
+        needs="workload attention",
+    )
+    bias: Literal["shared", "head"] | None = _what(
+        "--bias",
+        "Add a tensor of queries and keys to scores, one for all heads or for each.",
+        choices=("shared", "head"),
+        shown="none",
         needs="workload attention",
     )
     softcap: float | None = _what("--softcap X", "A score s becomes X tanh(s / X).", needs="workload attention")
@@ -208,7 +231,7 @@ class Request:
         "-C KEY=VALUE", "Change one number of the device, by its dotted key; may be repeated."
     )
     tiling: Mapping[str, object] | Tiling | None = _how(
-        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated."
+        "--tiling -t FIELD=VALUE,...", "Tiling fields: -t block_kv=256,depth=2; may be repeated; others are chosen."
     )
     eager: bool = _how(
         "--eager",
@@ -310,21 +333,8 @@ class Request:
 
     def sizes(self) -> dict[str, Any]:
         """Return the replacements for a workload's sizes, mask and format."""
-        names = (
-            "seq",
-            "seq_q",
-            "seq_kv",
-            "batch",
-            "lengths",
-            "page",
-            "cache",
-            "dtype",
-            "tensor_parallel",
-            "causal",
-            *SEEN,
-            *SCORES,
-        )
-        sizes = {name: getattr(self, name) for name in (*names, "ignore", "kind")}
+        names = "seq", "seq_q", "seq_kv", "batch", "lengths", "dtype", "tensor_parallel", "causal", "ignore", "kind"
+        sizes = {name: getattr(self, name) for name in (*names, *CALL)}
         if self.phase == "decode" or self._decodes_lengths():
             refuse({"seq_q": self.seq_q}, "--phase decode has one query a sequence; leave it out")
             sizes["seq_q"] = 1
@@ -332,7 +342,7 @@ class Request:
 
     def _decodes_lengths(self) -> bool:
         """Return whether each sequence of lengths has one query: where nothing says otherwise, on such a schedule."""
-        if self.phase is not None or self.seq_q is not None or self.tensors is not None:
+        if any(value is not None for value in (self.phase, self.seq_q, self.tensors, self.query_lengths)):
             return False
         is_sized = (self.seq, self.seq_kv, self.batch) != (None, None, None)
         lengths = self.lengths or (() if is_sized else self.load().lengths)
@@ -434,17 +444,20 @@ class CallOptions(TypedDict, total=False):
     phase: Literal["prefill", "decode"] | None
     batch: int | None
     lengths: Sequence[int] | None
+    query_lengths: Sequence[int] | None
     page: int | None
     cache: CacheFormat | None
+    cache_scale: Literal["token", "head"] | int | None
     tensor_parallel: int | None
     causal: bool | None
-    window: int | None
+    window: int | tuple[int, int] | None
     sinks: int | None
     prefix: int | None
     chunk: int | None
     documents: tuple[int, ...] | None
     softcap: float | None
     alibi: bool | None
+    bias: Literal["shared", "head"] | None
     kind: Literal["global", "local"] | None
     dtype: Dtype | None
     ignore: Collection[str]

@@ -23,12 +23,13 @@ from npusim.simulation.robustness import (
     compared_rows,
     finite_choices,
 )
+from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
 from npusim.timing.trace_head import first_spans
-from npusim.units import format_bytes, format_duration
+from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +57,7 @@ def run_plan(plan: Plan) -> RunData:
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    tiling, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
-    plan = replace(plan, tiling=tiling)
-    program = warmed(program, device) if r.warm else program
+    plan, program = program_of(plan)
     built = BuiltPlan(plan, program)
     groups = traced_groups(r.trace_groups, device.group_count.value)
     built.check()
@@ -121,17 +120,6 @@ class BuiltPlan:
         if not device.is_timed:
             return None
         return simulate_program(self.program, device, method, trace_groups, progress, window)
-
-
-def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
-    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
-    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    capacity = device.memory.l2.capacity_bytes.value
-    if size > capacity:
-        raise SpecError(
-            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"
-        )
-    return replace(program, is_warm=True)
 
 
 def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:

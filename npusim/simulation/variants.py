@@ -10,42 +10,30 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping  # noqa: TC003 - a field of a dataclass
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.formats import get_format
-from npusim.ir.content import Itself, interned
 from npusim.ir.op import Opcode
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import BuiltPlan, warmed
+from npusim.simulation.simulate import BuiltPlan
+from npusim.simulation.tile import completed, program_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
     from npusim.ir.op import Source, Step
-    from npusim.ir.program import Item, ProgramPhase, TileProgram
+    from npusim.ir.program import Item, TileProgram
     from npusim.numerics.paths import Place
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-__all__ = [
-    "OPTIONS",
-    "PRECISION",
-    "Variant",
-    "Variants",
-    "bits_key",
-    "blocks_key",
-    "program_key",
-    "row_key",
-    "work_key",
-]
+__all__ = ["OPTIONS", "PRECISION", "Variant", "Variants", "bits_key", "named_fields", "row_key"]
 
-#: Shapes of blocks of a phase whose work is compared; more only repeat them with other lengths.
-SHAPES = 4
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"
 #: Changes that are options of a run besides its tiling and precision.
@@ -79,7 +67,7 @@ class Variant:
             **self.options,
             problem=request.problem and request.problem.model_copy(update=dict(self.problem)),
             overrides={**(request.overrides or {}), **self.overrides} or None,
-            tiling={**_fields(request.tiling), **self.tiling},
+            tiling={**named_fields(request.tiling), **self.tiling},
             precision=",".join(filter(None, (*rest, *changed))) or None,
             numerics=False,
             trace_groups=(),
@@ -87,8 +75,8 @@ class Variant:
         )
 
 
-def _fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
-    """Return the fields of a tiling that were chosen."""
+def named_fields(tiling: Mapping[str, object] | Tiling | None) -> dict[str, object]:
+    """Return the fields of a tiling that were named."""
     return tiling.model_dump(exclude_unset=True) if isinstance(tiling, Tiling) else dict(tiling or {})
 
 
@@ -96,15 +84,18 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs share what depends on them.
+    ``is_open``: fields that neither the request nor a variant names are chosen as in a run in which those that the
+    variant names are as declared: the same for all its values of them.  Else they have their declared values.
     """
 
-    def __init__(self, request: Request, device_keys: Collection[str] = ()) -> None:
+    def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
         self.request, self.device_keys = request, device_keys
+        self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, but the request's ``progress``."""
-        return Variants, (replace(self.request, progress=None), self.device_keys)
+        return partial(Variants, is_open=self.is_open), (replace(self.request, progress=None), self.device_keys)
 
     def named(self, changes: Mapping[str, object]) -> Variant:
         """Return the variant of changes by name alone: `OPTIONS`, ``device_keys``, else of the tiling or precision.
@@ -121,19 +112,35 @@ class Variants:
         return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)
 
     def request_of(self, changes: Mapping[str, object]) -> Request:
-        """Return the request with changes by name alone, as :meth:`named`."""
-        return self.named(changes).on(self.request)
+        """Return the request with changes by name alone, as :meth:`named`; all its fields where they are open."""
+        variant = self.named(changes)
+        request = variant.on(self.request)
+        return replace(request, tiling=self._plan(variant).tiling) if self.is_open else request
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
         """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
+        return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
+
+    def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
+        """Return the fields of a variant that were chosen for it; changes by name alone."""
+        plan = self._plan(self.named(changes))
+        declared = {n: f.default for n, f in type(plan.tiling).model_fields.items()}
+        named = {**named_fields(self.request.tiling), **changes}
+        return {n: v for n, v in plan.tiling if n not in named and v != declared[n]}
+
+    def _plan(self, variant: Variant) -> Plan:
+        """Return a variant's plan, with all that is to be chosen."""
         scenery = (variant.options, variant.problem, variant.overrides)
         plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
-        precision = plan.schedule.precision(request.changed_precision())
-        tiling = build_tiling(plan.schedule.tiling, request.chosen_tiling(plan.schedule.tiling))
-        tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, precision, is_hinted=is_hinted)
-        program = warmed(program, plan.device) if request.warm else program
-        return BuiltPlan(replace(plan, tiling=tiling, precision=precision), program)
+        kind = plan.schedule.tiling
+        tiling = build_tiling(kind, request.chosen_tiling(kind))
+        plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
+        if self.is_open and plan.is_open:
+            unchanged = build_tiling(kind, self.request.chosen_tiling(kind))
+            unchanged = plan.schedule.declared(unchanged, plan.device, plan.problem, plan.precision)
+            tiling = completed(replace(plan, tiling=unchanged), tiling, variant.tiling)
+        return replace(plan, tiling=tiling, is_open=False)
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)
@@ -160,15 +167,6 @@ class _Scene:
 # ---------------------------------------------------------------- keys of programs
 
 
-def program_key(program: TileProgram) -> Hashable:
-    """Return what programs share that are one but for their tilings' words; None where that is not known."""
-    if any(phase.memo_key is None for phase in program.phases):
-        return None
-    rings = tuple((r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.period) for r in program.rings)
-    tensors = tuple((t.name, t.batch, t.rows) for t in program.tensors.values())
-    return rings, tensors, blocks_key(program)
-
-
 def bits_key(built: BuiltPlan) -> str:
     """Return what variants share that have the same bits, as a digest; empty where a machine does not say."""
     contents = [repr(built.plan.problem)]
@@ -180,45 +178,6 @@ def bits_key(built: BuiltPlan) -> str:
     # A function of a module is known by its name; what is shown by its address says nothing of its content.
     text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(contents))
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
-    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
-    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
-
-
-@lru_cache(maxsize=16)
-def _content(blocks: Itself) -> Hashable:
-    """Return one object for equal blocks, whose content is looked at once."""
-    return interned(tuple(blocks.thing))
-
-
-def work_key(program: TileProgram) -> Hashable:
-    """Return what programs share that run the same blocks and operations on the same shapes, wherever tiles lie."""
-    return tuple((phase.name, len(phase.blocks), _shapes(phase)) for phase in program.phases)
-
-
-def _shapes(phase: ProgramPhase) -> Hashable:
-    work: dict[Hashable, Hashable] = {}
-    for block in phase.blocks:
-        shape = phase.shape(block)
-        if shape not in work:
-            work[shape] = _work(phase.body(block))
-            if len(work) == SHAPES:
-                break
-    return tuple(work.values())
-
-
-def _work(items: Iterable[Item]) -> tuple[Hashable, ...]:
-    work: list[Hashable] = []
-    for item in items:
-        if isinstance(item, Loop):
-            # Stages that run further ahead than there are tiles leave loops without operations.
-            body = _work(item.body(item.indices[0]))
-            work += [(len(item.indices), body)] if body else []
-        else:
-            work.append((item.label, item.queue, tuple((s.opcode, s.dst.rows, s.dst.cols) for s in item.steps)))
-    return tuple(work)
 
 
 def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:

@@ -40,8 +40,7 @@ def simulate(
 ) -> TimingResult:
     """Return the time of ``program`` by the method that suits it; ``result.method`` names it.
 
-    Spans of ``trace_groups`` are kept unless the program is so long that it is not simulated
-    operation by operation.
+    Spans of ``trace_groups`` are kept unless the program is so long that it is not simulated operation by operation.
     """
     streams = streams or Streams(program, device)
     if streams.scalar_waits:

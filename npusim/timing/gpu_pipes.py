@@ -39,7 +39,7 @@ ONE = 1 << ONE_BITS
 
 
 class Rules(NamedTuple):
-    """How arithmetic and products slow each other down, in 2^-20; see `SharingSpec`."""
+    """How arithmetic and products slow each other down, in 2^-20; see `IssueSpec`."""
 
     product_issue: int
     product_compare: int
@@ -51,7 +51,7 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
     for queue in program.queues:
         engine = device.engine(queue.core, queue.engine)
         if isinstance(engine, WarpIssue) and engine.sharing is not None:
-            s = engine.sharing
+            s = engine.sharing.of(program.consumers)
             factors = s.product_issue_factor, s.product_compare_factor, s.issue_product_factor
             return Rules(*(round(f.value * ONE) for f in factors))
     return None
@@ -61,13 +61,13 @@ def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, me
     """Return the speeds of arithmetic and of products, 2^20 alone, where so much of each pipe is asked for.
 
     A product reads and writes its accumulators in the register file: it takes issue slots from arithmetic,
-    and arithmetic takes time from it.
+    and arithmetic takes time from it, unless it takes none.
     """
     running = min(tensor, ONE)
     slots = issue + (rules.product_issue * running >> ONE_BITS)
     arithmetic = max(ONE, slots, compare + (rules.product_compare * running >> ONE_BITS), special, memory)
     product = max(ONE, tensor, memory)
-    if issue:
+    if issue and rules.issue_product:
         pressed = (rules.issue_product * issue >> ONE_BITS) + (rules.product_issue * running >> ONE_BITS)
         product = max(product, pressed)
     return (ONE << ONE_BITS) // arithmetic, (ONE << ONE_BITS) // product

@@ -1,10 +1,9 @@
 """A bandwidth shared by transfers in flight, each with an equal share (processor sharing).
 
-Everything is an integer: the link's virtual clock counts bytes served to each transfer, in units
-of 2**-20 byte, and is rounded down whenever the number of transfers changes (an error below 1e-6
-byte an event).  It changes only at the ticks at which some transfer starts or ends, whatever the
-order within a tick, so that cores in step can be folded into one weighted transfer without
-changing a single tick.
+Everything is an integer: the link's virtual clock counts bytes served to each transfer, in units of 2**-20 byte, and is
+rounded down whenever the number of transfers changes (an error below 1e-6 byte an event).  It changes only at the ticks
+at which some transfer starts or ends, whatever the order within a tick, so that cores in step can be folded into one
+weighted transfer without changing a single tick.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Approximate (mean field): each core group has its share of the links to itself, beside a mean of the others.
 
-Where the groups all run different blocks (causal, dealt round robin) their joint state never
-repeats.  Here a transfer shares a link with the group's own transfers, which are simulated, and
-with as many others as the unfinished groups keep in flight on average in the blocks they are at.
-A block then depends on nothing but the state in which its group enters it, and is simulated once;
-long loops are cut short, and what an iteration takes is measured in the middle of them.
+Where the groups all run different blocks (causal, dealt round robin) their joint state never repeats.  Here a transfer
+shares a link with the group's own transfers, which are simulated, and with as many others as the unfinished groups keep
+in flight on average in the blocks they are at.  A block then depends on nothing but the state in which its group enters
+it, and is simulated once; long loops are cut short, and what an iteration takes is measured in the middle of them.
 
 Model: the chance meetings of groups are averaged out; the difference that makes is measured on a part
 of the program, which is simulated exactly too, and becomes the band of the result.

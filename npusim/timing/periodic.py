@@ -1,11 +1,10 @@
 """Skipping what repeats: snapshots of the joint state at iterations of loops, and jumps by whole periods.
 
-A snapshot holds all that can bear on the future, with times relative to the moment: what engines
-and scalar units are at, entries of queues, the flags that can still be asked for, transfers in
-flight.  A time that nothing can notice any more (a flag long visible, a place long free) counts as
-the earliest moment at which it will be asked for.  Iterations left are kept apart: if two snapshots
-differ in nothing else, and no loop came to its end in between, what happened between them happens
-again as long as the loops last.  All totals then grow by what they grew by, and all times move.
+A snapshot holds all that can bear on the future, with times relative to the moment: what engines and scalar units are
+at, entries of queues, the flags that can still be asked for, transfers in flight.  A time that nothing can notice any
+more (a flag long visible, a place long free) counts as the earliest moment at which it will be asked for.  Iterations
+left are kept apart: if two snapshots differ in nothing else, and no loop came to its end in between, what happened
+between them happens again as long as the loops last.  All totals then grow by what they grew by, and all times move.
 """
 
 from __future__ import annotations

@@ -170,15 +170,14 @@ def method_text(method: str, band: float) -> str:
 class TimingRecord:
     """Predicted time of one program on one device, as ``result.json`` keeps it.
 
-    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that is
-    waited for, launch included.  ``times_s`` says the same time as each of `KINDS` would measure it, those
-    of which the device's file knows nothing left out.  ``bound_cycles`` is the least time each unit and each link
-    needs for its work, ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact
-    cycles lie within ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived
-    from a difference measured on operations of the same program.
-    ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only, ``roofline`` where the device's
-    matrix units are described.  ``account`` is that of the core group that ends last, ``validated`` how far such times
-    were from measured ones; None in files of before they were kept.
+    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that is waited for, launch
+    included.  ``times_s`` says the same time as each of `KINDS` would measure it, those of which the device's file
+    knows nothing left out.  ``bound_cycles`` is the least time each unit and each link needs for its work,
+    ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact cycles lie within ``1 -
+    band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on
+    operations of the same program.  ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only,
+    ``roofline`` where the device's matrix units are described.  ``account`` is that of the core group that ends last,
+    ``validated`` how far such times were from measured ones; None in files of before they were kept.
     """
 
     method: str

@@ -80,7 +80,7 @@ def summarise(
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
     """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
-    return device.launched(seconds, [len(phase.blocks) for phase in program.phases])
+    return device.launched(seconds, [*(1,) * program.clears, *(len(phase.blocks) for phase in program.phases)])
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

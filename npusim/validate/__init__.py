@@ -1,4 +1,4 @@
-"""Compares predictions with measurements: times, matrix-unit vectors, whole kernels.
+"""Compares predictions with measurements: times, and vectors of matrix units.
 
 ``validate(path)`` looks at the file and returns the report of its kind.
 """
@@ -27,7 +27,7 @@ def validate(
     method: str = "auto",
     progress: Callable[[str], None] | None = None,
 ) -> TimesReport | BitsReport:
-    """Return the report of a file: ``.yaml`` of timings, ``.npz`` of vectors or kernels.
+    """Return the report of a file: ``.yaml`` of timings, ``.npz`` of vectors.
 
     ``only`` selects cases by name, schedule or device (a glob); ``band`` is the relative error
     allowed where the file states none; ``progress`` is called with each case before it is predicted.
@@ -41,4 +41,4 @@ def validate(
         return validate_bits(file, only=only)
     if file.suffix in (".yaml", ".yml"):
         return validate_times(file, only=only, band=band, method=method, progress=progress)
-    raise SpecError(f"{file}: neither .yaml (timings) nor .npz (vectors or whole kernels)")
+    raise SpecError(f"{file}: neither .yaml (timings) nor .npz (vectors of matrix units)")

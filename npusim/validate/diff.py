@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
@@ -113,16 +113,11 @@ def diff(
     run's output format or as unsigned bit patterns of its width; or a ``.npz`` or ``.safetensors`` with it under
     ``o``, ``out`` or ``output``, or alone.  ``on_tried`` gets the number of changes tried, and of all.
 
-    Raises
-    ------
-    TensorError
-        The file is not readable or has no output, or that is of another shape or dtype.
-    SpecError
-        The request is no attention, or is one of a node.
-    NpusimError
-        As `npusim.run`.
+    Raises `TensorError` if the file is not readable or has no output, or that is of another shape or dtype; `SpecError`
+    if the request is no attention, or is one of a node; `NpusimError` as `npusim.run`.
     """
-    plan = plan_of(request, is_bare=True)
+    # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
+    plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
     problem = base.problem
     if not isinstance(problem, Problem) or "o" not in base.program.tensors:

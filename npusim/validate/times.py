@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import combinations
 from statistics import median
@@ -17,8 +17,9 @@ from npusim.errors import SpecError, TilingError
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.schedules import find_schedule
+from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.simulate import run_request
+from npusim.simulation.simulate import run_plan
 from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
@@ -158,12 +159,9 @@ def validate_times(
 ) -> TimesReport:
     """Return predictions for a measurement file, held against what was measured.
 
-    Raises
-    ------
-    SpecError
-        The file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
-        schedule, device or tiling does not exist, its device has no timing model.  Where only some
-        cannot, the report holds the others and says why; they are never skipped in silence.
+    Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
+    schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report holds
+    the others and says why; they are never skipped in silence.
     """
     file = load_measurements(path)
     chosen = [c for c in file.cases if only is None or _matches(c, only)]
@@ -316,19 +314,19 @@ class Predictor:
         text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.is_warm}"
         if text not in self._done:
             machine = self.machine(case.device)
-            self._done[text] = run_request(
-                Request(
-                    case.schedule,
-                    hw=machine,
-                    tiling=_tiling(case),
-                    precision=case.precision,
-                    numerics=False,
-                    method=self.method,
-                    trace_groups=(),
-                    warm=case.is_warm,
-                    **_what(case, machine),
-                )
+            request = Request(
+                case.schedule,
+                hw=machine,
+                tiling=_tiling(case),
+                precision=case.precision,
+                numerics=False,
+                method=self.method,
+                trace_groups=(),
+                warm=case.is_warm,
+                **_what(case, machine),
             )
+            # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
+            self._done[text] = run_plan(replace(plan_of(request), is_open=False))
         return self._done[text]
 
 

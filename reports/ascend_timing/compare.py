@@ -11,6 +11,7 @@ from npusim.config.problem import LayerProblem, Problem
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 from npusim.timing.result import TimingResult
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +52,7 @@ def _run(
         hw=DEVICE,
         problem=problem,
         precision=precision,
-        tiling=tiling,
+        tiling=declared_tiling(schedule, DEVICE, **tiling),
         numerics=False,
         trace_groups=(),
         overrides=overrides,

@@ -14,6 +14,7 @@ from npusim.schedules import find_schedule
 from npusim.simulation.simulate import simulate_program
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +158,7 @@ WAYS: tuple[tuple[str, Dtype, dict[str, str], str], ...] = (
 def _fp8() -> Section:
     rows, data = [], {}
     for name, dtype, changes, called in WAYS:
-        tiling = {"block_q": 64, "block_kv": 256}
+        tiling = declared_tiling(name, "ascend_950", block_q=64, block_kv=256)
         done = run(
             name, hw="ascend_950", seq=4096, dtype=dtype, overrides=changes, tiling=tiling, heads=[0], trace_groups=()
         )

@@ -9,6 +9,7 @@ from npusim.report.page import svg
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 from reports.parts.document import save_page, table
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +45,9 @@ def write(folder: Path) -> list[Path]:
 
 
 def _point(schedule: str, precision: str) -> Row:
+    tiling = declared_tiling(schedule, DEVICE)
     result = run_request(
-        Request(schedule, hw=DEVICE, workload=WORKLOAD, seq=TOKENS, precision=precision, trace_groups=())
+        Request(schedule, hw=DEVICE, workload=WORKLOAD, seq=TOKENS, tiling=tiling, precision=precision, trace_groups=())
     )
     assert result.numerics is not None
     return {"name": f"{schedule} {precision}", "latency_us": result.latency_us, "error": result.numerics.error.rmse}

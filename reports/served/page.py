@@ -9,6 +9,7 @@ from npusim.algorithms.split_rules import RULES
 from npusim.report.findings import VERDICTS
 from npusim.run import run
 from reports.parts.document import Section, gather, save_page, table
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,10 @@ def write(folder: Path) -> list[Path]:
 def _invariance() -> Section:
     rows, data = [], {}
     for hw in DEVICES:
-        found = npusim.invariant("split_kv", workload=MODEL, lengths=LENGTHS, page=PAGE, hw=hw, vary=VARIED)
+        tiling = declared_tiling("split_kv", hw)
+        found = npusim.invariant(
+            "split_kv", workload=MODEL, lengths=LENGTHS, page=PAGE, hw=hw, tiling=tiling, vary=VARIED
+        )
         for f in found.findings:
             first = f.first
             where = parted = ""
@@ -50,9 +54,10 @@ def _rules() -> Section:
     rows, data = [], {}
     for rule in ("auto", *RULES, 2 * K):
         fields = {"split_keys": rule} if isinstance(rule, int) else {"splits": rule}
+        tilings = [declared_tiling("split_kv", hw, **fields) for hw in DEVICES]
         calls = [
-            run("split_kv", workload=MODEL, lengths=LENGTHS, page=PAGE, hw=hw, tiling=fields, numerics=False)
-            for hw in DEVICES
+            run("split_kv", workload=MODEL, lengths=LENGTHS, page=PAGE, hw=hw, tiling=tiling, numerics=False)
+            for hw, tiling in zip(DEVICES, tilings, strict=True)
         ]
         kernels = [done.cycles / float(done.device.clock_hz.value) * 1e6 for done in calls]
         parts = [_parts(done) for done in calls]
@@ -72,7 +77,11 @@ def _parts(done: npusim.RunResult) -> str:
 def _pages() -> Section:
     rows, data = [], {}
     for layout in ("bnsd", "bsnd"):
-        calls = [run("split_kv", workload=MODEL, lengths=LENGTHS, page=n, layout=layout, numerics=False) for n in PAGES]
+        tiling = declared_tiling("split_kv", "ascend_910b2")
+        calls = [
+            run("split_kv", workload=MODEL, lengths=LENGTHS, page=n, layout=layout, tiling=tiling, numerics=False)
+            for n in PAGES
+        ]
         times = [done.latency_us for done in calls]
         rows.append([layout, *times])
         data[layout] = dict(zip(map(str, PAGES), times, strict=True))
@@ -83,7 +92,8 @@ def _pages() -> Section:
 def _latents() -> Section:
     rows, data = [], {}
     for hw in ("ascend_910b2", "ascend_950", "h200"):
-        done = run("split_kv", workload="deepseek_v3", lengths=LATENT_LENGTHS, page=PAGE, hw=hw, numerics=False)
+        call = {"lengths": LATENT_LENGTHS, "page": PAGE, "tiling": declared_tiling("split_kv", hw), "numerics": False}
+        done = run("split_kv", workload="deepseek_v3", hw=hw, **call)  # type: ignore[arg-type]
         assert done.timing is not None
         elements = done.timing.link_bytes["hbm"] / 2 / sum(LATENT_LENGTHS)
         rate = done.timing.roofline.attained_flops_per_s / 1e12 if done.timing.roofline else None

@@ -12,6 +12,7 @@ from npusim.report.output import write_whole
 from npusim.run import run
 from reports.parts.chart import scatters
 from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.kernel import declared_tiling
 from reports.validation import bands, refit, study
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ def _v100() -> Section:
 
 
 def _us(schedule: str, hw: str, problem: Problem, **tiling: object) -> float:
-    return run(schedule, hw=hw, problem=problem, tiling=tiling, numerics=False, trace_groups=()).latency_us
+    named = declared_tiling(schedule, hw, **tiling)
+    return run(schedule, hw=hw, problem=problem, tiling=named, numerics=False, trace_groups=()).latency_us
 
 
 def _refits() -> Section:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats
-from npusim.formats.matmul import matmul_on_path
+from npusim.formats import matmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ class Machine:
         c = None if c is None else formats.cast(c, unit.acc_format)
         tail = -a.shape[1] % unit.k
         a, b = np.pad(a, ((0, 0), (0, tail))), np.pad(b, ((0, tail), (0, 0)))
-        return matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="scalar"), unit.acc_format
+        return matmul(a, b, c, arithmetic=unit), unit.acc_format
 
 
 @dataclass

@@ -204,9 +204,9 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("o + pv", "pv.sum()")], 7,
         "o is (row x value, float32) where a tile begins, and (row, float32) where it ends",
     ),
-    "a right factor that rows make": (
-        [("(q @ kj.T)", "(q @ maximum(kj, 0.0).T)")], 4,
-        "maximum(kj, 0.0) (key x head, float16) is the right factor of a product, which is an operand as it lies",
+    "a right factor that rows make of all tiles": (
+        [(LOOP, "    z = (q @ maximum(k, 0.0).T).to(F)\n" + LOOP), ("(q @ kj.T).to(F)", "(q @ kj.T).to(F) + z")], 3,
+        "is the right factor of a product: that is an operand, or made of operands of the tile in a loop",
     ),
     "a left factor made of an operand in a loop": (
         [("(q @ kj.T)", "(maximum(q, 0.0) @ kj.T)")], 4,

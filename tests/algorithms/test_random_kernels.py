@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 device_of = cache(load_device)
 MACHINES: list[tuple[str, dict[str, Any]]] = [
-    ("ascend_910b2", {"depth": 0}), ("ascend_910b2", {"depth": 2}), ("ascend_950", {}), ("h200", {}), ("a10", {}),
-    ("t4", {}), ("v100", {}),
+    ("ascend_910b2", {"depth": 0}), ("ascend_910b2", {"depth": 2}), ("ascend_950", {"layout": "dn"}), ("h200", {}),
+    ("a10", {}), ("t4", {}), ("v100", {}),
 ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ PLAUSIBLE: Mapping[str, str] = {
     "tensors": "ok.npz ok.safetensors nan.npz f32.npz",
     "runs": "one two flash 'flash -t depth=3' store.csv",
     "folder": "base.yaml best.yaml base_new.yaml one",
-    "file": "measured.yaml vectors.npz kernel.npz",
+    "file": "measured.yaml vectors.npz",
     "config": "config.json",
     "files": "own.yaml changed.yaml",
     "max_rmse": "0.1 1e-9",
@@ -367,9 +367,6 @@ def write_template(folder: Path) -> Path:
     with np.load(folder / "ok.npz") as ok:
         tensors = dict(ok)
     save_file(tensors, folder / "ok.safetensors")
-    bits = {f"inputs/a/{n}": tensor[0].view("uint16") for n, tensor in tensors.items()}
-    output = {"o": np.zeros((1, 64, 16), "uint16"), "inputs": np.array("a"), "beta": np.array(0.984375)}
-    np.savez(folder / "kernel.npz", **bits, **{f"pasa/x/{n}": a for n, a in output.items()})  # type: ignore[arg-type]
     np.savez(folder / "o.npz", o=np.ones((1, 1, 64, 16), "float16"))
     shutil.copy(Path(__file__).parents[1] / "formats" / "corner_h200.npz", folder / "vectors.npz")
     shutil.copy(packaged_folder("hwconfigs") / "ascend_910b2.yaml", folder / "own.yaml")

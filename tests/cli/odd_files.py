@@ -84,8 +84,6 @@ def _archives(folder: Path) -> None:
     save("none_of_it.npz", **{n: np.ones((1, 0, 64, 16), "float16") for n in "qkv"})
     save("bf16.npz", **{n: np.ones((1, 1, 64, 16), "V2") for n in "qkv"})  # what numpy makes of bfloat16
     save("e4m3.npz", **{n: np.ones((1, 1, 64, 16), "V1") for n in "qkv"})
-    case = {"pasa/a/o": np.ones((1, 16, 16), "u2"), "pasa/a/inputs": "x", "pasa/a/beta": np.ones(2)}
-    np.savez(folder / "beta.npz", **{f"inputs/x/{n}": np.ones((1, 16, 16), "u2") for n in "qkv"}, **case)  # type: ignore[arg-type]
     save("int.npz", **{n: np.ones((1, 1, 64, 16), "int32") for n in "qkv"})
     save("nan.npz", v=np.full((1, 1, 64, 16), np.nan, "float16"))
     np.savez(folder / "keys.npz", a=np.ones(3))

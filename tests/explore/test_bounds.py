@@ -14,9 +14,9 @@ from npusim.explore import explore
 from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.space import auto_axes, spec_of
 from npusim.ir.families import families_of
+from npusim.ir.program import program_key
 from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
-from npusim.simulation.variants import program_key
 from npusim.timing import METHODS, des
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams

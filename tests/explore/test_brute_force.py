@@ -13,8 +13,10 @@ import pytest
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
+from npusim.explore.space import spec_of
 from npusim.run import run
 from npusim.schedules import find_schedule
+from npusim.simulation.request import Request
 
 if TYPE_CHECKING:
     from npusim.explore import Exploration
@@ -66,7 +68,9 @@ class Drawn:
         rng.shuffle(self.limits)
 
     def alone(self, point: dict[str, Any]) -> Exact:
-        tiling = {k: v for k, v in point.items() if k in self.own}
+        request = Request(self.schedule, hw=self.hw, problem=self.problem)
+        # A search chooses other fields once, a run for the fields that it names.
+        tiling = spec_of(request, self.axes).variants.request_of({n: point[n] for n in self.own & point.keys()}).tiling
         words = [str(v) if k == "precision" else f"{k}={v}" for k, v in point.items() if k not in self.own]
         try:
             found = run(

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats.exact import round_fraction
 from npusim.formats.matmul import checked_operands
 from npusim.formats.mma_arithmetic import get_arithmetic
-from tests.formats.reference import Number, decode, encode, fma_reference, signed_code
+from tests.formats.reference import Number, decode, encode, fma_reference, round_fraction, signed_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,12 +108,11 @@ def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: 
         for x, y in block
     ]
     terms.append((c.is_negative, c.significand, c.fraction_bits, c.exponent))
-    exponents = [term[3] if term[1] else unit.zero_exponent for term in terms]
-    exponents.append(unit.min_alignment_exponent)
-    present = [exponent for exponent in exponents if exponent is not None]
-    if not any(term[1] for term in terms):
+    exponents = [term[3] for term in terms if term[1]]
+    if not exponents:
         return 0
-    top = max(present)
+    floor = unit.min_alignment_exponent
+    top = max(exponents if floor is None else [*exponents, floor])
     total = 0
     for negative, significand, fraction_bits, exponent in terms:
         shift = fraction - fraction_bits + exponent - top

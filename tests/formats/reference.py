@@ -12,7 +12,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from npusim.errors import FormatError
-from npusim.formats.exact import round_fraction
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
@@ -50,6 +49,40 @@ class Number:
         size = float(self.significand > 0)
         size = math.nan if self.is_nan else math.inf if self.is_infinite else size
         return -size if self.is_negative else size
+
+
+def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
+    """Return the code (sign bit apart) of ``abs(value)`` rounded to ``fmt``, unbounded above.
+
+    A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for ``floor`` and ``ceil``.
+    """
+    magnitude = abs(value)
+    if magnitude == 0:
+        return 0
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    while Fraction(2) ** exponent > magnitude:
+        exponent -= 1
+    while Fraction(2) ** (exponent + 1) <= magnitude:
+        exponent += 1
+    exponent = max(exponent, fmt.min_exponent)
+    scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
+    kept = scaled.numerator // scaled.denominator
+    lost = scaled - kept
+    if rounding in ("nearest_even", "none", "rint"):
+        up = lost > Fraction(1, 2) or (lost == Fraction(1, 2) and kept % 2 == 1)
+    elif rounding == "nearest_away":
+        up = lost >= Fraction(1, 2)
+    elif rounding == "toward_zero":
+        up = False
+    elif rounding == "floor":
+        up = lost > 0 and value < 0
+    elif rounding == "ceil":
+        up = lost > 0 and value > 0
+    elif rounding == "odd":
+        up = lost > 0 and kept % 2 == 0
+    else:
+        raise AssertionError(rounding)
+    return ((exponent - fmt.min_exponent) << fmt.mantissa_bits) + kept + up
 
 
 def decode(pattern: int, fmt: FloatFormat) -> Number:

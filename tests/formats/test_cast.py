@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from npusim.errors import FormatError
 from npusim.formats import ROUNDINGS, cast, get_format
-from npusim.formats.exact import round_fraction
-from tests.formats.reference import cast_reference, decode
+from tests.formats.reference import cast_reference, decode, round_fraction
 
 NARROW = ("float32", "tf32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 #: Instruction of unary.npz and hashes.npz: target and policies of ``cast``.

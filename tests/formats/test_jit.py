@@ -204,7 +204,6 @@ def test_an_edited_source_file_makes_cached_code_stale() -> None:
     assert stamp == cache.digest(sources_stamp(file), *_machine())
     assert {name for name, _ in sources_stamp(file)} == {
         "mma_exact.py",
-        "mma_scalar.py",
         "reduction_kernels.py",
         "jit.py",
         "numba_internals.py",

@@ -11,7 +11,6 @@ import pytest
 from npusim.formats import cast, get_arithmetic, get_format, matmul
 from npusim.formats.exact import round_fraction
 from npusim.formats.jit import kernel
-from npusim.formats.matmul import matmul_on_path
 from npusim.formats.mma_arithmetic import ARITHMETICS
 from npusim.formats.reduction_kernels import round_sum
 from tests.formats.mma_reference import matmul_reference
@@ -35,7 +34,7 @@ def block(name: str, terms: Terms, columns: int = 1) -> tuple[Any, Any]:
 
 
 def results(name: str, c: float, terms: Terms) -> set[float]:
-    """The block on every path: one at a time, alone in a row, a row full of it; and in integers."""
+    """The block alone in a row, a row full of it; and in integers."""
     unit = get_arithmetic(name)
     start = np.zeros((1, COLUMNS), unit.acc.dtype)
     start[0, 0] = c
@@ -43,11 +42,10 @@ def results(name: str, c: float, terms: Terms) -> set[float]:
     a, b = block(name, terms, COLUMNS)
     full, starts = np.repeat(b[:, :1], COLUMNS, axis=1), np.repeat(start[:, :1], COLUMNS, axis=1)
     out = set()
-    for path in ("fast", "scalar"):
-        alone = matmul_on_path(a, b, start, arithmetic=unit, threads=1, path=path)
-        assert (alone[0, 1:] == 0).all()
-        many = matmul_on_path(a, full, starts, arithmetic=unit, threads=1, path=path)
-        out |= {float(alone[0, 0]), *many[0].astype(float).tolist()}
+    alone = matmul(a, b, start, arithmetic=unit)
+    assert (alone[0, 1:] == 0).all()
+    many = matmul(a, full, starts, arithmetic=unit)
+    out |= {float(alone[0, 0]), *many[0].astype(float).tolist()}
     return out | {matmul_reference(a, b[:, :1], start[:, :1], arithmetic=unit).item()}
 
 
@@ -229,9 +227,7 @@ def test_outliers_that_cancel_leave_the_exact_rest(name: str) -> None:
         a, b, c = nested_operands(name, 120, seed)
         operands = cast(a, unit.a), cast(b, unit.b), cast(c, unit.acc)
         wanted = matmul_reference(*operands, arithmetic=unit).view(np.uint32)
-        for path in ("fast", "scalar"):
-            got = matmul_on_path(*operands, arithmetic=unit, threads=1, path=path)
-            np.testing.assert_array_equal(got.view(np.uint32), wanted, err_msg=path)
+        np.testing.assert_array_equal(matmul(*operands, arithmetic=unit).view(np.uint32), wanted)
 
 
 TIE = 2.0**60 + 2.0**36
@@ -279,7 +275,7 @@ def test_a_part_says_that_python_cannot_call_it() -> None:
 
 
 def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:
-    """No registered unit multiplies float32 exactly; the scalar path can."""
+    """No registered unit multiplies float32 exactly."""
     from dataclasses import replace
 
     unit = replace(get_arithmetic(CUBES[0]), a_format="float32", b_format="float32")
@@ -290,9 +286,7 @@ def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:
     a[:, 3] = np.nextafter(a[:, 3], np.float32(9))
     b[12] *= np.float32(2.0**-90)
     wanted = matmul_reference(a, b, arithmetic=unit).view(np.uint32)
-    for path in ("fast", "scalar"):
-        got = matmul_on_path(a, b, None, arithmetic=unit, threads=1, path=path)
-        np.testing.assert_array_equal(got.view(np.uint32), wanted, err_msg=path)
+    np.testing.assert_array_equal(matmul(a, b, arithmetic=unit).view(np.uint32), wanted)
 
 
 #: Units with a smallest alignment: MATLAB-tensor-core's 4 - F for float16 results, -(F + 108) for

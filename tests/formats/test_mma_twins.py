@@ -1,4 +1,4 @@
-"""The fast kernels, the scalar kernels and the plain integers agree on every unit."""
+"""The kernels and the plain integers agree on every unit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npusim.errors import FormatError
 from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
-from npusim.formats.matmul import matmul_on_path
 from tests.formats.mma_reference import matmul_reference
 
 from .families import FAMILIES, operands
@@ -30,9 +30,7 @@ def test_kernels_and_integers_agree_on_every_family(name: str) -> None:
     depth = 2 * unit.k if unit.k > 1 else 6
     for family in FAMILIES:
         a, b, c = operands(family, unit, (5, depth, 20), 1)
-        fast = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast"), unit)
-        slow = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="scalar"), unit)
-        np.testing.assert_array_equal(fast, slow, err_msg=family)
+        fast = patterns(matmul(a, b, c, arithmetic=unit), unit)
         exact = matmul_reference(a[:2], b[:, :3], c[:2, :3], arithmetic=unit)
         np.testing.assert_array_equal(fast[:2, :3], patterns(exact, unit), err_msg=family)
 
@@ -47,7 +45,7 @@ def test_kernels_and_integers_agree_on_every_family(name: str) -> None:
 def test_kernels_and_integers_agree_on_any_seed(name: str, family: str, seed: int, blocks: int) -> None:
     unit = get_arithmetic(name)
     a, b, c = operands(family, unit, (2, blocks * unit.k, 3), seed)
-    fast = matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast")
+    fast = matmul(a, b, c, arithmetic=unit)
     exact = matmul_reference(a, b, c, arithmetic=unit)
     np.testing.assert_array_equal(patterns(fast, unit), patterns(exact, unit))
 
@@ -55,11 +53,7 @@ def test_kernels_and_integers_agree_on_any_seed(name: str, family: str, seed: in
 @pytest.mark.parametrize(
     "change",
     [
-        {"zero_exponent": -126},
         {"min_alignment_exponent": None},
-        {"fraction_bits": 35},
-        {"rounding": "nearest_even"},
-        {"k": 12, "block": 6},
         {"kept_fraction_bits": 20},
         {"k": 32, "index_groups": (tuple(range(0, 32, 2)), tuple(range(1, 32, 2)))},
         {"c_mode": "late"},
@@ -70,9 +64,16 @@ def test_units_outside_the_registry_agree_too(change: dict[str, Any]) -> None:
     unit = replace(get_arithmetic("hopper.mma.k16.f16.f32"), **change)
     for family in FAMILIES:
         a, b, c = operands(family, unit, (3, 2 * unit.k, 17), 4)
-        fast = patterns(matmul_on_path(a, b, c, arithmetic=unit, threads=1, path="fast"), unit)
+        fast = patterns(matmul(a, b, c, arithmetic=unit), unit)
         exact = matmul_reference(a[:1], b[:, :4], c[:1, :4], arithmetic=unit)
         np.testing.assert_array_equal(fast[:1, :4], patterns(exact, unit), err_msg=family)
+
+
+@pytest.mark.parametrize("change", [{"fraction_bits": 35}, {"rounding": "nearest_even"}, {"k": 12, "block": 6}])
+def test_what_no_kernel_computes_is_refused(change: dict[str, Any]) -> None:
+    unit = replace(get_arithmetic("hopper.mma.k16.f16.f32"), **change)
+    with pytest.raises(FormatError, match="no kernel computes it; blocks are of 4"):
+        matmul(*operands(FAMILIES[0], unit, (3, 2 * unit.k, 17), 4), arithmetic=unit)
 
 
 @pytest.mark.parametrize("name", ["ascend.cube.k16.f16.f32", "ascend.cube.k16.bf16.f32"])
@@ -87,7 +88,7 @@ def test_ascend_cube_is_the_exact_block_sum(name: str) -> None:
         assert got[i, j] == np.float32(float(total))  # small integers over 64: exact in float64
 
 
-def test_exact_kernel_settles_ties_by_the_scalar_path() -> None:
+def test_exact_kernel_settles_ties() -> None:
     # 2**24 + 1 is a tie of float32 (to 2**24); one more product of 2**-20 must round it up.
     a = np.zeros((1, 16), np.float16)
     b = np.zeros((16, 64), np.float16)
@@ -95,7 +96,7 @@ def test_exact_kernel_settles_ties_by_the_scalar_path() -> None:
     b[0], b[1] = 4096, 1
     b[2, ::2] = 2.0**-10
     unit = get_arithmetic("ascend.cube.k16.f16.f32")
-    got = matmul_on_path(a, b, None, arithmetic=unit, threads=1, path="fast")
+    got = matmul(a, b, None, arithmetic=unit)
     assert got[0, :2].tolist() == [2.0**24 + 2, 2.0**24]
 
 

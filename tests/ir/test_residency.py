@@ -78,7 +78,7 @@ def test_a_write_is_new_where_nothing_of_it_is_there() -> None:
     workspace = tensor("k_shifted", "workspace")
     block = [Touch(workspace.tile(0, 0, 0, 64), 0)]
     twice = touching([block, [read(K, 0)], block])
-    stays, goes = (residency(twice, 1, size * HEAD, writes_back=True) for size in (3, 1))
+    stays, goes = (residency(twice, 1, size * HEAD, True) for size in (3, 1))
     assert (stays.new_writes["k_shifted"], goes.new_writes["k_shifted"]) == (1 / 2, 1.0)
 
 

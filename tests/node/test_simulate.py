@@ -14,9 +14,8 @@ from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Proble
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.explore import explore
 from npusim.node.collective import CollectiveCall, plan_collective
-from npusim.node.machine import RunningCollective, progress_rate
+from npusim.node.machine import progress_rate
 from npusim.node.program import Child, Communication, KernelWork, NodeKernel, RowBlock, Waves, cut_rows, node_program
-from npusim.node.result import NodeTiming
 from npusim.node.simulate import simulate
 from npusim.node.topology import Topology
 from npusim.schedules.allreduce import row_pieces
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from npusim.node.collective import Algorithm
+    from npusim.node.result import NodeTiming
     from npusim.simulation.result import RunData
 
     Run = Callable[..., RunData]
@@ -298,24 +298,3 @@ def test_collective_that_takes_more_cores_than_there_are_is_refused(mesh: NodeSp
     node = changed(mesh, drivers__aiv__engine_count=assumed(49))
     with pytest.raises(SpecError, match=r"drivers\.aiv\.engine_count: 49, but ascend_910b2 has 48 aiv"):
         run_node("allreduce", node, CopyProblem(bytes=8), collective="aiv")
-
-
-def test_a_collective_that_was_simulated_once_is_repeated_to_the_tick(
-    mesh: NodeSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = LayerProblem.around(Problem(heads=1, seq_q=1024, head_dim=64), hidden=256, ranks=8)
-    found = []
-    for is_known in (True, False):
-        if not is_known:
-            monkeypatch.setattr(RunningCollective, "_begin", simulated_anew)
-        result = npusim.run("tiling_allreduce", hw=mesh, problem=layer, tiling={"blocks": 8}, numerics=False)
-        timing = result.timing
-        assert isinstance(timing, NodeTiming)
-        found.append((timing.cycles, timing.queues, timing.link_bytes, timing.spans, timing.allreduce_s))
-    assert found[0] == found[1]
-
-
-def simulated_anew(self: RunningCollective) -> None:
-    """Begin a collective as if none had been before it."""
-    self.past.active.append(self)
-    self._simulate()

@@ -51,15 +51,15 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert timing.busy_share(timing.busiest) < 0.6
     known = Validated(9, 0.05, 0.136, 4, 0.06)
     sure = replace(record, timing=replace(timing, latency_s=238.4e-6, launch_s=80e-6, validated=known))
-    assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 9 % of the roofline, 238 us ± 14 %"
-    assert verdict(record).text.startswith("latency-bound, 57 % launch, 20 of 24 core groups work, ")
+    assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 %"
+    assert verdict(record).text.startswith("latency-bound, 60 % launch, 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
     assert verdict(replace(record, timing=other)).text.endswith(", 1.2 ms (never measured; others here ± 30 %)")
     busy = replace(timing.busiest, busy_cycles=timing.cycles)
     ended = tuple(replace(u, group=g) for g, u in enumerate([busy] * record.device.group_count))
     early = [replace(u, end_cycles=timing.cycles // 2) for u in ended[1:]]
     uneven = replace(record, timing=replace(timing, uses=(replace(ended[0], end_cycles=timing.cycles), *early)))
-    assert verdict(uneven).text.startswith(f"{busy.pipe}-bound, 57 % launch, load balance 52 %, ")
+    assert verdict(uneven).text.startswith(f"{busy.pipe}-bound, 60 % launch, load balance 52 %, ")
     full = replace(timing, link_bytes={"hbm": round(timing.core_us * 1.45e6 * 0.9)})
     assert verdict(replace(record, timing=full)).text.startswith("hbm-bound, ")
     assert "output not finite" in verdict(record_of(overflowed)).text
@@ -136,7 +136,9 @@ def test_tiling_text_leaves_out_what_the_schedule_chooses() -> None:
 
 
 def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
-    asked = run("pasa", workload="pasa_uniform", seq=512, heads=[0], diagnose=True, trace_groups=())
+    asked = run(
+        "pasa", workload="pasa_uniform", seq=512, tiling={"block_kv": 256}, heads=[0], diagnose=True, trace_groups=()
+    )
     record = record_of(asked)
     assert record.numerics is not None
     figures = record.numerics.diagnosis

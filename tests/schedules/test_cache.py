@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from npusim.algorithms.flash import FlashPrecision, attend, flash, unchanged
+from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.formats import get_format
 from npusim.formats.exact import round_fraction
+from npusim.kernel import attention, kernel, maximum
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_source, recipe_source
 from npusim.run import run
+from npusim.schedules.registry import for_inputs
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
+
+if TYPE_CHECKING:
+    from npusim.algorithms.language import Value
 
 F = np.float32
 FORMATS = ["int8", "float8_e4m3fn"]
@@ -74,8 +81,8 @@ def test_every_schedule_reads_a_cache(schedule: str, hw: str, fmt: str) -> None:
         assert done.numerics.error.rmse < 8e-3
 
 
-@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
-def test_stored_bytes_halve_and_what_the_kernel_before_leaves_is_moved_too(hw: str) -> None:
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "t4"])
+def test_bytes_of_memory_halve_and_vectors_work_more(hw: str) -> None:
     sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim": 128}
     plain, cached = (
         run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8})
@@ -83,8 +90,48 @@ def test_stored_bytes_halve_and_what_the_kernel_before_leaves_is_moved_too(hw: s
     )
     assert cached.problem.kv_bytes() == 2 * 8 * 4096 * (128 + 4)
     assert plain.problem.kv_bytes() == 2 * 8 * 4096 * 256
-    moved, least = (x.timing.link_bytes["l2"] for x in (cached, plain))
-    assert moved >= least + cached.problem.kv_bytes() + plain.problem.kv_bytes()
+    saved = plain.timing.link_bytes["hbm"] - cached.timing.link_bytes["hbm"]
+    assert saved == pytest.approx(plain.problem.kv_bytes() - cached.problem.kv_bytes(), rel=0.01)
+    vectors = "FMA" if "sm" in cached.device.cores else "VECTOR"
+    busy = [sum(u.busy_cycles for u in x.timing.uses if u.pipe == vectors) for x in (plain, cached)]
+    assert busy[1] > 1.5 * busy[0]
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "xeon_avx512"])
+def test_scales_of_blocks_and_heads(hw: str) -> None:
+    """A scale for one token is that of a block of one; larger blocks round more and hold fewer scales."""
+    sizes = {"heads": 2, "seq_q": 16, "lengths": (200, 90), "head_dim": 64, "cache": "int8"}
+    scaled = [Problem(**sizes, cache_scale=each) for each in ("token", 1, 64, "head")]
+    done = [run("flash", problem=p, hw=hw, rows="all") for p in scaled]
+    rows = [np.concatenate(list(x.numerics.rows.values())) for x in done]
+    assert np.array_equal(rows[0], rows[1])
+    assert done[0].numerics.error.rmse < 1e-3
+    assert [p.kv_bytes() - 2 * 2 * 290 * 64 for p in scaled] == [16 * 290, 16 * 290, 16 * (4 + 2), 16 * 2]
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def positive(q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float) -> Value:
+    """Attention whose products read keys of 0 and more."""
+    k.prepared = lambda tile: maximum(tile, 0.0)
+    o, _, l = attend(q, k, v, mask, p, scale, unchanged)
+    return (o.to(p.running) / l).to(p.output)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "t4"])
+def test_products_read_what_rows_make_of_a_tile(hw: str) -> None:
+    """Any function of a tile's operands: as bits, what a kernel before would have left."""
+    problem, device = Problem(heads=2, seq_q=100, seq_kv=200, head_dim=32, causal=True), load_device(hw)
+    source, rows = recipe_source(problem), []
+    for name, kernel_of in (("positive", positive), ("flash", flash)):
+        (made,) = (s for s in attention(name, kernel_of, precisions=[FlashPrecision("p")]) if s.family == device.family)
+        program = made.program(problem, made.tiling(block_kv=64), device, for_inputs(made.precision(), "float16"))
+
+        def inputs(what: str, batch: int, head: int, *, is_before: bool = name == "flash") -> Any:
+            values = source(what, batch, head)
+            return np.maximum(values, 0) if what == "k" and is_before else values
+
+        rows.append(evaluate(program, problem, inputs, rows="all", heads="all").rows)
+    assert all(np.array_equal(block, rows[1][key]) for key, block in rows[0].items())
 
 
 def test_what_cannot_be_is_refused() -> None:

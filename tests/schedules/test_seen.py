@@ -11,7 +11,7 @@ import pytest
 
 import npusim
 from npusim.config.problem import Problem
-from npusim.config.scores import sink_logits
+from npusim.config.scores import bias_row, sink_logits
 from npusim.errors import SpecError, TilingError
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_source, recipe_source
@@ -51,14 +51,23 @@ SEEN: dict[str, dict[str, Any]] = {
     "prefix": {"prefix": 90},
     "documents": {"documents": (60, 7, 100, 36)},
     "chunks": {"chunk": 48},
+    "two sides": {"causal": False, "window": (30, 11)},
+    "keys after": {"causal": False, "window": (-1, 40), "documents": (100, 103)},
+    "keys before": {"causal": False, "window": (20, -1)},
     "windows in documents": {"documents": (60, 7, 100, 36), "window": 20, "sinks": 2},
 }
 SCORES: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 2.0},
     "alibi": {"alibi": True},
+    "bias": {"bias": "shared"},
     "learned sinks": {"sink_logits": True},
-    "all": {"window": 70, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True},
+    "all": {"window": 70, "sinks": 2, "softcap": 5.0, "alibi": True, "bias": "head", "sink_logits": True},
 }
+
+
+def added(p: Problem, head: int, row: int, key: int) -> float:
+    """Return what a bias adds to a score."""
+    return float(bias_row(head if p.bias == "head" else 0, row, p.seq_kv)[key].astype(np.float16)) if p.bias else 0.0
 
 
 def sees(p: Problem, at: int, key: int) -> bool:
@@ -69,7 +78,9 @@ def sees(p: Problem, at: int, key: int) -> bool:
     if p.chunk:
         start += (at - start) // p.chunk * p.chunk
         end = min(end, start + p.chunk)
-    is_near = key <= at and (p.window is None or at - key < p.window or key - start < p.sinks)
+    before, after = p.window if isinstance(p.window, tuple) else ((p.window or 10**9) - 1, -1)
+    is_before = key <= at + (0 if p.causal else 10**9 if after < 0 else after)
+    is_near = is_before and (before < 0 or at - key <= before or key - start < p.sinks)
     return start <= key < end and (is_near or key - start < p.prefix)
 
 
@@ -81,7 +92,8 @@ def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int)
         for key in filter(lambda key: sees(p, at, key), range(p.seq_kv)):
             s = float(q[row] @ k[key]) * p.scale
             s = p.softcap * math.tanh(s / p.softcap) if p.softcap else s
-            weights[key] = math.exp(s + (2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0))
+            s += 2.0 ** (-8 * (head + 1) / p.heads) * (key - at) if p.alibi else 0.0
+            weights[key] = math.exp(s + added(p, head, row, key))
         total = sum(weights.values()) + (math.exp(sink_logits(p.heads)[head]) if p.sink_logits else 0.0)
         out[row] = sum(w * v[key] for key, w in weights.items()) / total
     return out
@@ -90,7 +102,7 @@ def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int)
 def score_of(p: Problem, m: Machine, head: int, first_row: int) -> Score:
     """Return what is done to products of rows from ``first_row`` on, with every rounding."""
     base = LOG2_E if m.base == "2" else 1.0
-    is_hooked = bool(p.softcap or p.alibi)
+    is_hooked = bool(p.softcap or p.alibi or p.bias)
 
     def score(s: np.ndarray, first: int) -> np.ndarray:
         out = np.full(s.shape, F(-np.inf))
@@ -103,6 +115,8 @@ def score_of(p: Problem, m: Machine, head: int, first_row: int) -> Score:
                 x = F(rounded("tanh", float(F(x / F(p.softcap)))) * F(p.softcap))
             if p.alibi:
                 x = F(x + F(2.0 ** (-8 * (head + 1) / p.heads) * (key - at)))
+            if p.bias:
+                x = F(x + F(added(p, head, first_row + r, key)))
             out[r, c] = F(x * F(base)) if is_hooked else x
         return out
 
@@ -137,7 +151,8 @@ def scalar(p: Problem, m: Machine, splits: int) -> np.ndarray:
 
 
 def problem(**fields: Any) -> Problem:
-    return Problem(**{"heads": HEADS, "kv_heads": 2, "seq_q": N, "head_dim": 64, "causal": True, **fields})
+    sizes = {"heads": HEADS, "kv_heads": 2, "head_dim": 64, "causal": True}
+    return Problem(**{**sizes, **({} if "lengths" in fields else {"seq_q": N}), **fields})
 
 
 def ran(run: str, p: Problem, **more: Any) -> Any:
@@ -150,7 +165,7 @@ def ran(run: str, p: Problem, **more: Any) -> Any:
 def test_every_schedule_computes_what_the_problem_says(run: str, kind: str) -> None:
     fields = {**SEEN, **SCORES}[kind]
     if kind in SCORES and run in ("pasa", "unfused"):
-        with pytest.raises(TilingError, match=r"--ignore (softcap|alibi|sink_logits)"):
+        with pytest.raises(TilingError, match=r"--ignore (softcap|alibi|bias|sink_logits)"):
             ran(run, problem(**fields))
         return
     p = problem(**fields)
@@ -171,12 +186,17 @@ TINY: dict[str, dict[str, Any]] = {
     "prefix": {"prefix": 35},
     "documents": {"documents": (12, 7, 16, 10), "window": 18, "sinks": 2},
     "chunks": {"chunk": 24},
+    "two sides": {"causal": False, "window": (9, 4)},
+    "keys after": {"causal": False, "window": (-1, 4)},
     "softcap": {"softcap": 1.5},
     "alibi": {"alibi": True},
+    "bias": {"bias": "shared"},
     "learned sinks": {"sink_logits": True},
     "all": {"window": 21, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True},
     "a step": {"window": 21, "sinks": 2, "softcap": 5.0, "alibi": True, "sink_logits": True, "seq_q": 1, "seq_kv": 61},
     "lengths": {"window": 21, "sinks": 2, "softcap": 5.0, "sink_logits": True, "lengths": (40, 61, 5), "seq_q": 3},
+    "documents in lengths": {"documents": (12, 28, 61, 2, 3), "lengths": (40, 61, 5), "seq_q": 3, "window": 9},
+    "prompts beside steps": {"window": 21, "bias": "head", "lengths": (40, 61, 5), "query_lengths": (1, 23, 2)},
     "pages": {"window": 21, "alibi": True, "lengths": (40, 61, 5), "page": 8, "page_seed": 1, "seq_q": 3},
 }
 
@@ -234,6 +254,10 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
         ({"window": 0}, "window: 0 must be greater than 0"),
         ({"sinks": 4}, "sinks: 4 keys beside a window, and there is none"),
         ({"documents": (100, 100)}, "documents: they add up to 200, and there are 203 keys"),
+        ({"window": (8, -2)}, "window.*: -2 must be at least -1"),
+        ({"lengths": (100, 103), "documents": (99, 104)}, "documents: one goes across the end .* 100, 203"),
+        ({"query_lengths": (1, 2)}, "query_lengths: of 2 sequences; lengths are those of 0"),
+        ({"lengths": (9, 7), "query_lengths": (9, 8)}, "query_lengths: 8 of sequence 1, which has 7 keys"),
         ({"window": 8, "causal": False}, "window: 8 keys of those up to the query: it needs a causal mask"),
         ({"softcap": 0.0}, "softcap: 0.0 must be greater than 0"),
     ],

@@ -16,6 +16,7 @@ from npusim.errors import SpecError, TensorError, TilingError
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
+from npusim.schedules.define import FlashTiling
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
 
 if TYPE_CHECKING:
@@ -114,7 +115,10 @@ def test_a_decoding_step_sees_all_keys_of_its_sequence(machine: Machine) -> None
 @pytest.mark.parametrize("deal", ["round_robin", "balanced", "work_list"])
 def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
     problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)
-    found, usual = (run("flash", problem=problem, tiling=t) for t in ({"deal": deal, "block_q": 64}, {"block_q": 64}))
+    found, usual = (
+        run("flash", problem=problem, tiling=FlashTiling.model_validate({"deal": d, "block_q": 64}))
+        for d in (deal, "round_robin")
+    )
     assert np.array_equal(found.output.view(np.uint8), usual.output.view(np.uint8))
     assert found.cycles <= usual.cycles
 
@@ -193,7 +197,9 @@ def test_page_tables_that_cannot_be_are_refused(table: list[Any], message: str) 
 
 def test_a_page_costs_a_transfer() -> None:
     def cycles(layout: Any, **options: Any) -> int:
-        done = run("split_kv", workload="qwen2_7b", lengths=[K, 7 * K], numerics=False, layout=layout, **options)
+        tiling = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "depth": 2, "deal": "round_robin"}
+        options = {**options, "tiling": tiling, "layout": layout, "numerics": False}
+        done = run("split_kv", workload="qwen2_7b", lengths=[K, 7 * K], **options)
         return int(done.cycles)
 
     whole, large, small, single = (cycles("bnsd", page=page) for page in (0, 128, 4, 1))
@@ -318,7 +324,7 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str) -> None:
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
         ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is beside splits=2"),
         ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),
-        ({"lengths": [100, 200], "tiling": {"splits": 2}}, "splits: 2 of 1 tiles of 512 keys"),
+        ({"lengths": [100, 200], "tiling": {"splits": 2, "block_kv": 512}}, "splits: 2 of 1 tiles of 512 keys"),
     ],
 )
 def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:

@@ -7,11 +7,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.algorithms.blocks import dealt
+from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.errors import TilingError
 from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself
 from npusim.ir.op import VectorCode
+from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import (
@@ -27,9 +28,8 @@ from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
@@ -40,16 +40,18 @@ class PublishedKernel(NamedTuple):
 
     note: str
     barriers: Barriers
+    deal: BlockOrder = "round_robin"
     together: int = 1
     has_extra: bool = False
     is_of_a_tile: bool = False  #: whose tile is named with it: else what runs is the vendor's
 
 
+#: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
 #: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
 #: 72 % of CANN's speed, bench_mark.md).
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
-        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every"),
+        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
         "pto": PublishedKernel(
             "PTO's, with barriers where they are needed", "needed", has_extra=True, is_of_a_tile=True
         ),
@@ -60,7 +62,7 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
 #: CANN's attention where nobody names a kernel or a tile: stages on through all blocks (ring of three tasks,
 #: ops-transformer flash_attention_score), blocks by length.  From UB to UB the softmax of CANN 8.0 in slices of 8 rows;
 #: with registers the tile and order of FlashAttention Lite's last version.
-CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": "balanced"})
+CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": KERNELS["cann"].deal})
 MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
@@ -69,6 +71,19 @@ REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout"
 #: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
 #: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
 MASKED_LAYOUT = "nd"
+
+
+#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
+L2_SHARE = 0.64
+#: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
+SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
+    ({"deal": "balanced"},),
+    ({"block_q": 64}, {"block_q": 256}, {"block_q": 64, "block_kv": 512}, {"block": 64}, {"block": 256}),
+    ({"block_kv": 128}, {"block_kv": 256}),
+    ({"vector_rows": 32},),
+    ({"depth": 3},),
+    ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
+)
 
 
 class AscendMachine(Machine):
@@ -93,6 +108,14 @@ class AscendMachine(Machine):
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
+
+    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        if "kernel" in tiling.model_fields_set and tiling.kernel:
+            return ([{"deal": KERNELS[tiling.kernel].deal}],)
+        if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
+            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
+        return SETTINGS
 
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
@@ -149,7 +172,17 @@ class AscendMachine(Machine):
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return _dealt(Itself(phase), self.places, deal)
+        return _dealt(Itself(phase), self.places, deal, self._heads_in_l2(phase))
+
+    def _heads_in_l2(self, phase: Phase) -> int | None:
+        """Return how many query heads at a time have keys and values that L2 holds; None where it holds all."""
+        inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
+        size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
+        q = phase.tensors.get("q")
+        if size <= capacity or not isinstance(q, GlobalTensor):
+            return None
+        heads = inputs[0].batch * inputs[0].heads
+        return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
@@ -220,9 +253,9 @@ class AscendMachine(Machine):
 
 
 @lru_cache(maxsize=16)  # of phases and orders
-def _dealt(phase: Itself, places: int, deal: BlockOrder) -> Phase:
+def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     """Return a phase with its blocks in another order, one for all tilings that have it."""
-    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal))
+    ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
 
 

@@ -16,7 +16,6 @@ from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
-from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
@@ -142,8 +141,9 @@ class AscendPhase:
         A slot is as wide as the largest tile, whatever the tile.
         """
         frame, cores = self.frame, self.group.vector_cores
-        height, stores = self.phase.sizes[frame.row_axis], [v.store for v in cores]
+        stores = [v.store for v in cores]
         for n in (n for s in frame.stages for n in s.written):
+            height = frame.height(n)
             match frame.places[n], self.direct.get(n):
                 case "down", True:
                     self.cross[n] = tuple(self._slots_in_ub(n, core) for core in cores)
@@ -299,7 +299,7 @@ class AscendPhase:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                yield from v.items(self.rows[s], block, tile, v.mine(self._height(block)))
+                yield from v.items(self.rows[s], block, tile, v.mine(self.frame.shape(s.written[0], block, tile)[0]))
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 
@@ -372,19 +372,7 @@ class AscendPhase:
         if self.tiling.order != "rolling":
             yield from self._grouped(block)
             return
-        placed, total = self.frame.placed(block), sum(run.count for run in block.runs)
-        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
-        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
-        for start, end in pairwise(edges):
-            if start == end:
-                continue
-            running = [
-                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
-                for part, lag in zip(self.parts, lags, strict=True)
-                if 0 <= start - lag < total
-            ]
-            if running:  # with fewer tiles than steps ahead nothing happens in between
-                yield Repeat(self.frame.loop_axis, indices(start, end), self._steps(block, running))
+        yield from self.frame.pipelined([(part, self.tiling.ahead * i) for i, part in enumerate(self.parts)], block)
 
     def _grouped(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield the parts over groups of tiles, each part for all tiles of a group before the next."""
@@ -396,13 +384,6 @@ class AscendPhase:
                     static = tuple(self.parts), shape, each, run.step, run.cols, run.only
                     where = at, first + start, run.col + start * run.step
                     yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where, self.memo_key))
-
-    def _steps(self, block: WorkTile, running: list[tuple[Emitter, int, int, TileRun]]) -> Body:
-        """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
-        parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
-        behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
-        shape, at = shape_and_place(block)
-        return Body(_step, (parts, shape), (at, behind), self.memo_key)
 
     def _onward(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield a block's tiles in the first part of the pipeline, and what later parts do of it and of those before.
@@ -475,14 +456,6 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
             _, _, counts = shapes.setdefault(key, (block, visit, [0] * len(blocks.thing)))
             counts[at] += run.count
     return list(shapes.values())
-
-
-def _step(static: Any, at: Any, index: int) -> Iterator[Repeat]:
-    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    (parts, shape), (position, behind) = static, at
-    block = block_at(shape, position)
-    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
-        yield Repeat("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
 
 
 def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:

@@ -156,8 +156,9 @@ class CubeProduct:
                 yield self._load(n, block, tile)
         corners = self._corners(height, across)
         for corner in corners:
-            if plan.right == "panel" and corner.band[0] == 0:
-                yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel))
+            if self.modes[self.right] == "panel" and corner.band[0] == 0:
+                held = corner.is_first, sum(corner.panel) == across
+                yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
             body = partial(self._piece, block, tile, corner)
             yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
             if plan.loops_over_k and len(pieces) > 2:
@@ -265,7 +266,7 @@ class CubeProduct:
         """Return the load of a part of an operand into L1; ``held``: the first or last of a hand-over."""
         frame = self.frame
         if frame.places[n] == "up":
-            height, width = frame.size(block, frame.row_axis, tile), frame.width(n)
+            height, width = frame.shape(n, block, tile)[0], frame.width(n)
             slot = self.cross[n][0].front(height, width, frame.fmt(n), first=held[0], last=held[1])
             source: Operand = slot.part(*(row or (0, height)), *(col or (0, width)))
         else:
@@ -274,8 +275,8 @@ class CubeProduct:
         op = move(f"{frame.label(n)}.load", MTE2, slot, source, name=n)
         if not (self.takes_turns and self.lifted and held[0]):
             return op
-        (waited,) = self.lifted
-        shape = frame.size(block, frame.row_axis, tile), frame.width(waited), frame.fmt(waited)
+        waited = self.lifted[0]
+        shape = frame.shape(waited, block, tile)[0], frame.width(waited), frame.fmt(waited)
         return replace(op, handshake=(self.cross[waited][0].front(*shape),))
 
     def _operand(self, n: str, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> RingTile:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
-from npusim.machines.ascend.group import GM, PING_PONG, RowSlice, compute, move, pass_on
-from npusim.units import ceil_div, chunks
+from npusim.ir.tile import Tile
+from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
+from npusim.machines.transfers import BLOCK_BYTES
+from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp, VectorCode
-    from npusim.ir.tile import Operand, RingTile, Tile
+    from npusim.ir.tile import Operand, RingTile
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
     from npusim.machines.frame import Frame
@@ -54,13 +56,14 @@ def rows_stage(
     frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
 ) -> RowsStage:
     """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
-    share = group.largest_share(frame.phase.sizes[frame.row_axis])
+    share = group.largest_share(frame.height(stage.written[0]))
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
-    height = max(1, min(share, tiling.elements // max(frame.width(n) for n in names)))
+    elements = tiling.elements if frame.axes(stage.written[0])[0] == frame.row_axis else SLICE_ELEMENTS
+    height = max(1, min(share, elements // max(frame.width(n) for n in names)))
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
     code = tiling.code and _code(frame, stage, tiling.code, direct)
     return RowsStage(stage, table, inputs, outputs, masks, names, moved, height, code)
@@ -69,7 +72,7 @@ def rows_stage(
 def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
     """Return how a stage is written: only tiles along the loop, which products leave, can lie transposed."""
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
-    along = frame.loop_axis and any(frame.loop_axis in frame.axes(n) for n in names)
+    along = frame.loop_axis and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
     return replace(
         code,
         layout=code.layout if along else "nd",
@@ -136,6 +139,7 @@ class VectorShare:
             if n in self.dropped:
                 continue
             size = frame.row_bytes(n, s.height)
+            self._share_ring(self.ins, n, size)
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, PING_PONG, core.load, core.store)
             elif n not in self.ins:
@@ -146,7 +150,18 @@ class VectorShare:
             if n not in s.moved and n not in self.outs:
                 depth = 1 if s.stage in frame.phase.finish else PING_PONG
                 size = frame.row_bytes(n, s.height)
+                self._share_ring(self.outs, n, size)
+            if n not in s.moved and n not in self.outs:
                 self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
+
+    def _share_ring(self, rings: dict[str, Ring], n: str, size: int) -> None:
+        """Let what rows make products' operands of go through one ring: of K and V, of their scales."""
+        axis, *cols = self.frame.axes(n)
+        if axis != self.frame.row_axis and n not in rings:
+            others = {m: self.frame.axes(m) for m in rings}
+            alike = (rings[m] for m, (a, *c) in others.items() if a == axis and len(c) == len(cols))
+            if ring := next((ring for ring in alike if ring.slot_bytes >= size), None):
+                rings[n] = ring
 
     def _place_spilled(self, n: str, stages: Sequence[RowsStage]) -> Spilled:
         """Place a state in global memory, and the slots in UB that its slices pass through.
@@ -166,10 +181,10 @@ class VectorShare:
         """Place states, work tiles and what a stage leaves for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
         tallest = max(s.height for s in stages)
-        self.tiles: dict[str, Tile] = {}
+        self.tiles: dict[str, Tile] = self._work_on_operands(stages)
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
-            if n in self.spilled or n in self.lasting:
+            if n in self.spilled or n in self.lasting or n in self.tiles:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
                 self.tiles[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
@@ -189,6 +204,18 @@ class VectorShare:
                 blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
                 tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
                 break
+
+    def _work_on_operands(self, stages: Sequence[RowsStage]) -> dict[str, Tile]:
+        """Place what rows need to make products' operands: one stage after the other does in the same bytes."""
+        frame, ub, ends, most = self.frame, self.core.ub, dict[str, tuple[int, int]](), 0
+        for s in stages:
+            end, written = 0, dict.fromkeys(frame.storage[n] for n in s.stage.written)
+            for n in (n for n in written if frame.places[n] == "work" and frame.axes(n)[0] != frame.row_axis):
+                ends[n], end = (end, s.height), end + round_up(frame.row_bytes(n, s.height), BLOCK_BYTES)
+            most = max(most, end)
+        begin = self.group.allocator.tile(ub, "operands", 1, most, "int8").offset_bytes if most else 0
+        cols = {n: frame.width(n) for n in ends}
+        return {n: Tile(ub, begin + at, h, cols[n], cols[n], frame.fmt(n)) for n, (at, h) in ends.items()}
 
     def _ring(self, n: str, side: str = "") -> str:
         if self.is_alone:
@@ -337,7 +364,7 @@ class VectorShare:
         """Return the whole slot of a hand-over between rows and a product."""
         ring, frame = self.cross[n], self.frame
         view = ring.front if frame.places[n] == "down" else ring.fill
-        return view(frame.size(block, frame.row_axis, tile), frame.width(n), frame.fmt(n))
+        return view(frame.shape(n, block, tile)[0], frame.width(n), frame.fmt(n))
 
     def _skip(self, s: RowsStage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Keep step: a core without rows of a ragged tile hands every slot on."""

@@ -34,7 +34,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from npusim.algorithms.phase import Stage, Visit, WorkTile
+    from npusim.algorithms.phase import Stage, TileLoop, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
@@ -63,12 +63,24 @@ class ResidentBlock:
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
         self.shared = tuple(n for n in frame.visited if any(n in s.read for s in products))
+        #: Read by products too: what rows make of a tile's operands.
+        self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
         self.tables = frame.tables(core.row_sum)
         self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
         # One function a loop for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """All queues of the block."""
+        return self.loader, *self.warps
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Queues that read what the loader brings."""
+        return self.warps
 
     # ---------------------------------------------------------------- memory
 
@@ -85,15 +97,17 @@ class ResidentBlock:
                 frame.size_bytes(n, rows * pitch),
                 depth,
                 producers=producers,
-                consumers=(*self.warps, *others),
+                consumers=(*self.readers, *others),
             )
 
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, 1, loader) for n in frame.held}
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in frame.held}
         for n in frame.visited:
-            if n not in self.shared:
+            if n not in self.shared and self._is_copied(n):
+                self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
+            elif n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
                 self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
             elif is_staged:
@@ -104,6 +118,13 @@ class ResidentBlock:
         for n in self.shared:
             self.near[n] = ring(n, label(n), SMEM, tiling.depth, self.warps if is_staged else loader)
             self.loaded.setdefault(n, self.near[n])
+        for n in self.prepared:
+            self.near[n] = ring(n, label(n), SMEM, 1, self.warps)
+
+    def _is_copied(self, n: str) -> bool:
+        """Return whether an operand of the loop is copied to shared memory: what products need, or is made for them."""
+        makes = any(n in s.read for m in self.prepared for s in self.frame.stages if m in s.written)
+        return n in self.shared or (makes and not (self.core.is_staged or self.tiling.stages == 1))
 
     def _pitch(self, n: str, space: str) -> int:
         """Return the elements from a row of an operand to the next."""
@@ -116,13 +137,12 @@ class ResidentBlock:
         for rows, and a result that of a state, if that is read no longer and as large.
         """
         frame, core = self.frame, self.core
-        rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
         tiles: dict[str, Tile] = {}
         served: dict[str, list[str]] = {}
         names = [n for n in dict.fromkeys(frame.storage.values()) if frame.places[n] not in ("global", "mask")]
         late = [n for n in names if core.has_warps and frame.places[n] in ("up", "out")]
         for n in sorted(names, key=late.__contains__):
-            below = self._below(n, served) if n in late else None
+            rows, below = ceil_div(frame.height(n), self.tiling.groups), self._below(n, served) if n in late else None
             if below is not None:
                 served[below].append(n)
                 at = tiles[below]
@@ -131,7 +151,7 @@ class ResidentBlock:
             is_kept = n in late or frame.places[n] in ("down", "state") or len(frame.axes(n)) == 1
             space, served[n] = RF if is_kept else core.passing, [n]
             tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-        self._place_accumulators(who, rows, tiles)
+        self._place_accumulators(who, frame.phase.sizes[frame.row_axis] // self.tiling.groups, tiles)
         return tiles
 
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
@@ -168,8 +188,11 @@ class ResidentBlock:
             yield self._load(n, block, WHOLE)
         yield from self._start(shares)
         for loop in frame.phase.loops:
-            yield from frame.loop(loop, self.tiles[loop], block)
+            yield from self._loop(loop, block)
         yield from self._finish(block, shares)
+
+    def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
+        return self.frame.loop(loop, self.tiles[loop], block)
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""
@@ -182,18 +205,22 @@ class ResidentBlock:
 
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
         """
-        read, shares = {n for s in stages for n in s.read}, self._shares(block.rows)
+        read = {n for s in stages for n in s.read}
         for n in self.frame.visited:
             if n in read:
                 yield self._load(n, block, tile)
         for s in stages:
             if s.is_product and not any(self.frame.places[n] == "up" for n in s.rows[0].srcs):
                 yield from self._stage_operands(s, block, tile)
-            for group, rows in enumerate(shares):
-                yield from (self._product if s.is_product else self._rows)(s, block, tile, group, rows)
+            yield from self._stage(s, block, tile)
             for product in stages if not s.is_product else ():
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
                     yield from self._stage_operands(product, block, tile)
+
+    def _stage(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield a stage of all groups, each on its share of the rows."""
+        for group, share in enumerate(self._shares(self.frame.shape(s.written[0], block, tile)[0])):
+            yield from (self._product if s.is_product else self._rows)(s, block, tile, group, share)
 
     def _start(self, shares: list[Span]) -> Iterator[TileOp]:
         names = self.frame.phase.names
@@ -250,13 +277,17 @@ class ResidentBlock:
         shape = self.frame.shape(n, block, tile)
         for group, (row, count) in enumerate(self._shares(shape[0])):
             src = self._slot(self.loaded[n], n, block, tile, last=last).part(row, count)
-            slot = self.near[n].fill(*shape, stride=self._pitch(n, SMEM))
-            dst = slot.part(row, count)
-            steps = (Step(Opcode.COPY, dst, (src,)),) if count else ()
-            # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
-            yield self._op(
-                f"{self.frame.label(n)}.store", self.frame.stages[0], group, LSU, steps, () if count else (src, dst)
-            )
+            yield self._put(n, block, tile, group, (row, count), src)
+
+    def _put(self, n: str, block: WorkTile, tile: Visit, group: int, share: Span, src: RingTile | Tile) -> TileOp:
+        """Return the store of a group's share of an operand to shared memory."""
+        shape = self.frame.shape(n, block, tile)
+        dst = self.near[n].fill(*shape, stride=self._pitch(n, SMEM)).part(*share)
+        steps = (Step(Opcode.COPY, dst, (src,)),) if share[1] else ()
+        slots = (dst,) if isinstance(src, Tile) else (src, dst)
+        # Whose lanes read it decides nothing here: the first product's plan says how wide lanes access.
+        label = f"{self.frame.label(n)}.store"
+        return self._op(label, self.frame.stages[0], group, LSU, steps, () if share[1] else slots)
 
     def _ends(self, n: str, s: Stage) -> tuple[bool, bool]:
         """Return whether a product is the first, and the last, of those that read an operand's tile."""
@@ -275,7 +306,8 @@ class ResidentBlock:
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         else:
             first, last = self._ends(n, s)
-            slot = self._slot(ring, n, block, tile, first=first, last=last and not self.keeps_operands)
+            is_kept = self.keeps_operands and n in self.shared
+            slot = self._slot(ring, n, block, tile, first=first, last=last and not is_kept)
         return slot.part(row, rows) if has_rows else slot
 
     # ---------------------------------------------------------------- stages
@@ -284,7 +316,8 @@ class ResidentBlock:
         """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
         (row,), rows, how = s.rows, share[1], self.how[s]
         if not rows:
-            views = [self._operand(n, s, block, tile, group, share) for n in row.srcs if n in self.shared]
+            near = (*self.shared, *self.prepared)
+            views = [self._operand(n, s, block, tile, group, share) for n in row.srcs if n in near]
             yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
             return
         cols = self.frame.cols(row.dst, block, tile)
@@ -332,7 +365,7 @@ class ResidentBlock:
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
-            if root in self.near:
+            if root in self.near and root not in s.written:
                 bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
@@ -345,6 +378,9 @@ class ResidentBlock:
     def _stores(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield the stores of a stage's results."""
         for n in s.written:
+            if n in self.prepared:
+                made = self._part(group, n, share[1], self.frame.cols(n, block, tile))
+                yield self._put(n, block, tile, group, share, made)
             if self.frame.places[n] == "out":
                 where: GlobalTile = self.frame.cut(n, block, tile, share)
                 part = self._part(group, n, share[1], where.cols)
@@ -397,17 +433,18 @@ class GroupBlock(ResidentBlock):
             yield from super()._tile(stages, block, tile)
             return
         operands = tuple(dict.fromkeys(n for s in products for n in s.rows[0].srcs if n in self.shared))
-        if self.tiling.stages == 1:
+        if self.tiling.stages == 1 and operands:
             yield from self._staged_tile(stages, operands, block, tile)
         else:
             yield from super()._tile(stages, block, tile)
         if self.work.is_specialised:
             return
         slots: tuple[RingTile, ...] = ()
-        copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in operands)
+        copied = (n for n in self.frame.visited if self._is_copied(n))
+        copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
         if self.keeps_operands:
             slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
-        elif self.tiling.stages == 1:
+        elif self.tiling.stages == 1 and operands:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
         work = replace(self.work, copies=copies, is_step=True, barriers=1, lookups=int(self.tiling.walks_blocks))
@@ -490,7 +527,12 @@ class GroupBlock(ResidentBlock):
         return replace(self.work, repeats=1, across=self.work.repeats)
 
     def _store_work(self, steps: tuple[Step, ...]) -> GroupWork:
-        """Return what a warp group does where an operand goes to shared memory through its registers."""
+        """Return what a warp group does where an operand goes to shared memory through its registers.
+
+        What rows make of it is there for single warps' products as it is: fragments are loaded as they would be of B.
+        """
+        if self.work.generation == "mma" and any(isinstance(step.srcs[0], Tile) for step in steps):
+            return self.work
         size = sum(step.dst.payload_bytes for step in steps)
         loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.work.warps)
         return replace(self.work, loads=loads, fences=1, barriers=1)

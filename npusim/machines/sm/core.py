@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 EngineType = TypeVar("EngineType")
+#: What warp groups that specialise do one after the other.
+Turns = Literal["exponentials", "products"]
 
 SM = "sm"
 #: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few
@@ -67,6 +69,20 @@ class SmTiling:
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
     walks_blocks
         Whether the tiles that are visited stand in lists in memory, which an iteration reads.
+    held_depth
+        Tiles of operands that stay for a block in shared memory: the next block's come while this one's are read.
+    turns
+        What warp groups do one after the other: exponentials, or the issue of products; none: nothing.
+    ahead
+        Tiles by which Q K^T is issued before P V, so that softmax runs beside the other's P V: 0 or 1.
+    meets
+        Whether warp groups begin a block together.
+    widths
+        Columns along each axis that a kernel computes, whatever a ragged tile has; none: as many as a tile has.
+    bounds
+        Instructions for each score to see where keys end.
+    clears
+        Kernels before it that clear a counter.
     """
 
     groups: int = 1
@@ -81,6 +97,13 @@ class SmTiling:
     spilled_bytes: int = 0
     far_bytes: int = 0
     walks_blocks: bool = False
+    held_depth: int = 1
+    turns: Turns | None = None
+    ahead: int = 0
+    meets: bool = False
+    widths: Mapping[str, int] = field(default_factory=dict)
+    bounds: float = 0.0
+    clears: int = 0
 
 
 @dataclass
@@ -265,7 +288,9 @@ class GroupFields(Tiling):
         default=2,
         ge=1,
         le=4,
-        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers",
+        json_schema_extra={"none": "library"},
+        description="tiles of K, and of V, that a software pipeline has under way; 1 goes through registers; library: "
+        "a library's kernel",
     )
     registers: int | None = Field(
         default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
@@ -274,10 +299,10 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
-    kernel: Literal["triton"] | None = Field(
+    kernel: Literal["triton", "fa2", "fa3", "cudnn"] | None = Field(
         default=None,
-        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; default: one that "
-        "masks all of its tiles where stages are said, else a library's",
+        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; FlashAttention-2's "
+        "or -3's; cuDNN's; default: one that masks all of its tiles where stages are said, else a library's",
     )
 
 
@@ -308,7 +333,8 @@ class SmFields(GroupFields, BlockFields):
         default=None,
         ge=1,
         le=4,
-        description="tiles of K, and of V, in shared memory; none: 1, or from Ampere on a library's kernel",
+        json_schema_extra={"none": "library"},
+        description="tiles of K, and of V, in shared memory; library: 1, or from Ampere on a library's kernel",
     )
     exchange: Literal["shuffle", "none"] = Field(
         default="shuffle", description="whether P may cross lanes on its way to P V"

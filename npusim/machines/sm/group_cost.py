@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe
+from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
@@ -109,19 +109,25 @@ class GroupModel:
             self._spill(work, tally)
         else:
             share = self._control(work, tally)
-        pipes = tally.pipe_cycles()
-        return Cost(ceil(tally.cycles), terms=tuple(tally.terms.items()), pipe_cycles=pipes, share=share)
+        drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
+        latency = drain if is_product and work.consumers and not work.is_awaited else 0
+        terms, pipes = tuple(tally.terms.items()), tally.pipe_cycles()
+        return Cost(ceil(tally.cycles), latency, terms=terms, pipe_cycles=pipes, share=share)
 
     # ---------------------------------------------------------------- what no step says
 
     def _besides(self, work: GroupWork) -> Tally:
         """Return a tally of barriers, fences and starts."""
         s, at, tally = self.sharing, f"{self.key}.{WARPS}.sharing", Tally()
-        barrier = s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value
+        barrier = s.barrier_cycles.value + max(1, work.consumers) * work.warps * s.barrier_warp_cycles.value
         tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
         tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
         tally.add(f"{at}.lookup_cycles", float(work.lookups * s.lookup_cycles.value))
-        if work.block_bytes and work.is_specialised and self.library is not None:
+        if work.consumers and s.specialised is not None:
+            ends = work.ends_elements * s.specialised.element_cycles.value
+            tally.add(f"{at}.specialised.element_cycles", ends)
+            tally.add(f"{at}.specialised.step_cycles", float(work.is_step * s.specialised.step_cycles.value))
+        elif work.block_bytes and work.is_specialised and self.library is not None:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
         elif work.block_bytes:
             tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
@@ -140,6 +146,8 @@ class GroupModel:
     def _control(self, work: GroupWork, tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""
         s, at = self.sharing, f"{self.key}.{WARPS}.sharing"
+        if work.consumers:
+            return None
         parts = {"step_cycles": float(work.is_step * s.step_cycles.value)}
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
             if count and work.generation not in costs:
@@ -164,7 +172,7 @@ class GroupModel:
         form = self.tensor.fractals.get(a.fmt)
         if form is None:
             return self._without_tensor(step, a.cols, work, tally)
-        depth = ceil_div(a.cols, form.k_elements.value)
+        depth = ceil_div(max(work.depth, a.cols), form.k_elements.value)
         if work.generation == "wgmma" and self.tensor.wgmma is not None:
             busy, memory, lone, end = self._of_groups(step, a, depth, work)
             issued = 0.0
@@ -183,7 +191,8 @@ class GroupModel:
         groups = work.warps // self.subcores
         down = max(1, groups // max(work.across, work.repeats))
         stacked = ceil_div(ceil_div(step.dst.rows, spec.m_elements.value), down)
-        width = ceil_div(step.dst.cols, work.across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
+        columns = max(work.columns, step.dst.cols)
+        width = ceil_div(columns, work.across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
         instructions, pieces = depth * stacked * groups, 1
         if work.repeats > 1:  # in instructions of half the width
             width, pieces = max(FRAGMENT_COLUMNS, width // work.repeats), work.repeats
@@ -246,26 +255,28 @@ class GroupModel:
         count = Count()
         for step in steps:
             self._add(step, work, count)
-        warps, s = ceil_div(work.warps, self.subcores), self.sharing
+        if work.extra:
+            count.issued += work.extra * max(elements(o, work) for step in steps for o in step.operands())
+        warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
         gaps = self._gaps(steps) if is_beside else 0.0
-        lone = max(
-            s.warp_issue_cycles.value * count.issued,
-            s.special_factor.value * count.special * warps,
-            count.compare * warps,
-            count.issued * warps,
-            1.0,
-        )
-        tally.terms[f"{self.key}.{WARPS}.sharing.warp_issue_cycles"] = lone
+        lone = max(s.warp_issue_cycles.value * count.issued, count.compare * warps, count.issued * warps, 1.0)
+        slots, special, at = 1.0, count.special * warps, "sharing"
+        if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
+            slots, at = s.instruction_slots_factor.value, "sharing.specialised"
+            special *= s.special_factor.value
+        else:
+            lone = max(lone, s.special_factor.value * special)
+        tally.terms[f"{self.key}.{WARPS}.{at}.warp_issue_cycles"] = lone
         tally.cycles += count.latency
         plain = count.issued - count.compare / 2 - count.special / 8
         busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores}
         tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
         return shared(
             ceil(max(lone / 2, lone - gaps)),
-            issue=count.issued * warps,
+            issue=slots * count.issued * warps,
             compare=count.compare * warps,
-            special=count.special * warps,
+            special=special,
             memory=count.shared * work.warps,
         )
 
@@ -362,5 +373,5 @@ def elements(tile: Operand, work: GroupWork) -> float:
     rows = ceil_div(tile.rows, down * FRAGMENT_ROWS)
     if tile.cols == 1:
         return rows * LANE_ROWS
-    columns = ceil_div(tile.cols, work.across * FRAGMENT_COLUMNS)
+    columns = ceil_div(max(work.columns, tile.cols), work.across * FRAGMENT_COLUMNS)
     return rows * columns * FRAGMENT_ROWS * FRAGMENT_COLUMNS / WARP_LANES

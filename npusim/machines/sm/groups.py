@@ -44,7 +44,8 @@ SPILL_ACCESSES = 1.45
 class BlockTile:
     """What decides the block of an attention: sizes, formats, and which kernel it is, with its warps and stages.
 
-    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.
+    ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: of an element of K and V
+    where products read another format; 0: as they read it.
     """
 
     kernel: str
@@ -58,6 +59,7 @@ class BlockTile:
     output: str
     warps: int
     stages: int
+    stored_bytes: int = 0
 
     @classmethod
     def of(cls, kernel: str, phase: Phase, products: tuple[Instruction, Instruction], fields: GroupFields) -> BlockTile:
@@ -65,6 +67,7 @@ class BlockTile:
         (first, last), names = products, phase.names
         shapes = {(c.rows, c.runs) for c in phase.cells}
         rows, keys = max(n for n, _ in shapes), max(r.cols for _, runs in shapes for r in runs)
+        made_of = [n for s in phase.stages if first.srcs[1] in s.written for n in s.read if n in phase.tensors]
         return cls(
             kernel,
             names[first.srcs[0]].fmt,
@@ -77,6 +80,7 @@ class BlockTile:
             names["out"].fmt if "out" in names else names[last.dst].fmt,
             fields.warps,
             fields.stages or 0,
+            max((get_format(names[n].fmt).size_bytes for n in made_of if len(names[n].axes) > 1), default=0),
         )
 
     @property
@@ -148,7 +152,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         depth=max(1, (fields.stages or 1) - 1),
         work=work,
         stages=fields.stages or 0,
-        walks_blocks=bool(fields.kernel and phase.masks),
+        walks_blocks=bool(fields.kernel == "triton" and phase.masks),
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )
@@ -191,7 +195,8 @@ def registers_of(tile: BlockTile, fields: GroupFields, device: str, most: int, w
     shared = estimated_shared(tile, work)
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
-    row = next((r for kernel in kernels if (r := compiled_registers(device, kernel, *shape))), None)
+    rows = (r for kernel in kernels if not tile.stored_bytes and (r := compiled_registers(device, kernel, *shape)))
+    row = next(rows, None)
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
         accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
@@ -227,9 +232,12 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
     sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * tile.value_dim
     q, k, v = (n * tile.size_bytes for n in sizes)
     out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
+    is_wgmma = work.generation == "wgmma"
+    if tile.stored_bytes:  # of what products read a tile lies beside the copies, or in fragments
+        q += k + v if is_wgmma else 0
+        k, v = (n // tile.size_bytes * tile.stored_bytes for n in (k, v))
     if not tile.stages:
         return max(q + k + v, out)
-    is_wgmma = work.generation == "wgmma"
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
     p = 0 if is_wgmma or work.across == 1 else tile.rows * tile.keys * tile.size_bytes
     if tile.stages == 1:

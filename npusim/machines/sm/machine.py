@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import as_free, dealt, masked_throughout
+from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
 from npusim.ir.program import Queue
@@ -26,13 +26,15 @@ from npusim.machines.sm.core import (
     SmFields,
     SmTiling,
     has_concurrent_warp_groups,
+    warp_issue,
 )
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
@@ -47,6 +49,44 @@ KEYS = 64
 EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
 _ASCEND = "schedules of ascend devices"
 UNTIMED = "this device has no timing model yet: values only"
+
+
+_LONGEST = MappingProxyType({"launch": "longest_first"})
+
+
+def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mapping[str, object]:
+    return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
+
+
+#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take.
+_NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
+    ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
+    ({"block_q": 64, "warps": 4}, {"block_q": 128, "warps": 8}),
+)
+#: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
+#: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
+#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
+PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
+    # Rows, keys, warps, stages.
+    (_tile(64, 128, 4, 3), _tile(128, 128, 8, 3), _tile(64, 64, 4, 3), _tile(64, 128, 4, 1), _tile(64, 128, 4, None)),
+    (_LONGEST,),
+    *_NEARBY,
+)
+#: The same where copies are not asynchronous: one stage.
+STAGED: Sequence[Sequence[Mapping[str, object]]] = (
+    # Rows, keys, warps, stages.
+    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(64, 64, 4, None)),
+    (_LONGEST,),
+    *_NEARBY,
+)
+#: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
+LANES: Sequence[Sequence[Mapping[str, object]]] = (
+    (
+        {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
+        {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
+        _LONGEST,
+    ),
+)
 
 
 class SmMachine(Machine):
@@ -82,6 +122,8 @@ class SmMachine(Machine):
         """
         if not isinstance(tiling, SmFields):
             return tiling, ()
+        if tiling.kernel is not None and tiling.kernel in KERNELS:
+            return chosen_tile(tiling.kernel, tiling, problem, self.device), ()
         if self.has_lanes:
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
@@ -89,6 +131,16 @@ class SmMachine(Machine):
             return tiling, ()
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
+
+    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        if tiling.kernel in KERNELS:
+            return ()
+        if self.has_lanes:
+            return LANES
+        if not self.has_groups or ("stages" in tiling.model_fields_set and tiling.stages is None):
+            return ()
+        return STAGED if warp_issue(self.device).copies.value == "staged" else PIPELINED
 
     def mask_kind(self, _tiling: Any) -> MaskKind:
         """Return how tiles get their masks: lanes compare the indices of their elements."""
@@ -110,12 +162,14 @@ class SmMachine(Machine):
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
+        if getattr(tiling, "kernel", None) in KERNELS:
+            return ordered_as(tiling.kernel, phase)
         blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
         if isinstance(tiling, SmFields):
             if tiling.stages and phase.masks and self.has_groups and not tiling.kernel:
                 blocks = tuple(map(masked_throughout, blocks))
             if tiling.launch == "longest_first":
-                blocks = tuple(sorted(blocks, key=lambda c: c.first - c.last))
+                blocks = tuple(longest_first(blocks))
         return phase if blocks is phase.cells else replace(phase, cells=blocks)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
@@ -124,6 +178,8 @@ class SmMachine(Machine):
             if phase.operator:
                 return operator_tiling(self.device, phase), ""
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
+            if fields.kernel is not None and fields.kernel in KERNELS and attention_products(phase) is not None:
+                return specialised_tiling(fields.kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
@@ -178,19 +234,24 @@ class SmMachine(Machine):
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
             core.allocator.start_phase()
+            frame, work = Frame(phase), tiling.work
             kind = GroupBlock if self.has_groups else ResidentBlock
-            frame = Frame(phase)
+            kind = SpecialisedBlock if work is not None and work.consumers else kind
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for resident in residents:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in (resident.loader, *resident.warps)}
+                queues |= {q: Queue(q, SM, WARPS, q) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):
             notes = (*notes, EXPONENTIAL)
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
-        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes)
+        counted: dict[str, Any] = {
+            "consumers": max((t.work.consumers for _, t in listed if t.work is not None), default=0),
+            "clears": sum(t.clears for _, t in listed),
+        }
+        return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
 
     def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
         blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()

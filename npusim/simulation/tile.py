@@ -1,0 +1,255 @@
+"""The program of a plan: tiling fields that nobody named are chosen, by the time of a few tiles that a machine offers.
+
+The rule.  A schedule's declared tile comes first: it is that of the kernel it is known from.  The machine then offers
+settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and taken where the
+call is at least `WORTH` faster.  Fields that were named keep their values.  Long calls are judged by a shorter one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003 - a field of a NamedTuple
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling, word_of
+from npusim.errors import NpusimError, SpecError, one_line
+from npusim.ir.check import check
+from npusim.ir.content import Itself, Known, uncollected
+from npusim.schedules.define import machine_class
+from npusim.schedules.registry import SHRINKING
+from npusim.timing import METHODS
+from npusim.timing.stream import Streams
+from npusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import Tiling
+    from npusim.ir.program import TileProgram
+    from npusim.schedules import Schedule
+    from npusim.schedules.registry import Precision
+    from npusim.simulation.plan import Plan
+
+__all__ = [
+    "PAIRS",
+    "WORTH",
+    "TileChoice",
+    "choose_tile",
+    "completed",
+    "judged_problem",
+    "open_fields",
+    "program_of",
+    "warmed",
+]
+
+#: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
+WORTH = 0.01
+#: Pairs of a query and a key up to which a call is judged as it is (8 causal heads of 4,096 tokens), and the tokens
+#: below which none is cut.
+PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
+
+
+class TileChoice(NamedTuple):
+    """Fields chosen for a call that did not name them, and the note of that: empty where none is left to choose."""
+
+    fields: Mapping[str, object] = MappingProxyType({})
+    note: str = ""
+
+
+class _Tried(NamedTuple):
+    """A tile that was simulated: the time of the call, launches included, and the fields that the tile has."""
+
+    seconds: float
+    fields: Mapping[str, object]
+
+
+def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram]:
+    """Return a plan whose tiling is chosen and fits, and its program, warm where that is asked for.
+
+    Raises `TilingError` where none fits, with what would if ``is_hinted``.
+    """
+    choice = choose_tile(plan)
+    tiling = plan.tiling.model_copy(update=choice.fields)
+    tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, plan.precision, is_hinted=is_hinted)
+    if choice.note:
+        program = replace(program, notes=(*program.notes, choice.note))
+    program = warmed(program, plan.device) if plan.request.warm else program
+    return replace(plan, tiling=tiling), program
+
+
+def completed(plan: Plan, tiling: Tiling, held: Iterable[str]) -> Tiling:
+    """Return ``tiling`` with what it does not name as in a run of the plan in which fields ``held`` are as declared.
+
+    Sizes among those may be halved to fit.
+    """
+    fields, named = choose_tile(plan, held).fields, tiling.model_fields_set
+    values = {**plan.tiling.model_dump(), **fields, **{n: v for n, v in tiling if n in named}}
+    kept = named | (fields.keys() - set(SHRINKING))
+    made = type(tiling).model_construct(_fields_set=set(kept), **values)
+    anew = {n for n, v in plan.schedule.declared(made, plan.device, plan.problem, plan.precision) if v != values[n]}
+    return type(tiling).model_construct(_fields_set=kept | anew, **values)
+
+
+def warmed(program: TileProgram, device: DeviceSpec) -> TileProgram:
+    """Return the program with its inputs in L2 at its start; raise `SpecError` where they do not fit it."""
+    size = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
+    capacity = device.memory.l2.capacity_bytes.value
+    if size > capacity:
+        raise SpecError(
+            f"warm: inputs of {format_bytes(size)} do not stay in the L2 of {device.name}, {format_bytes(capacity)}"
+        )
+    return replace(program, is_warm=True)
+
+
+# ---------------------------------------------------------------- which tile
+
+
+def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
+    """Return the fields that the rule chooses, none of those ``held``: they stay as declared.
+
+    None are chosen on a device without times, nor for what is no attention.
+    """
+    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
+        return TileChoice()
+    named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
+    of_device = Itself(plan.schedule), _one_device(plan.device), plan.problem
+    with uncollected():
+        return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.warm)
+
+
+def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
+    """Return the tiling fields that the rule may choose where nobody names them."""
+    if not issubclass(schedule.problem, Problem) or not device.is_timed:
+        return frozenset()
+    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}))
+    return frozenset(n for group in settings for s in group for n in s if n in schedule.tiling.model_fields)
+
+
+def _one_device(device: DeviceSpec) -> Itself:
+    """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
+    return _first(Known(device.model_dump_json(), device))
+
+
+@lru_cache(maxsize=64)
+def _first(device: Known) -> Itself:
+    return Itself(device.thing)
+
+
+@lru_cache(maxsize=256)
+def _choice(
+    schedule: Itself,
+    device: Itself,
+    problem: Problem,
+    precision: Any,
+    tiling: Tiling,
+    named: frozenset[str],
+    is_warm: bool,
+) -> TileChoice:
+    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
+    settings = machine_class(device.thing.family)(device.thing).settings(tiling)
+    groups = [list(_open(group, tiling, named)) for group in settings]
+    if not any(groups):
+        return TileChoice()
+    trial = _Trial(schedule.thing, device.thing, judged_problem(problem), precision, tiling, is_warm=is_warm)
+    declared = trial.tried({})
+    best = declared or _Tried(inf, {})
+    for group in groups:
+        for fields in [{**best.fields, **setting} for setting in group]:
+            tried = trial.tried(fields)
+            if tried is not None and tried.seconds < best.seconds * (1 - WORTH):
+                best = tried
+    if best is declared or not best.fields:
+        return TileChoice(note=f"tile=auto: the declared one, of {trial.count} tried")
+    words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
+    if refusal := trial.refusal(best.fields):
+        return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
+    length = "" if trial.problem == problem else f" on {trial.problem.heads} heads of {trial.problem.seq_kv} tokens"
+    gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
+    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, of {trial.count} tried{length}")
+
+
+def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
+    """Yield the settings that change no field that was named, without the fields that the schedule has not."""
+    for setting in group:
+        fields = {n: v for n, v in setting.items() if n in type(tiling).model_fields}
+        if fields.keys() - named and all(getattr(tiling, n) == fields[n] for n in fields.keys() & named):
+            yield {n: v for n, v in fields.items() if n not in named}
+
+
+class _Trial:
+    """Times of one call by fields of its tiling."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        device: DeviceSpec,
+        problem: Problem,
+        precision: Precision,
+        tiling: Tiling,
+        *,
+        is_warm: bool,
+    ) -> None:
+        self.schedule, self.device, self.problem = schedule, device, problem
+        self.precision, self.tiling, self.is_warm = precision, tiling, is_warm
+        self._known: dict[Tiling, _Tried | None] = {}
+
+    @property
+    def count(self) -> int:
+        """How many tiles were simulated."""
+        return sum(tried is not None for tried in self._known.values())
+
+    def tried(self, fields: Mapping[str, object]) -> _Tried | None:
+        """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
+        try:
+            tiling = self._tiling(fields)
+            if tiling not in self._known:
+                self._known[tiling] = None
+                self._known[tiling] = self._simulated(tiling, fields)
+            return self._known[tiling]
+        except (NpusimError, ImportError):  # it does not fit, or nothing can be compiled
+            return None
+
+    def refusal(self, fields: Mapping[str, object]) -> str:
+        """Return what is wrong with the program of a tile: a race, or what else a run is checked for."""
+        try:
+            check(self._fitted(self._tiling(fields))[1], self.device.flags)
+        except NpusimError as error:
+            return one_line(error)
+        return ""
+
+    def _tiling(self, fields: Mapping[str, object]) -> Tiling:
+        made = build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
+        return self.tiling.model_copy(update={n: getattr(made, n) for n in fields})
+
+    def _fitted(self, tiling: Tiling) -> tuple[Tiling, TileProgram]:
+        tiling, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)
+        return tiling, warmed(program, self.device) if self.is_warm else program
+
+    def _simulated(self, tiling: Tiling, fields: Mapping[str, object]) -> _Tried:
+        tiling, program = self._fitted(tiling)
+        streams = Streams(program, self.device)
+        timing = METHODS["auto"](program, self.device, trace_groups=(), streams=streams)
+        changed = {n: v for n, v in tiling if v != getattr(self.tiling, n)} if fields else {}
+        return _Tried(timing.latency_s, changed)
+
+
+def judged_problem(problem: Problem) -> Problem:
+    """Return the problem by which the tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap."""
+    p = problem
+    while p.heads * p.pairs() > PAIRS:
+        less: dict[str, object]
+        if not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST:
+            less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
+        elif not p.lengths and p.batch > 1:
+            less = {"batch": p.batch // 2}
+        elif p.kv_heads > 1:
+            less = {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2}
+        else:
+            break
+        p = p.model_copy(update=less)
+    return p

@@ -1,0 +1,17 @@
+"""Kernels as their authors have them: fields that a study does not name are as declared, not chosen by a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.config.load import load_device
+from npusim.config.tiling import build_tiling
+from npusim.schedules import find_schedule
+
+if TYPE_CHECKING:
+    from npusim.config.tiling import Tiling
+
+
+def declared_tiling(schedule: str, hw: str, **fields: object) -> Tiling:
+    """Return a schedule's tiling on a device with ``fields``; a run takes it as it is."""
+    return build_tiling(find_schedule(schedule, load_device(hw).family).tiling, fields)

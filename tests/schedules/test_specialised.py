@@ -1,0 +1,167 @@
+"""Kernels whose warps specialise: their bits, who takes turns, their time, and what they have no layout for."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from npusim import kernel as words
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
+from npusim.errors import NpusimError, RaceError
+from npusim.ir.check import check
+from npusim.machines.sm.specialised import SpecialisedBlock
+from npusim.numerics.executor import execute
+from npusim.numerics.inputs import recipe_source
+from npusim.run import run
+from npusim.schedules import find_schedule
+from npusim.timing import METHODS
+from npusim.validate import validate
+from npusim.validate.times import TimesReport
+from tests.algorithms.interpreter import Machine, Run
+
+from .test_flash import workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.ir.program import TileProgram
+
+H200 = load_device("h200")
+#: FlashAttention-2's online softmax, P V added up in O itself, as both kernels do it tile after tile.
+SOURCE = """
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def plain(q, k, v, mask, p, scale):
+    m, l = full("row", -3.4028234663852886e38, "float32"), full("row", 0.0, "float32")
+    o = full("row value", 0.0, "float32")
+    for kj, vj in tiles(k, v):
+        s = where(mask, (q @ kj.T).to("float32") * scale, -inf)
+        m_new = maximum(m, s.max())
+        alpha = exp(m - m_new)
+        m = m_new
+        e = exp(s - m_new)
+        l = l * alpha + e.sum()
+        o = o * alpha + e.to("float16") @ vj
+    return (o / l).to("float16")
+"""
+SMALL: dict[str, dict[str, Any]] = {"cudnn": {}, "fa3": {"block_q": 128, "block_kv": 32}}
+
+
+def program_of(kernel: str, fields: dict[str, Any] | None = None, **sizes: Any) -> TileProgram:
+    schedule = find_schedule("flash", "nvidia")
+    tiling = build_tiling(schedule.tiling, {"kernel": kernel} | (fields or {}))
+    return schedule.program(Problem(**sizes), tiling, H200, schedule.precision(""))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", SMALL)
+def test_bits_are_those_of_scalar_lines_in_the_kernels_order_of_keys(kernel: str, causal: bool, tmp_path: Path) -> None:
+    path, found = tmp_path / "plain.py", {**vars(words), "inf": float("inf")}
+    path.write_text(SOURCE, encoding="utf-8")
+    exec(compile(SOURCE, str(path), "exec"), found)
+    p = replace(words.FlashPrecision("fp32"), accumulate="chained", output="float16")
+    schedule = next(s for s in words.attention("plain", found["plain"], precisions=[p]) if s.family == "nvidia")
+    problem = Problem(heads=1, seq_q=130, seq_kv=150, head_dim=16, causal=causal)
+    tiling = build_tiling(schedule.tiling, {"kernel": kernel} | SMALL[kernel])
+    program = schedule.program(problem, tiling, H200, p)
+    check(program, H200.flags)
+    inputs = recipe_source(problem)
+    written = execute(program, inputs).tensors.head(program.tensors["o"], 0, 0)
+    firsts = [block.runs[0].col for block in program.phases[0].blocks]
+    assert all(col == 0 for col in firsts) is (kernel == "cudnn")  # FlashAttention-3 begins with the last keys
+    for cell in program.phases[0].blocks:
+        here = Run(problem, cell, inputs, Machine(H200), p).out(SOURCE, "plain", {"p": p, "scale": problem.scale})
+        there = written[cell.row : cell.row + cell.rows]
+        assert np.array_equal(there.view(np.uint16), here.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"head_dim": 64}, {"head_dim": 96, "causal": True}, {"head_dim": 256, "window": 300, "causal": True}]
+)
+@pytest.mark.parametrize("kernel", SMALL)
+def test_all_layouts_pass_the_checks_and_methods_agree_to_the_tick(kernel: str, sizes: dict[str, Any]) -> None:
+    program = program_of(kernel, heads=34, seq_q=577, seq_kv=1000, **sizes)
+    check(program, H200.flags)
+    cycles = {METHODS[name](program, H200).cycles for name in ("des", "block", "steady")}
+    assert len(cycles) == 1
+
+
+def timeline(program: TileProgram) -> dict[str, list[tuple[str, int, int]]]:
+    """Return what the queues of core group 0 do: label, begin, end."""
+    spans: dict[str, list[tuple[str, int, int]]] = {}
+    for span in METHODS["block"](program, H200, trace_groups=(0,)).spans:
+        spans.setdefault(span.queue, []).append((span.label, span.start, span.end))
+    return spans
+
+
+def test_groups_of_cudnn_take_turns_at_exponentials_and_multiply_beside_the_others() -> None:
+    spans = timeline(program_of("cudnn", heads=1, seq_q=128, seq_kv=2048, head_dim=128))
+    sections, products = [], {}
+    for queue in ("sm.B0W0", "sm.B0W1"):
+        ops = [op for op in spans[queue] if op[0] in ("rows of P", "update")]
+        # Maxima, exponentials, and O times alpha of each of 16 tiles.
+        assert [label for label, _, _ in ops] == ["rows of P", "rows of P", "update"] * 16
+        sections += [(ops[i + 1][1], ops[i + 2][2], queue) for i in range(0, len(ops), 3)]
+        products[queue] = [op for op in spans[queue] if op[0].endswith(".mma")]
+    sections.sort()
+    assert all(a[1] <= b[0] and a[2] != b[2] for a, b in pairwise(sections))
+    other = products["sm.B0W1"]
+    assert any(a < end and begin < b for a, b, queue in sections if queue == "sm.B0W0" for _, begin, end in other)
+
+
+def test_softmax_of_fa3_runs_beside_the_product_of_the_tile_before() -> None:
+    spans = timeline(program_of("fa3", heads=1, seq_q=64, seq_kv=2048, head_dim=128))
+    products = [op for op in spans["sm.B0W1MMA"] if op[0].endswith(".mma")]
+    # Q K^T of tile 1 is issued before P V of tile 0.
+    assert [label for label, _, _ in products[:4]] == ["S.mma", "S.mma", "PV.mma", "S.mma"]
+    rows = [op for op in spans["sm.B0W1"] if op[0] == "rows of P"]
+    updates = [(begin, end) for label, begin, end in products[:-1] if label == "PV.mma"]
+    shared = [min(b, end) - max(a, begin) for _, a, b in rows for begin, end in updates]
+    assert sum(max(0, cycles) for cycles in shared) > 0.8 * sum(end - begin for begin, end in updates)
+
+
+def test_p_that_is_written_before_its_last_product_is_done_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpecialisedBlock, "_cut", lambda _self, steps, _group: len(steps))
+    with pytest.raises(RaceError, match=r"PV\.mma"):
+        check(program_of("fa3", heads=1, seq_q=128, seq_kv=700, head_dim=128), H200.flags)
+
+
+def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
+    report = validate(shared_folder / "measurements" / "h200_production.yaml", only="h200_cudnn_*s[1-5]???d*")
+    assert isinstance(report, TimesReport)
+    errors = sorted(abs(r.relative_error) for r in report.residuals)
+    assert len(errors) == 16
+    assert statistics.median(errors) < 0.05
+    assert errors[int(0.9 * len(errors))] < 0.10
+
+
+@pytest.mark.parametrize(
+    ("hw", "fields", "message"),
+    [
+        ("v100", {"kernel": "cudnn"}, r"cudnn needs .*TMA.*wgmma.* v100 has not; devices that have: h200"),
+        ("a10", {"kernel": "fa3"}, r"fa3 needs .*; devices that have: h200"),
+        ("h200", {"kernel": "fa3", "block_q": 256}, "block_q: 256; kernel=fa3 has layouts for 64, 128, 192 rows"),
+        ("h200", {"kernel": "fa3", "block_kv": 72}, "block_kv: 72; kernel=fa3 has layouts for multiples of 16 up to"),
+        ("h200", {"kernel": "fa3", "block_q": 192, "block_kv": 176}, "no layout for 192 x 176 with head_dim 128"),
+        ("h200", {"kernel": "cudnn", "block_kv": 64}, "kernel=cudnn has tiles of 128 x 128 alone"),
+        ("h200", {"kernel": "cudnn", "warps": 8, "stages": 2}, "stages, warps: without effect on kernel=cudnn"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused(hw: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(NpusimError, match=message):
+        run("flash", hw=hw, workload="llama2_7b", seq=256, tiling=fields, numerics=False)
+
+
+def test_heads_that_no_layout_takes_are_refused() -> None:
+    with pytest.raises(NpusimError, match="fa3 has no layout for head_dim 320 in float16; the largest is 256"):
+        program_of("fa3", heads=1, seq_q=64, seq_kv=64, head_dim=320)
+    with pytest.raises(NpusimError, match="cudnn has no layout for head_dim 64 in float8_e4m3fn; none in this format"):
+        program_of("cudnn", heads=1, seq_q=64, seq_kv=64, head_dim=64, dtype="float8_e4m3fn")
+    with pytest.raises(NpusimError, match="adds up in O itself"):
+        run("pasa", hw="h200", problem=Problem(**workload("qwen2_7b", seq=256)), tiling={"kernel": "fa3"})
