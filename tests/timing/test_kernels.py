@@ -14,8 +14,11 @@ from npusim.errors import SpecError, TilingError
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend import pricing
+from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.pricing import vector_cycles
 from npusim.run import run
+from npusim.schedules.define import FlashTiling
+from npusim.schedules.flash import PRECISIONS
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
@@ -97,17 +100,18 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
 
 
 def test_without_a_kernel_or_a_tile_a_prefill_is_canns_and_a_decode_and_a_tile_are_the_presets() -> None:
-    tile = {"block_q": 128, "block_kv": 512, "vector_rows": 8}
-    cann = {**tile, "kernel": "cann", "pipeline": "core", "deal": "balanced"}
-    assert (
-        flash().cycles
-        == flash(tiling=cann).cycles
-        != flash(tiling=tile).cycles
-        == flash(tiling={**tile, "kernel": "pto"}).cycles
-    )
-    assert flash(precision="fa16_32").cycles == flash(precision="fa16_32", tiling={"kernel": "tilelang"}).cycles
-    one = {"problem": Problem(heads=24, seq_q=1, seq_kv=4096, head_dim=128), "numerics": False, "trace_groups": ()}
-    assert run("flash", **one).cycles == run("flash", **one, tiling={"kernel": "pto"}).cycles  # type: ignore[arg-type]
+    machine, presets = AscendMachine(load_device("ascend_910b2")), {p.name: p for p in PRECISIONS["ascend"]}
+
+    def declared(precision: str = "fa2_fp32", seq_q: int = 128, **fields: Any) -> Any:
+        problem = Problem(heads=24, seq_q=seq_q, seq_kv=4096, head_dim=128)
+        return machine.declared(FlashTiling(**fields), problem, presets[precision])
+
+    cann = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "kernel": "cann", "pipeline": "core", "deal": "balanced"}
+    assert cann.items() <= dict(declared()).items()
+    assert declared(vector_rows=16).vector_rows == 16
+    assert declared(order="serial").pipeline is None
+    for other in (declared(block_kv=512), declared(kernel="pto"), declared(seq_q=1), declared("fa16_32")):
+        assert (other.kernel, other.vector_rows, other.pipeline) in {(None, None, None), ("pto", None, None)}
 
 
 def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunData:
