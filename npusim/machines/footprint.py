@@ -108,7 +108,9 @@ def _visited(
     widest = frame.widest(n)
     for (_, col), (cols, most, total, block) in largest.items():
         visit = Visit(0, col, cols)
-        yield Touch(frame.cut(widest, block, visit), most, frame.cut(n, block, visit).payload_bytes // cols * total)
+        region = frame.cut(widest, block, visit)
+        cut = region if widest == n else frame.cut(n, block, visit)
+        yield Touch(region, most, cut.payload_bytes // cols * total)
 
 
 def _place(block: WorkTile, rows: int) -> object:

@@ -78,7 +78,14 @@ L2_SHARE = 0.64
 #: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
 SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"deal": "balanced"},),
-    ({"block_q": 64}, {"block_q": 256}, {"block_q": 64, "block_kv": 512}, {"block": 64}, {"block": 256}),
+    (
+        {"block_q": 64},
+        {"block_q": 256},
+        {"block_q": 64, "block_kv": 512},
+        {"block_q": 64, "block_kv": 512, "vector_rows": 16},
+        {"block": 64},
+        {"block": 256},
+    ),
     ({"block_kv": 128}, {"block_kv": 256}),
     ({"vector_rows": 32},),
     ({"depth": 3},),

@@ -57,6 +57,7 @@ def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[
     return ceil_div(rows, held.rows * where.m * plan.warps), ceil_div(columns, held.columns * where.n)
 
 
+@cache
 def lane_values(plan: WarpPlan, rows: int, columns: int) -> int:
     """Return how many elements of a tile a lane holds; of a row vector, its rows once."""
     held = accumulator(plan)
@@ -262,9 +263,14 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
             swizzled(tiling.keys, width)
         except LayoutError as error:
             raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
-    memory = padded(width, width, padding=padding)
-    keys = instruction(MMA, b="row").b
-    fragment_addresses(keys, arrangement(tiling.arrangement), memory, access_bytes=tiling.access_bytes)
+    _key_addresses(width, padding, tiling.arrangement, tiling.access_bytes)
+
+
+@cache
+def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> tuple[int, ...]:
+    """Return where lanes read rows of K, or raise `LayoutError`."""
+    memory, keys = padded(width, width, padding=padding), instruction(MMA, b="row").b
+    return fragment_addresses(keys, arrangement(pairs), memory, access_bytes=access_bytes)
 
 
 def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[str, int], dict[str, int]]:

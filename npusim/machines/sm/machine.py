@@ -7,12 +7,14 @@ A device without a model of time computes values only, by one warp group.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
+from npusim.ir.content import Itself
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
@@ -36,6 +38,7 @@ from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_til
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
@@ -68,7 +71,14 @@ _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
 #: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
 PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
-    (_tile(64, 128, 4, 3), _tile(128, 128, 8, 3), _tile(64, 64, 4, 3), _tile(64, 128, 4, 1), _tile(64, 128, 4, None)),
+    (
+        _tile(64, 128, 4, 3),
+        _tile(128, 128, 8, 3),
+        _tile(64, 64, 4, 3),
+        _tile(64, 128, 4, 1),
+        _tile(64, 128, 4, None),
+        _tile(64, 64, 4, None),
+    ),
     (_LONGEST,),
     *_NEARBY,
 )
@@ -83,9 +93,11 @@ STAGED: Sequence[Sequence[Mapping[str, object]]] = (
 LANES: Sequence[Sequence[Mapping[str, object]]] = (
     (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
+        {"block_q": 64, "block_kv": 32, "warps": 4, "arrangement": "2x2", **_LONGEST},
         {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
         _LONGEST,
     ),
+    ({"block_kv": 32}, {"block_kv": 64}),
 )
 
 
@@ -134,7 +146,7 @@ class SmMachine(Machine):
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
-        if tiling.kernel in KERNELS:
+        if getattr(tiling, "kernel", None) in KERNELS:
             return ()
         if self.has_lanes:
             return LANES
@@ -164,13 +176,9 @@ class SmMachine(Machine):
             return phase
         if getattr(tiling, "kernel", None) in KERNELS:
             return ordered_as(tiling.kernel, phase)
-        blocks = dealt(phase.cells, self.places, getattr(tiling, "deal", "round_robin"))
-        if isinstance(tiling, SmFields):
-            if tiling.stages and phase.masks and self.has_groups and not tiling.kernel:
-                blocks = tuple(map(masked_throughout, blocks))
-            if tiling.launch == "longest_first":
-                blocks = tuple(longest_first(blocks))
-        return phase if blocks is phase.cells else replace(phase, cells=blocks)
+        is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
+        launch, deal = getattr(tiling, "launch", ""), getattr(tiling, "deal", "round_robin")
+        return _ordered(Itself(phase), self.places, deal, launch, is_masked=bool(is_compiled and phase.masks))
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
@@ -256,9 +264,25 @@ class SmMachine(Machine):
     def _phase(self, frame: Frame, tiling: SmTiling, residents: list[ResidentBlock]) -> ProgramPhase:
         blocks, shares = frame.phase.cells, tuple[tuple[int, ...], ...]()
         if self.device.is_timed:
-            blocks, shares = as_free(blocks, self.device.group_count.value, tiling.residents)
+            blocks, shares = _as_free(Itself(blocks), self.device.group_count.value, tiling.residents)
 
         def items(block: WorkTile) -> Iterator[Item]:
             return residents[block.place].items(block)
 
         return program_phase(frame, items, blocks=blocks, dealt=shares)
+
+
+@lru_cache(maxsize=16)  # of phases and orders
+def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, *, is_masked: bool) -> Phase:
+    """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
+    first: Phase = phase.thing
+    blocks = dealt(first.cells, places, deal)
+    blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
+    blocks = tuple(longest_first(blocks)) if launch == "longest_first" else blocks
+    return first if blocks is first.cells else replace(first, cells=blocks)
+
+
+@lru_cache(maxsize=16)  # of blocks and cores
+def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
+    """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
+    return as_free(blocks.thing, cores, residents)
