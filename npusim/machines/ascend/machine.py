@@ -60,10 +60,11 @@ KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
 )
 
 #: CANN's attention where nobody names a kernel or a tile: stages on through all blocks (ring of three tasks,
-#: ops-transformer flash_attention_score), blocks by length.  From UB to UB the softmax of CANN 8.0 in slices of 8 rows;
-#: with registers the tile and order of FlashAttention Lite's last version.
+#: ops-transformer flash_attention_score), blocks by length.
 CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": KERNELS["cann"].deal})
+#: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
 MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
+#: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
 #: How its rows are written: in one function a stage, transposed, in four chains.
