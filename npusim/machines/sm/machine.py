@@ -33,6 +33,7 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.published import chosen_fa2
 from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
@@ -142,11 +143,13 @@ class SmMachine(Machine):
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
             return tiling, ()
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
+        if tiling.kernel == "fa2":
+            return chosen_fa2(tiling, problem, self.device), ()
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
-        if getattr(tiling, "kernel", None) in KERNELS:
+        if getattr(tiling, "kernel", None) in ("fa2", *KERNELS):
             return ()
         if self.has_lanes:
             return LANES
