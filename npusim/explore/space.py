@@ -193,12 +193,10 @@ class SearchSpec:
         for index in indices:
             point = points[index]
             name = str(point.get("schedule", self.schedules[0]))
-            light = fields[name]
-            members.setdefault((name, *(v for n, v in point.items() if n not in light)), []).append(index)
+            members.setdefault((name, *(v for n, v in point.items() if n not in fields[name])), []).append(index)
         families = []
-        for listed in members.values():
-            point = points[listed[0]]
-            light = fields[str(point.get("schedule", self.schedules[0]))]
+        for (schedule, *_), listed in members.items():
+            point, light = points[listed[0]], fields[str(schedule)]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
             families.append(PointFamily(tuple(listed), {**point, **lighter}))
         return families
