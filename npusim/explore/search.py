@@ -85,6 +85,7 @@ class Options:
     studies: bool = True
     check_all: bool = False
     budget_s: float | None = None
+    notes: tuple[str, ...] = ()
     on_outcome: Callable[[PointOutcome, int], None] | None = None
     on_size: Callable[[Size], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
@@ -533,6 +534,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     When it is interrupted, what is done stays in the store.
     """
     setting = spec_of(request, axes, studies=options.studies)
+    setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
     if not points:
         axes_text = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())

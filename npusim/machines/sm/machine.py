@@ -69,14 +69,14 @@ _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
 )
 #: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
 #: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
-#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
+#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), and of a library's kernel (stages: none).
 PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
     (
         _tile(64, 128, 4, 3),
         _tile(128, 128, 8, 3),
         _tile(64, 64, 4, 3),
-        _tile(64, 128, 4, 1),
+        _tile(64, 32, 4, 3),
         _tile(64, 128, 4, None),
         _tile(64, 64, 4, None),
     ),
