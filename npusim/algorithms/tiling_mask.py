@@ -68,7 +68,7 @@ class TilingMask:
         if rows + cols - 1 > 2 * self.m:
             raise TilingError(
                 f"tiling-mask: a block of {rows}x{cols} needs rows + cols - 1 = {rows + cols - 1} <= 2M = "
-                f"{2 * self.m} (M = {self.m}); use smaller blocks or a larger M"
+                f"{2 * self.m} (M = {self.m}); use smaller blocks"
             )
 
     def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
