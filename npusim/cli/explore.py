@@ -40,7 +40,7 @@ Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers o
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
-MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a larger relative RMSE.", panel=_HOW)]
+MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a relative RMSE above it: 1e-3.", panel=_HOW)]
 Finite = Annotated[bool, o.option("--finite", "Reject outputs with NaN or Inf.", panel=_HOW)]
 Out = Annotated[
     Path | None,

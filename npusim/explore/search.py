@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
@@ -129,9 +128,8 @@ class Search:
         #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
         self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
-        #: Latency and error of what no other point beats in both, by group; which groups it has changed in.
+        #: Latency and error of what no other point beats in both, by group.
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-        self._improved: set[tuple[object, ...]] = set()
         #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
         self._least: dict[int, float] = {}
         self._lowest = math.inf
@@ -203,7 +201,6 @@ class Search:
                 front, error, us = self._fronts[self.groups[index]], self.error(index), o.latency_us
                 if all(us < other or error < e for other, e in front):
                     front[:] = [(other, e) for other, e in front if other < us or e < error] + [(us, error)]
-                    self._improved.add(self.groups[index])
         if self.options.on_outcome is not None:
             for outcome in outcomes.values():
                 self.options.on_outcome(outcome, len(self.points))
@@ -213,8 +210,8 @@ class Search:
         self._stage = stage or self._stage
         if self.options.on_progress is not None:
             best = min((us for front in self._fronts.values() for us, _ in front), default=None)
-            bounds = [entries[0][0] for entries in (*self._waiting.values(), *self._later.values()) if entries]
-            done, remaining = len(self.outcomes), min([self._lowest, *bounds])
+            bounds = (bound for e in (*self._waiting.values(), *self._later.values()) for bound, _ in e)
+            done, remaining = len(self.outcomes), min(self._lowest, min(bounds, default=math.inf))
             remaining_us = remaining if math.isfinite(remaining) else None
             self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
         if time.time() > self._deadline:
@@ -278,7 +275,8 @@ class Search:
         remaining = [i for i in range(len(self.points)) if i not in self.outcomes]
         self._tell("first points")
         if self.options.exhaustive and not self.options.needs_bits:
-            parts = [some for part in self._chunks(remaining) for some in _parts(part, TASK)]
+            listed = chunks({i: self.points[i] for i in remaining})
+            parts = [some for part in listed for some in _parts(part, TASK)]
             for _, outcomes in self.done(workers, evaluate, parts):
                 self.keep(outcomes)
             return
@@ -314,10 +312,6 @@ class Search:
         for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest if i not in self.outcomes]):
             self.keep(outcomes)
 
-    def _chunks(self, indices: Sequence[int]) -> list[list[int]]:
-        """Return points in the parts that are surveyed together."""
-        return [[i for i, _ in part] for part in chunks([(i, self.points[i]) for i in indices])]
-
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
         """Bound families; those that do not fit, or cannot win, are done with."""
         if remaining and len(self._least) == len(remaining):
@@ -326,41 +320,43 @@ class Search:
         self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
-        parts = [[i for i, _ in part] for part in chunks(list(lightest.items()))]
-        for _, surveyed in self.done(workers, survey, parts, lightest):
-            for index, bound in surveyed:
-                if isinstance(bound, str):
-                    points = self.families.pop(index).indices
-                    self.keep(PointOutcome(i, self.points[i], "infeasible", reason=bound) for i in points)
-                elif bound.same_as is not None:  # opened together, whose equal points are then merged
-                    family, others = self.families.pop(index), self.families[bound.same_as]
-                    self.families[bound.same_as] = replace(others, indices=(*others.indices, *family.indices))
-                else:
-                    self.bounds[index] = bound
-            waiting = [i for i, _ in surveyed if i in self.bounds]
-            for index in waiting:
-                self._least |= dict.fromkeys(self.families[index].indices, self.bounds[index].bound_us)
-                heappush(self._waiting[self.groups[index]], (self.bounds[index].bound_us, index))
-                self._improved.add(self.groups[index])
-            if not self.options.needs_bits:
-                self._prune()
+        self._bound(workers, list(chunks(lightest)), lightest)
         self._lowest = math.inf
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
         """Bound the points of families one by one."""
-        parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
         for first in opened:
             del self.bounds[first]
-        for _, surveyed in self.done(workers, survey, [part for part in parts if part]):
-            self.bounds |= {i: bound for i, bound in surveyed if isinstance(bound, Surveyed)}
-            misfits = {i: reason for i, reason in surveyed if isinstance(reason, str)}
-            self.keep(PointOutcome(i, self.points[i], "infeasible", reason=reason) for i, reason in misfits.items())
+        parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
+        self._bound(workers, [part for part in parts if part])
+
+    def _bound(
+        self, workers: Executor, parts: Sequence[Sequence[int]], lightest: Mapping[int, Point] | None = None
+    ) -> None:
+        """Bound points, or families by their ``lightest``, and let wait what fits and may win."""
+        for _, surveyed in self.done(workers, survey, parts, lightest):
+            misfits: list[PointOutcome] = []
             for index, bound in surveyed:
-                if isinstance(bound, Surveyed):
-                    self._least[index] = bound.bound_us
-                if isinstance(bound, Surveyed) and bound.same_as is None:
-                    heappush(self._waiting[self.groups[index]], (bound.bound_us, index))
-                    self._improved.add(self.groups[index])
+                members = self._members(index)
+                if isinstance(bound, str):
+                    misfits += (PointOutcome(i, self.points[i], "infeasible", reason=bound) for i in members)
+                    self.families.pop(index, None)
+                elif bound.same_as is not None and index in self.families:  # opened together; equal points are merged
+                    others = self.families[bound.same_as]
+                    self.families[bound.same_as] = replace(others, indices=(*others.indices, *members))
+                    del self.families[index]
+                else:
+                    self.bounds[index] = bound
+                    self._least |= dict.fromkeys(members, bound.bound_us)
+                    if bound.same_as is None:
+                        self._waiting[self.groups[index]].append((bound.bound_us, index))
+            self.keep(misfits)
+            if not self.options.needs_bits:
+                self._prune()
+
+    def _members(self, index: int) -> tuple[int, ...]:
+        """Return the points of a family that is not opened, or a point itself."""
+        return self.families[index].indices if index in self.families else (index,)
 
     def _compute_bits(self, workers: Executor, members: Sequence[Sequence[int]]) -> None:
         """Compute bits once for all points that cannot differ in them."""
@@ -396,7 +392,7 @@ class Search:
 
     def _waiting_families(self) -> list[tuple[int, ...]]:
         """Return the points of the families that wait."""
-        return [self.families[i].indices for entries in self._waiting.values() for _, i in sorted(entries)]
+        return [self._members(i) for entries in self._waiting.values() for _, i in sorted(entries)]
 
     def _rejected(self, bits: Bits) -> str:
         if bits.problem:
@@ -412,18 +408,13 @@ class Search:
         Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
         """
         self._tell("simulation")
-        self._improved |= self._waiting.keys()
         self._prune()
         while groups := [group for group, entries in self._waiting.items() if entries]:
-            each = max(1, BATCH // len(groups))
-            opened: list[int] = []
-            wide: list[int] = []
-            chosen: list[int] = []
-            for group in groups:
-                families, unnarrowed, ready = self._first_of(group, each, max(1, OPENED // len(groups)))
-                opened += families
-                wide += unnarrowed
-                chosen += ready
+            each, families = max(1, BATCH // len(groups)), max(1, OPENED // len(groups))
+            opened, wide, chosen = (
+                [i for listed in kind for i in listed]
+                for kind in zip(*(self._first_of(group, each, families) for group in groups), strict=True)
+            )
             self._lowest = min(self._least[i] for i in (*opened, *wide, *chosen))
             self._step(workers, opened, sorted(wide), chosen)
             self._prune()
@@ -431,57 +422,44 @@ class Search:
 
     def _first_of(self, group: tuple[object, ...], count: int, families: int) -> tuple[list[int], list[int], list[int]]:
         """Take the first of what waits: families to be opened, points to narrow, and those to simulate."""
-        entries = self._waiting[group]
-        taken: tuple[list[int], list[int], list[int]] = [], [], []
-        while entries and len(taken[0]) < families and len(taken[1]) + len(taken[2]) < count:
-            _, index = heappop(entries)
-            taken[0 if index in self.families else 1 if self.bounds[index].groups else 2].append(index)
+        waiting = [i for _, i in sorted(self._waiting[group])]
+        opened, wide, ready = list[int](), list[int](), list[int]()
+        at = 0
+        while at < len(waiting) and len(opened) < families and len(wide) + len(ready) < count:
+            index, at = waiting[at], at + 1
+            (opened if index in self.families else wide if self.bounds[index].groups else ready).append(index)
         # A narrow bound says nearly the time: the first few will do away with the others, families too.
-        is_narrow = any(taken[:2]) or not self.narrowed.isdisjoint(taken[2])
+        is_narrow = opened or wide or not self.narrowed.isdisjoint(ready)
         few = max(1, count // NARROWED) if is_narrow else count
-        narrow = sorted((self.bounds[i].bound_us, i) for _, i in entries if i in self.narrowed)[: few - len(taken[2])]
-        for _, index in narrow:
-            taken[2].append(index)
-        if narrow:
-            first = set(taken[2])
-            entries[:] = [entry for entry in entries if entry[1] not in first]
-            heapify(entries)
-        for index in taken[2][few:]:
-            heappush(entries, (self.bounds[index].bound_us, index))
-        del taken[2][few:]
-        return taken
+        ready = [*ready, *(i for i in waiting[at:] if i in self.narrowed)][:few]
+        taken = {*opened, *wide, *ready}
+        self._waiting[group] = [entry for entry in self._waiting[group] if entry[1] not in taken]
+        return opened, wide, ready
 
     def _step(self, workers: Executor, opened: Sequence[int], wide: Sequence[int], chosen: Sequence[int]) -> None:
-        """Open families, narrow bounds and simulate points, of which the heaps have nothing any more."""
+        """Open families, narrow bounds and simulate points, none of which waits any more."""
         self._open(workers, opened)
         self.narrowed.update(wide)
         for _, narrowed in self.done(workers, narrow, _parts(wide, TASK)):
             for index, bound in narrowed:
                 self.bounds[index] = self.bounds[index]._replace(bound_us=bound, groups=())
                 self._least[index] = bound
-                heappush(self._waiting[self.groups[index]], (bound, index))
-                self._improved.add(self.groups[index])
+                self._waiting[self.groups[index]].append((bound, index))
         for _, outcomes in self.done(workers, evaluate, _parts(chosen, 1)):
             self.keep(outcomes)
 
     def _prune(self) -> None:
-        """Take what cannot beat its cutoff out of what waits, where either has changed."""
-        for group in sorted(self._improved & self._waiting.keys(), key=str):
-            entries = self._waiting[group]
-            lost = [entry for entry in entries if entry[0] > self.cutoff(entry[1])]
-            if not lost:
-                continue
-            self._waiting[group] = [entry for entry in entries if entry[0] <= self.cutoff(entry[1])]
-            heapify(self._waiting[group])
-            pruned: list[PointOutcome] = []
-            for bound, index in sorted(lost):
-                family = self.families.pop(index, None)
-                points = (index,) if family is None else family.indices
-                pruned += (PointOutcome(i, self.points[i], "pruned", bound_us=bound) for i in points)
-                if family is not None:
+        """Take what cannot beat its cutoff out of what waits."""
+        pruned: list[PointOutcome] = []
+        for group, entries in self._waiting.items():
+            lost = sorted(entry for entry in entries if entry[0] > self.cutoff(entry[1]))
+            if lost:
+                self._waiting[group] = [entry for entry in entries if entry[0] <= self.cutoff(entry[1])]
+            for bound, index in lost:
+                pruned += (PointOutcome(i, self.points[i], "pruned", bound_us=bound) for i in self._members(index))
+                if self.families.pop(index, None) is not None:
                     del self.bounds[index]
-            self.keep(pruned)
-        self._improved.clear()
+        self.keep(pruned)
 
     def _merge(self) -> None:
         """Give points that are the same program what that one gave."""

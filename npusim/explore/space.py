@@ -143,11 +143,11 @@ class PointFamily:
         return self.indices[0]
 
 
-def chunks(points: Sequence[tuple[int, Point]]) -> Iterator[list[tuple[int, Point]]]:
-    """Yield neighbouring points together: those that differ in their last axes alone share what they are built of."""
-    names = list(points[0][1]) if points else []
+def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
+    """Yield numbers of neighbouring points together: those that differ in their last axes alone share much."""
+    names = list(next(iter(points.values()), ()))
     for leading in range(len(names), -1, -1):
-        groups = [list(same) for _, same in groupby(points, key=lambda p: [p[1].get(n) for n in names[:leading]])]
+        groups = [list(same) for _, same in groupby(points, key=lambda i: [points[i].get(n) for n in names[:leading]])]
         if len(points) >= CHUNK * len(groups) or leading == 0:
             for same in groups:
                 yield from (same[i : i + LARGEST_CHUNK] for i in range(0, len(same), LARGEST_CHUNK))

@@ -126,7 +126,6 @@ class Automaton:
         self.nodes: list[Node] = []
         self.ranges: dict[Symbol, tuple[int, int]] = {}
         self._known: dict[object, int] = {}
-        self._followed: dict[object, tuple[Tails, list[tuple[int, int]], tuple[int, int]]] = {}
         #: How often each loop runs whose count is opaque, by its id, in the block that is followed; and from which
         #: iteration on the states of loops repeat, with their cycle.
         self._counts: dict[int, int] = {}
@@ -206,24 +205,6 @@ class Automaton:
                 cursors[endpoint] += moved
         return tails
 
-    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
-        """Follow a loop; one that was followed from here as often before, in another shape, leads to what it led to."""
-        if self.contested:  # regions depend on where the loop is
-            return self._around(loop, tails, cursors, path, outer)
-        count = self._count(loop)
-        key = id(loop.parts), loop.name, count, self._state(cursors), tuple(tails)
-        known = self._followed.get(key)
-        if known is None:
-            before = list(cursors)
-            tails = self._around(loop, tails, cursors, path, outer)
-            moves = [(e, c - b) for e, (b, c) in enumerate(zip(before, cursors, strict=True)) if c != b]
-            self._followed[key] = tails, moves, self._turns.get(id(loop), (NO_CYCLE, 1))
-            return tails
-        for endpoint, moved in known[1]:
-            cursors[endpoint] += moved
-        self._turn(loop, *known[2])
-        return known[0]
-
     def _count(self, loop: LoopPart) -> int:
         return self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
 
@@ -234,7 +215,7 @@ class Automaton:
             since, cycle = max(since, before[0]), lcm(cycle, before[1])
         self._turns[id(loop)] = since, cycle
 
-    def _around(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
+    def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
         count, number, turn = self._count(loop), 0, (NO_CYCLE, 1)
         step = 0

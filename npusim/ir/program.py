@@ -77,6 +77,11 @@ class Loop:
         return self.body.key if isinstance(self.body, Body) else None
 
 
+def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
+    """Return the items so many times over, in a body that is looked at for its costs alone."""
+    return Loop("", range(times), lambda _index: items())
+
+
 Item = TileOp | Loop
 #: A block is whatever a phase's body understands: a frozen value with its coordinates.
 Block = Any

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import reduce
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from operator import and_, or_
@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import RaceError
 from npusim.ir.automaton import BLOCK
-from npusim.ir.content import Known
 from npusim.ir.regions import may_meet
 from npusim.ir.structure import Bytes, RingAccess
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
@@ -67,15 +66,7 @@ def check_races(automaton: Automaton) -> None:
     One of them writes, and some sequence of blocks and iterations brings them together.  The message
     names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
-    facts = _Facts(automaton)
-    _proved(Known(facts.content(), facts))
-
-
-@lru_cache(maxsize=1024)
-def _proved(facts: Known) -> None:
-    """Raise what there is to raise; contents that passed are remembered, without their programs."""
-    facts.thing.run()
-    facts.thing = None
+    _Facts(automaton).run()
 
 
 class _Facts:
@@ -92,14 +83,6 @@ class _Facts:
         self.places = PlaceTable(automaton)
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
-
-    def content(self) -> Hashable:
-        """Return what a proof depends on: one of the same content, of whatever program, needs no other."""
-        nodes = []
-        for number, node in enumerate(self.automaton.nodes):
-            operations, renamed, agents = self.resolved_node(number)
-            nodes.append((tuple(o[1:] for o in operations), tuple(renamed), agents, tuple(node.successors.items())))
-        return self.queues, tuple(self.flags), self.places.regions.base, tuple(self.places.dangers), tuple(nodes)
 
     # ---------------------------------------------------------------- nodes
 

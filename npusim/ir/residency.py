@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npusim.ir.program import TileProgram, Touch
+    from npusim.ir.tile import Role
+
+    Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
 #: A region of a head: tensor, batch, head, first row and column, columns (rows may grow).
 Key = tuple[str, int, int, int, int, int]
@@ -52,19 +55,32 @@ def residency(program: TileProgram, group_count: int, capacity_bytes: int, write
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    cache = _Cache(max(0, capacity_bytes - slots), inputs if program.is_warm else None)
-    for phase in program.phases:
-        for touched in _scanned(Itself(phase.blocks), phase.footprint, group_count):
+    phases = tuple([(Itself(phase.blocks), phase.footprint) for phase in program.phases])
+    tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
+    capacity = max(0, capacity_bytes - slots)
+    return _residency(phases, tensors, group_count, capacity, inputs if program.is_warm else None, writes_back)
+
+
+@lru_cache(maxsize=16)
+def _residency(
+    phases: tuple[tuple[Itself, Scan], ...],
+    tensors: tuple[tuple[str, Role, int], ...],
+    group_count: int,
+    capacity: int,
+    warm_bytes: int | None,
+    writes_back: bool,
+) -> Residency:
+    """Return what misses, for all programs whose blocks touch the same in the same order."""
+    cache = _Cache(capacity, warm_bytes)
+    for blocks, footprint in phases:
+        for touched in _scanned(blocks, footprint, group_count):
             cache.step(touched)
     writes = (
         cache.written_back()
         if writes_back
-        else {
-            name: 0.0 if t.role == "workspace" and t.size_bytes <= cache.capacity else 1.0
-            for name, t in program.tensors.items()
-        }
+        else {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
     )
-    read = {name: cache.traffic[name] for name in program.tensors}
+    read = {name: cache.traffic[name] for name, _, _ in tensors}
     others = max(1, group_count - 1)
     outputs = sum(int(t.put_out * writes[name]) for name, t in cache.traffic.items() if t.put_out)
     return Residency(
@@ -202,10 +218,8 @@ class _Use:
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
-@lru_cache(maxsize=4)  # of phases
-def _scanned(
-    blocks: Itself, footprint: Callable[[Sequence[Any]], Iterable[Touch]], group_count: int
-) -> list[dict[Key, _Use]]:
+@lru_cache(maxsize=8)  # of phases
+def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> list[dict[Key, _Use]]:
     """Return what all groups touch together, step after step."""
     steps: list[dict[Key, _Use]] = []
     for start in range(0, len(blocks.thing), group_count):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
     from npusim.ir.families import Family
     from npusim.ir.op import TileOp
-    from npusim.ir.program import Cost
     from npusim.ir.tile import RingTile, Tile
 
     Ints = npt.NDArray[np.int64]
 
 Path = tuple[tuple[str, int], ...]
+#: Blocks that are compiled shape by shape in less time than it takes to look for families.
+FEW_BLOCKS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +194,14 @@ class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
     ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
-    and the endpoint's lag (rounded up to its period).  ``costs`` is what it costs, on the last device that asked.
+    and the endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost, of the last pricing.
     """
 
     op: TileOp
     queue: int
     waits: tuple[tuple[int, int, int], ...]
     sets: tuple[int, ...]
-    costs: tuple[object, Cost] | None = None
+    timed: tuple[object, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -217,12 +218,13 @@ class LoopTemplate:
 class Template:
     """A body resolved once: runs of operations and loops, and how far it moves every cursor.
 
-    ``moves`` lists those that it moves at all, with how far.
+    ``moves`` lists those that it moves at all, with how far; ``timed``: what the last pricing made of it.
     """
 
     parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
     advance: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
+    timed: tuple[object, dict[Any, Any]] | None = None
 
     def loop_counts(self) -> tuple[int, ...]:
         """Return how often each loop of the body itself runs."""
@@ -340,27 +342,31 @@ class Templates:
 
     def forms(self, phase: ProgramPhase) -> list[Form]:
         """Return the blocks of a phase by family, or by shape, with one template each."""
-        forms = self._forms.get(phase.name)
-        if forms is None:
-            families = families_of(phase)
-            if families is None:
-                forms = [self._form_of_shape(phase, np.array(numbers)) for numbers in shapes_of(phase)]
-            else:
-                forms = [form for family in families for form in self._forms_of(phase, family)]
-            self._forms[phase.name] = forms
-        return forms
+        if phase.name not in self._forms:
+            self._forms[phase.name] = self.forms_of(phase, np.arange(len(phase.blocks)))
+        return self._forms[phase.name]
+
+    def forms_of(self, phase: ProgramPhase, numbers: Ints) -> list[Form]:
+        """Return some blocks of a phase likewise; templates of others are not compiled."""
+        families = families_of(phase) if len(numbers) > FEW_BLOCKS else None
+        if families is None:
+            return [self._form_of_shape(phase, np.array(alike)) for alike in shapes_of(phase, numbers.tolist())]
+        is_chosen = np.zeros(len(phase.blocks), np.bool_)
+        is_chosen[numbers] = True
+        return [form for f in families for form in self._forms_of(phase, f, is_chosen[f.numbers])]
 
     def _form_of_shape(self, phase: ProgramPhase, numbers: Ints) -> Form:
         template = self.of(phase, phase.blocks[numbers[0]])
-        return Form(numbers, template, np.array([template.loop_counts()]), np.zeros(len(numbers), np.int64))
+        return Form(numbers, template, np.array([template.loop_counts()], np.int64), np.zeros(len(numbers), np.int64))
 
-    def _forms_of(self, phase: ProgramPhase, family: Family) -> Iterator[Form]:
-        """Yield a family's blocks by which loops run more than once: the others are no loops to those who run them."""
-        counts, which = distinct(family.sizes)
+    def _forms_of(self, phase: ProgramPhase, family: Family, is_chosen: npt.NDArray[np.bool_]) -> Iterator[Form]:
+        """Yield blocks of a family by which loops run more than once: the others are no loops to those who run them."""
+        of_family = family.numbers[is_chosen]
+        counts, which = distinct(family.sizes[is_chosen])
         patterns, of_count = distinct((counts > 1).astype(np.int64))
         for pattern in range(len(patterns)):
             chosen = of_count == pattern
             numbers = np.flatnonzero(chosen[which])
-            template = self.of(phase, phase.blocks[family.numbers[numbers[0]]])
+            template = self.of(phase, phase.blocks[of_family[numbers[0]]])
             place = np.cumsum(chosen) - 1
-            yield Form(family.numbers[numbers], template, counts[chosen], place[which[numbers]])
+            yield Form(of_family[numbers], template, counts[chosen], place[which[numbers]])

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs, of_sequences
 from npusim.algorithms.flash import attention_phase, flash
@@ -33,6 +33,7 @@ from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
+from npusim.ir.content import Itself
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
@@ -257,18 +258,37 @@ def best_parts(device: DeviceSpec, phase: Phase, fan: int | None) -> int:
 # ---------------------------------------------------------------- the schedule
 
 
+class _Cutting(NamedTuple):
+    """Fields of a tiling that say how keys are cut: tilings that are alike in them have the same phases."""
+
+    block_q: int
+    block_kv: int
+    splits: Any
+    split_keys: int | None
+    merge: Merge
+    pack: str
+
+
 def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
     """Return FlashAttention-2 cut along the keys, and the merge of what splits leave."""
+    cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
+    return _phases(problem, cutting, p, Itself(machine.device), machine.places, machine.mask_kind(tiling))
+
+
+@lru_cache(maxsize=4)  # of phases
+def _phases(
+    problem: Problem, tiling: _Cutting, p: SplitPrecision, device: Itself, places: int, kind: MaskKind | None
+) -> Phases:
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
         seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
-        is_packed = min(problem.queries) == 1 or packs(group * problem.seq_q, seen, machine.places)
-    whole = _whole(problem, sizes, p, machine.mask_kind(tiling), is_packed=is_packed)
+        is_packed = min(problem.queries) == 1 or packs(group * problem.seq_q, seen, places)
+    whole = _whole(problem, sizes, p, kind, is_packed=is_packed)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
-    cut, note = _cut(problem, tiling, whole, machine)
+    cut, note = _cut(problem, tiling, whole, device.thing, places)
     if isinstance(splits, int) and splits > tiles:
         raise TilingError(
             f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
@@ -276,12 +296,12 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Ph
         )
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
-    first, *rest = split_kv(whole, cut, tiling.merge, p, machine.places, of_scores, sink)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink)
     notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
 
 
-def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int | Cut, str]:
+def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
     """Return how blocks are cut, or in how many parts, and a note where a rule says it."""
     block_kv, splits = tiling.block_kv, tiling.splits
     if tiling.split_keys:
@@ -299,7 +319,7 @@ def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int
             kv_heads=problem.kv_heads,
             block_q=tiling.block_q,
             block_kv=block_kv,
-            cores=machine.device.group_count.value,
+            cores=device.group_count.value,
             page=problem.page,
             kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
             is_causal=problem.causal,
@@ -308,10 +328,10 @@ def _cut(problem: Problem, tiling: Any, whole: Phase, machine: Any) -> tuple[int
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
         return (lambda block: _clipped(parts[block.batch], tiles_of(block))), f"splits={splits}: {counts}"
     if not problem.lengths:
-        count = best_splits(machine.device, whole, FAN[tiling.merge])
-        return count, f"splits=auto: {count}, on {machine.places} places; blocks of queries: {len(whole.cells)}"
-    each = best_parts(machine.device, whole, FAN[tiling.merge])
-    note = f"splits=auto: parts of {each * block_kv} keys at most, on {machine.places} places"
+        count = best_splits(device, whole, FAN[tiling.merge])
+        return count, f"splits=auto: {count}, on {places} places; blocks of queries: {len(whole.cells)}"
+    each = best_parts(device, whole, FAN[tiling.merge])
+    note = f"splits=auto: parts of {each * block_kv} keys at most, on {places} places"
     return (lambda block: even(tiles_of(block), ceil_div(tiles_of(block), each))), note
 
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError
+from npusim.ir.walk import required_count
 from npusim.timing.gpu_pipes import PIPE_BUSY, Pipes, ProcessorSharing, pipe_uses, span_of
 from npusim.timing.link import Alarm, SharedLink, bytes_per_cycle
 from npusim.timing.result import QueueUse, Span, TimingResult
-from npusim.timing.stream import Issued, Streams, TimedOp, needed_count
+from npusim.timing.stream import Issued, Streams, TimedOp
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
@@ -152,13 +153,12 @@ class Engine:
         """Go through the waits; return False if a flag has yet to be set."""
         assert self.op is not None
         waits, base, counters = self.op.waits, self._base, self._counters
+        endpoints = self._sim.streams.endpoints
         for index in range(self._index, len(waits)):
-            own, peer, delta, period = waits[index]
-            need = base[own] + delta
+            own, peer, delta = waits[index]
+            need = required_count(endpoints[own], base[own] + delta)
             if need <= 0:
                 continue
-            if period != 1:
-                need = needed_count(base, own, delta, period)
             counter = counters[peer]
             if counter.count < need:
                 counter.waiters.append((need, self))
@@ -261,7 +261,7 @@ class Engine:
         use.busy_cycles += now - self._started
         use.operations += 1
         counts = self._counts
-        counts[op.key] = counts.get(op.key, 0) + 1
+        counts[op] = counts.get(op, 0) + 1
         if self.spans is not None:
             self.spans.append(span_of(op, self._sim.streams, use, self._started, now))
         done = now + op.latency
@@ -290,6 +290,7 @@ class Dispatcher:
     __slots__ = (
         "_alarm",
         "_counters",
+        "_ends",
         "_engines",
         "_env",
         "_pending",
@@ -302,7 +303,7 @@ class Dispatcher:
     def __init__(self, sim: _Simulation, group: int, issuer: str, stream: Iterator[Issued]) -> None:
         self.name = f"group {group} scalar unit of {issuer}"
         self._stream, self._engines, self._counters = stream, sim.engines[group], sim.counters[group]
-        self._scalar_waits = sim.streams.scalar_waits
+        self._scalar_waits, self._ends = sim.streams.scalar_waits, sim.streams.endpoints
         self._pending: Issued | None = None
         self._waits_for = -1
         self._env, self._alarm = sim.env, Alarm(sim.env, self._issued)
@@ -327,8 +328,8 @@ class Dispatcher:
         assert self._pending is not None
         op, base = self._pending
         now = int(self._env.now)
-        for own, peer, delta, period in op.waits:
-            need = needed_count(base, own, delta, period)
+        for own, peer, delta in op.waits:
+            need = required_count(self._ends[own], base[own] + delta)
             if own not in self._scalar_waits or need <= 0:
                 continue
             counter = self._counters[peer]

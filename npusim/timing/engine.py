@@ -92,7 +92,7 @@ class Run:
             self.run_phase(phase)
             ends.append(self.cycles)
         ran = m.ran.tolist()
-        counts = {op.key: n for op, n in zip(self.code.operations, ran, strict=True) if n}
+        counts = {op: n for op, n in zip(self.code.operations, ran, strict=True) if n}
         links = dict(zip(streams.device.links, m.link["bytes"].tolist(), strict=True))
         e = m.engine
         booked = Booked(e["busy"], e["done"], e["end"], e["idle"], m.counter["stalled"])

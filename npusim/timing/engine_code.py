@@ -27,6 +27,7 @@ from npusim.timing.link import FRACTION_BITS, bytes_per_cycle
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
+    from npusim.ir.content import Known
     from npusim.ir.program import ProgramPhase
     from npusim.timing.engine_arrays import Ints
     from npusim.timing.stream import Streams, TimedBody, TimedOp
@@ -86,10 +87,9 @@ class Code:
     _bodies: dict[Hashable, int] = field(default_factory=dict)
     _blocks: dict[Hashable, int] = field(default_factory=dict)
     _operands: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _operations: dict[Hashable, int] = field(default_factory=dict)
+    _operations: dict[Known, int] = field(default_factory=dict)
     _tables: Program | None = None
-    _runs: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    _inners: dict[int, int] = field(default_factory=dict)
+    _inners: dict[TimedBody, int] = field(default_factory=dict)
     #: Core groups by class, once that was asked for (`equal_groups`).
     classes: Classes | None = None
 
@@ -164,34 +164,24 @@ class Code:
 
     def _inner(self, body: TimedBody) -> int:
         """Return a loop's body; the counts of loops inside it are part of its code."""
-        known = self._inners.get(id(body))
-        if known is None:
-            known = self._inners[id(body)] = self._body(self._inner_parts(body))
-        return known
-
-    def _inner_parts(self, body: TimedBody) -> tuple[Part, ...]:
-        parts: list[Part] = [
-            self._run(part) if isinstance(part, tuple) else InnerBody(part.count, self._inner(part.body))
-            for part in body.parts
-        ]
-        return tuple(parts)
+        if body not in self._inners:
+            self._inners[body] = self._body(
+                tuple(
+                    [
+                        self._run(p) if isinstance(p, tuple) else InnerBody(p.count, self._inner(p.body))
+                        for p in body.parts
+                    ]
+                )
+            )
+        return self._inners[body]
 
     def _run(self, run: tuple[TimedOp, ...]) -> tuple[int, ...]:
-        known = self._runs.get(id(run))
-        if known is None:
-            known = self._runs[id(run)] = tuple(self._operation(op) for op in run)
-        return known
-
-    def _operation(self, op: TimedOp) -> int:
-        """Return the number of an operation; those that take the same time the same way share it."""
-        waits = tuple((own, peer) for own, peer, _, _ in op.waits)
-        cost = (op.queue, op.occupancy, op.latency, op.issue_cycles)
-        key = (cost, waits, op.sets, op.flows, op.pipes, op.share, op.label, op.terms)
-        number = self._operations.get(key)
-        if number is None:
-            number = self._operations[key] = len(self.operations)
-            self.operations.append(op)
-        return number
+        """Return the numbers of operations; those that take the same time the same way share one."""
+        known, operations = self._operations, self.operations
+        for op in run:
+            if known.setdefault(op.content, len(operations)) == len(operations):
+                operations.append(op)
+        return tuple([known[op.content] for op in run])
 
     def _body(self, parts: tuple[Part, ...]) -> int:
         known = self._bodies.get(parts)
@@ -331,12 +321,14 @@ def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
 def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
     """Return the blocks of a phase that each of these core groups has, by number; of all groups by default."""
     streams, numbers = code.streams, np.zeros(len(phase.blocks), np.int64)
-    for form in streams.templates.forms(phase):
+    count = streams.device.group_count.value
+    every = np.arange(len(phase.blocks))
+    chosen = [every[phase.numbers_of_group(group, count)] for group in (range(count) if groups is None else groups)]
+    templates = streams.templates
+    for form in templates.forms(phase) if groups is None else templates.forms_of(phase, np.concatenate(chosen)):
         blocks = code.blocks_of(streams.timed(form.template, None), form.counts)
         numbers[form.numbers] = np.array(blocks)[form.which]
-    count = streams.device.group_count.value
-    chosen = range(count) if groups is None else groups
-    return [tuple(numbers[phase.numbers_of_group(group, count)].tolist()) for group in chosen]
+    return [tuple(numbers[of_group].tolist()) for of_group in chosen]
 
 
 # ---------------------------------------------------------------- arrays
@@ -363,7 +355,7 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         costs = (o.queue, o.occupancy, o.latency, o.issue_cycles)
         op.append((*costs, len(wait), len(sets), len(flow), len(take), *(o.share or NO_SHARE)))
         take += o.pipes
-        wait += [(own, peer) for own, peer, _, _ in o.waits]
+        wait += [(own, peer) for own, peer, _ in o.waits]
         sets += o.sets
         flow += [(links[name], size) for name, size in o.flows]
     op.append((0, 0, 0, 0, len(wait), len(sets), len(flow), len(take), *NO_SHARE))

@@ -23,7 +23,7 @@ from npusim.errors import ProgramError
 from npusim.timing.engine import Booked, Run, uses_of
 from npusim.timing.engine_code import Classes, Code, InnerBody, code_of, equal_groups, fold_groups
 from npusim.timing.gpu_pipes import refuse_shared_pipes
-from npusim.timing.mean_field_arrays import BEFORE, PART_BITS, SPAN, WINDOW, build_groups
+from npusim.timing.mean_field_arrays import BEFORE, SPAN, WINDOW, build_groups
 from npusim.timing.mean_field_blocks import BlockTable, CutBlock
 from npusim.timing.stream import Streams
 from npusim.timing.summary import summarise
@@ -142,7 +142,7 @@ class MeanField:
         for op, count in zip(code.operations, runs, strict=True):
             for link, size in op.flows:
                 links[link] += count * size
-        times = {o.key: n for o, n in zip(code.operations, runs, strict=True) if n}
+        times = {op: n for op, n in zip(code.operations, runs, strict=True) if n}
         uses = uses_of(streams, classes.groups, Booked(busy, done, end, idle, stalled))
         return summarise(streams, "reserved", ends, uses, links, times, ())
 
@@ -165,8 +165,7 @@ class MeanField:
         table, cut, extra = self._table(number, phase)
         blocks = [np.array(sequence, np.int64) for sequence in phase]
         states = build_groups([(cut[sequence], extra[sequence]) for sequence in blocks], table.results)
-        most = len(phase) * len(table.program.queue) << PART_BITS
-        arguments: Any = Table(states), Table(table.results), most
+        arguments: Any = Table(states), Table(table.results)
         while (asks := run_groups(*arguments)) >= 0:
             group = states.group[asks]
             window = states.block["number"][group["at"] - BEFORE :][:WINDOW]

@@ -58,7 +58,6 @@ class GroupStates(NamedTuple):
     block: Records  #: one group's after the other's, with `NO_BLOCK` around them
     total: Ints  #: (links,) transfers in flight of all groups, in parts
     others: Ints  #: (links,) those that the group that asks notices
-    begun: Ints
 
 
 RESULT = record("state number is_last after cycles span_cycles next")
@@ -101,7 +100,6 @@ def build_groups(blocks: Sequence[tuple[Ints, Ints]], results: BlockResults) -> 
         block=listed,
         total=np.zeros(links, np.int64),
         others=np.zeros(links, np.int64),
-        begun=np.zeros(1, np.int64),
     )
 
 

@@ -10,8 +10,6 @@ from npusim.timing import mean_field_arrays
 from npusim.timing.link import FRACTION_BITS
 from npusim.timing.mean_field_arrays import ANY, BEFORE, NO_BLOCK, PART_BITS, SPAN, WINDOW, BlockResults, GroupStates
 
-#: Rounds over the links in which the groups' first blocks find each other's transfers.
-ROUNDS = 2
 #: Significant bits of a number of others: results are shared by groups that agree in them.
 SIGNIFICANT = 5
 
@@ -101,57 +99,9 @@ def take_part(t: GroupStates, r: BlockResults, g: int) -> None:
         put_in_flight(t, g, link, parts)
 
 
-@inline
-def expect(t: GroupStates, r: BlockResults) -> int:
-    """Find what each group's first block keeps in flight beside what the others do by now; -1, or who asks."""
-    for g in range(len(t.group)):
-        if t.group[g].is_waiting and not find(t, r, g):
-            return g
-    for g in range(len(t.group)):
-        if t.group[g].is_waiting:
-            take_part(t, r, g)
-    return -1
-
-
-@inline
-def find_first(t: GroupStates, r: BlockResults, most: int) -> int:
-    """Find how many transfers the groups' first blocks keep in flight together; -1, or who asks for a result."""
-    busy = 0
-    for g in range(len(t.group)):
-        busy += t.group[g].is_waiting
-        for link in range(len(r.link)):
-            put_in_flight(t, g, link, 0)
-    asks = expect(t, r)
-    for turn in range(ROUNDS * len(r.link)):
-        link, least, rest = turn % len(r.link), 0, most
-        is_noticed = t.total[link] > r.link[link].slack
-        # More transfers of others make every transfer longer, and so more are in flight.
-        while asks < 0 and is_noticed and rounded(least) != rounded(rest):
-            guess = (least + rest) // 2
-            if rounded(guess) in (rounded(least), rounded(rest)):
-                break
-            for g in range(len(t.group)):
-                if t.group[g].is_waiting:
-                    put_in_flight(t, g, link, guess // busy)
-            asks = expect(t, r)
-            if t.total[link] > guess:
-                least = guess
-            else:
-                rest = guess
-    return asks
-
-
 @kernel
-def run_groups(t: GroupStates, r: BlockResults, most: int) -> int:
-    """Let every group run its blocks; return one whose block has no result yet, or -1 when all are through.
-
-    ``most``: transfers that can be in flight at a time, in parts.
-    """
-    if not t.begun[0]:
-        asks = find_first(t, r, most)
-        if asks >= 0:
-            return asks
-        t.begun[0] = 1
+def run_groups(t: GroupStates, r: BlockResults) -> int:
+    """Let every group run its blocks; return one whose block has no result yet, or -1 when all are through."""
     while True:
         first = -1
         for g in range(len(t.group)):

@@ -12,28 +12,31 @@ from typing import TYPE_CHECKING
 
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
-from npusim.ir.content import Itself, interned, methods_of
+from npusim.ir.content import Itself, Known, interned, methods_of
 from npusim.ir.op import meets_l2
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Cost, ProgramPhase, Queue, Share, TileProgram
+    from npusim.ir.program import ProgramPhase, Queue, Share, TileProgram
     from npusim.timing.engine_code import Code
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TimedOp:
-    """An operation template with its cost; ``issue_cycles`` is what its scalar unit spends on it."""
+    """An operation template with its cost, of all programs that have the template and price it alike.
 
-    key: int
+    ``issue_cycles`` is what its scalar unit spends on it; ``content``: operations that have one take the same time.
+    """
+
+    content: Known
     queue: int
     label: str
     occupancy: int
     latency: int
     flows: tuple[tuple[str, int], ...]
-    waits: tuple[tuple[int, int, int, int], ...]  #: (endpoint, peer, delta, period)
+    waits: tuple[tuple[int, int, int], ...]  #: those of the template
     sets: tuple[int, ...]
     issue_cycles: int
     terms: tuple[tuple[str, float], ...]
@@ -50,7 +53,7 @@ class TimedLoop:
     body: TimedBody
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TimedBody:
     """A template's operations of one issuer (or of all), with costs."""
 
@@ -60,12 +63,6 @@ class TimedBody:
 
 #: An operation and every endpoint's cursor at the start of its template: what its waits add to.
 Issued = tuple[TimedOp, Sequence[int]]
-
-
-def needed_count(base: Sequence[int], own: int, delta: int, period: int) -> int:
-    """Return the count a wait asks of its peer; 0 or less is no wait."""
-    need = base[own] + delta
-    return need if period == 1 or need <= 0 else -(-need // period) * period
 
 
 class Streams:
@@ -86,6 +83,8 @@ class Streams:
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
         shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
+        self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
+        own = *own, self.pipes
         l2, crowds = tuple(tuple(s.items()) for s in shares), tuple(self.costs.crowds.items())
         #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
         self._priced_by = {
@@ -93,15 +92,11 @@ class Streams:
             for meets in (False, True)
             for hands_on in (False, True)
         }
-        self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
+        self._priced_all = interned((*own, l2, crowds))
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
-        self._lags, self._periods = [e.lag for e in self.endpoints], [e.period for e in self.endpoints]
         self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
         self._own_issue = [self._issue_of(queue) for queue in program.queues]
         self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
-        self._timed: dict[tuple[int, str | None], TimedBody] = {}
-        self._ops: dict[int, TimedOp] = {}
-        self._listed: list[TimedOp] = []
         #: What the compiled methods write of it (`npusim.timing.engine_code.code_of`).
         self.code: Code | None = None
 
@@ -127,56 +122,44 @@ class Streams:
                 cursors[i] += advance
 
     def timed(self, template: Template, issuer: str | None) -> TimedBody:
-        """Return a template with costs, restricted to one issuer's queues."""
-        key = (id(template), issuer)
-        if key not in self._timed:
+        """Return a template with costs, restricted to one issuer's queues; kept with it for the last pricing."""
+        if template.timed is None or template.timed[0] is not self._priced_all:
+            template.timed = self._priced_all, {}
+        bodies = template.timed[1]
+        if issuer not in bodies:
             parts: list[tuple[TimedOp, ...] | TimedLoop] = []
             for part in template.parts:
                 if isinstance(part, LoopTemplate):
                     parts.append(TimedLoop(part.count, part.start, self.timed(part.body, issuer)))
                 else:
-                    operations = tuple(self._timed_op(o) for o in part if self._issues(issuer, o))
+                    operations = tuple([self._timed_op(o) for o in part if self._issues(issuer, o)])
                     if operations:
                         parts.append(operations)
-            self._timed[key] = TimedBody(tuple(parts), template.advance)
-        return self._timed[key]
+            bodies[issuer] = TimedBody(tuple(parts), template.advance)
+        body: TimedBody = bodies[issuer]
+        return body
 
     def _issues(self, issuer: str | None, op: OpTemplate) -> bool:
         return issuer is None or self.program.queues[op.queue].issuer == issuer
 
     def _timed_op(self, op: OpTemplate) -> TimedOp:
-        key = id(op)
-        if key not in self._ops:
-            cost = self._cost(op)
-            waits = tuple([(e, p, d + self._lags[e], self._periods[e]) for e, p, d in op.waits])
-            pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
-            self._ops[key] = TimedOp(
-                len(self._listed),
-                op.queue,
-                op.op.label,
-                cost.occupancy_cycles,
-                cost.latency_cycles,
-                cost.link_bytes,
-                waits,
-                op.sets,
-                self._issue_cycles(op),
-                cost.terms,
-                pipes,
-                cost.share,
-            )
-            self._listed.append(self._ops[key])
-        return self._ops[key]
-
-    def _cost(self, op: OpTemplate) -> Cost:
-        """Return what an operation costs; that hangs on the device and on what L2 holds of its tensors."""
+        """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
         by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
-        if op.costs is None or op.costs[0] is not by:
-            op.costs = by, self.costs.of_op(op.op)
-        return op.costs[1]
-
-    def timed_op(self, key: int) -> TimedOp:
-        """Return the operation with that key."""
-        return self._listed[key]
+        if op.timed is None or op.timed[0] is not by:
+            cost = self.costs.of_op(op.op)
+            pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
+            issue = self._issue_cycles(op)
+            ends = tuple([(own, peer) for own, peer, _ in op.waits])
+            content = Known((op.queue, op.op.label, cost, ends, op.sets, issue), None)
+            spans = cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes
+            op.timed = (
+                by,
+                TimedOp(
+                    content, op.queue, op.op.label, *spans, op.waits, op.sets, issue, cost.terms, pipes, cost.share
+                ),
+            )
+        timed: TimedOp = op.timed[1]
+        return timed
 
     def advanced(self, phase: ProgramPhase, blocks: Sequence[object], cursors: Sequence[int]) -> list[int]:
         """Return the cursors after ``blocks``."""

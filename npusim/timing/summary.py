@@ -17,7 +17,7 @@ from npusim.errors import ContradictionError
 from npusim.ir.walk import producers_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import Account, PhaseTime, QueueUse, Span, TimingResult, Work
-from npusim.timing.stream import TimedLoop
+from npusim.timing.stream import TimedLoop, TimedOp
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.timing.stream import Streams, TimedBody
 
-#: How often each timed operation ran, by its key.
-OpCounts = dict[int, int]
+#: How often each timed operation ran.
+OpCounts = dict[TimedOp, int]
 #: Times and cycles of an operation, by the unit it ran on and its label.
 Done = dict[tuple[str, str], list[int]]
 #: Cause of a stall: the queue was empty.
@@ -49,8 +49,7 @@ def summarise(
     terms: dict[str, float] = {}
     work: dict[str, int] = {}
     names = [queue.name for queue in streams.program.queues]
-    for index, count in counts.items():
-        op = streams.timed_op(index)
+    for op, count in counts.items():
         takes = [(streams.pipes[pipe], taken) for pipe, taken in op.pipes]
         for unit, taken in takes or [(names[op.queue], op.occupancy)]:
             work[unit] = work.get(unit, 0) + taken * count
@@ -114,7 +113,7 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     """Add what a core group does in a phase; return the queues that do something."""
     mine = np.zeros(len(phase.blocks), np.bool_)
     mine[phase.numbers_of_group(group, streams.device.group_count.value)] = True
-    ran: Counter[int] = Counter()
+    ran: Counter[TimedOp] = Counter()
     for form in streams.templates.forms(phase):
         which = form.which[mine[form.numbers]]
         if len(which):
@@ -122,8 +121,7 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     names = [queue.name for queue in streams.program.queues]
     prefix = _prefix(streams, phase)
     busy = set()
-    for key, count in ran.items():
-        op = streams.timed_op(key)
+    for op, count in ran.items():
         busy.add(op.queue)
         pipes = ((streams.pipes[pipe], taken) for pipe, taken in op.pipes)
         alone = op.occupancy + (op.share.cycles if op.share else 0)
@@ -134,7 +132,7 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     return busy
 
 
-def _count(body: TimedBody, times: int, ran: Counter[int], loops: Sequence[int] = ()) -> None:
+def _count(body: TimedBody, times: int, ran: Counter[TimedOp], loops: Sequence[int] = ()) -> None:
     """Add how often each operation of a body runs, which is run ``times`` times itself.
 
     ``loops``: how often each of its loops runs in all of these; as often as the body says, each time, by default.
@@ -145,7 +143,7 @@ def _count(body: TimedBody, times: int, ran: Counter[int], loops: Sequence[int] 
             _count(part.body, next(counts, times * part.count), ran)
         else:
             for op in part:
-                ran[op.key] += times
+                ran[op] += times
 
 
 def _prefix(streams: Streams, phase: ProgramPhase) -> str:

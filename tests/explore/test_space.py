@@ -94,6 +94,6 @@ def test_a_declared_space_has_choices_and_doublings() -> None:
 
 
 def test_neighbours_are_a_task() -> None:
-    points = [(i, {"a": i // 40, "b": i % 40}) for i in range(120)]
+    points = {i: {"a": i // 40, "b": i % 40} for i in range(120)}
     assert [len(part) for part in chunks(points)] == [40, 40, 40]
-    assert [len(part) for part in chunks(points[:10])] == [10]
+    assert [len(part) for part in chunks({i: points[i] for i in range(10)})] == [10]

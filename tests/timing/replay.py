@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.errors import DeadlockError
+from npusim.ir.walk import required_count
 from npusim.timing.gpu_pipes import refuse_shared_pipes
 from npusim.timing.result import QueueUse, Span, TimingResult
-from npusim.timing.stream import Streams, needed_count
+from npusim.timing.stream import Streams
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class _Replay:
             if taken > free[index]:
                 use.stalls[NO_INSTRUCTION] = use.stalls.get(NO_INSTRUCTION, 0) + taken - free[index]
             begin = taken
-            for own, peer, delta, period in op.waits:
-                count = needed_count(base, own, delta, period)
+            for own, peer, delta in op.waits:
+                count = required_count(streams.endpoints[own], base[own] + delta)
                 if count <= 0:
                     continue
                 if count >= len(visible[peer]):
@@ -107,7 +108,7 @@ class _Replay:
                 visible[own].append(use.end_cycles + self.latencies[own])
             for name, size in op.flows:
                 self.link_bytes[name] += size
-            self.counts[op.key] = self.counts.get(op.key, 0) + 1
+            self.counts[op] = self.counts.get(op, 0) + 1
             if spans is not None:
                 spans.append(Span(group, use.queue, op.label, begin, end))
         self.issued = max(self.issued, *issued.values())

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.toy import RandomProgram, Toy, fill, front, phase
 
-from npusim.ir.walk import Walker, walk
+from npusim.ir.walk import Walker, required_count, walk
 from npusim.timing import des
-from npusim.timing.stream import Streams, needed_count
+from npusim.timing.stream import Streams
 from timing import replay
 from timing.programs import ENDLESS_LINKS, booked, device_with, random_device, timeline
 
@@ -110,7 +110,7 @@ def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits(rng: A
     walker, cursors = Walker(program), [0] * len(streams.endpoints)
     for part in program.phases:
         issued = [
-            (op.label, {(p, needed_count(base, e, d, n)) for e, p, d, n in op.waits if needed_count(base, e, d, n) > 0})
+            (op.label, {(p, n) for e, p, d in op.waits if (n := required_count(streams.endpoints[e], base[e] + d)) > 0})
             for op, base in streams.stream(part, part.blocks, cursors)
         ]
         concrete = [

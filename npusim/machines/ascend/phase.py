@@ -96,7 +96,7 @@ class AscendPhase:
             Emitter(
                 of_products if s.is_product else self.memo_key,
                 ("work", s.name),
-                partial(self._stages, (s,), self.vectors[:1]),
+                partial(self._stages, (s,), self.vectors[:1], is_work=True),
             )
             for s in (self.phase.loops[0].stages if self.parts else ())
         )
@@ -285,21 +285,32 @@ class AscendPhase:
         return {n: self.lag + 2 for n in read if self._parts_of_states()[n] < len(self.cuts) - 1}
 
     def _stages(
-        self, stages: Sequence[Stage], cores: Sequence[VectorShare], block: WorkTile, tile: Visit
+        self,
+        stages: Sequence[Stage],
+        cores: Sequence[VectorShare],
+        block: WorkTile,
+        tile: Visit,
+        *,
+        is_work: bool = False,
     ) -> Iterator[Item]:
-        """Yield stages of a tile: products on the AIC, rows on some of the vector cores."""
+        """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
+
+        ``is_work``: what they do alone, in whatever order, what costs the same once.
+        """
         turn, loop = self.turn, self.parts_of_loop
         by_product = turn is not None and turn.consumers == (FIXP,)
         for s in stages:
             if turn is not None and (s.is_product if by_product else s in loop[:1]):
                 yield pass_on("turn.take", MTE2, turn.fill(1, 1, "int8"))
             if s.is_product:
-                yield from self.products[s].items(block, tile)
+                product = self.products[s]
+                yield from (product.work if is_work else product.items)(block, tile)
                 if turn is not None and by_product:
                     yield pass_on("turn.give", FIXP, turn.front(1, 1, "int8"))
                 continue
             for v in cores:
-                yield from v.items(self.rows[s], block, tile, v.mine(self.frame.shape(s.written[0], block, tile)[0]))
+                mine = v.mine(self.frame.shape(s.written[0], block, tile)[0])
+                yield from (v.work if is_work else v.items)(self.rows[s], block, tile, mine)
                 if turn is not None and not by_product and s in loop[-1:]:
                     yield pass_on("turn.give", v.core.vector, turn.front(1, 1, "int8"))
 

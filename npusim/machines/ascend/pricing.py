@@ -40,6 +40,19 @@ def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
     return {}
 
 
+@lru_cache(maxsize=16)  # of engines of devices
+def _banks_of(device: Itself, core: str, engine: str) -> BankSpec | None:
+    spec: DeviceSpec = device.thing
+    of_buffers = (b.banks for b in spec.core(core).buffers.values())
+    has_registers = isinstance(spec.engine(core, engine), RegisterVectorEngine)
+    return None if has_registers else next((b for b in of_buffers if b is not None), None)
+
+
+def banks_of(device: DeviceSpec, core: str, engine: str) -> BankSpec | None:
+    """Return the banks of the buffer that an engine works in; None where its costs do not depend on them."""
+    return _banks_of(Itself(device), core, engine)
+
+
 def crowd(blocks: int, groups: int) -> float:
     """Return how many of the other core groups work beside one, on average over ``blocks``: 0 to 1."""
     busy = blocks / max(1, ceil_div(blocks, groups))
@@ -138,8 +151,7 @@ class EnginePricing(Transfers):
         """Return an engine, its key in the device file, and the banks of the buffer it works in."""
         if (core, engine) not in self._units:
             spec = self.device.engine(core, engine)
-            of_buffers = (b.banks for b in self.device.core(core).buffers.values())
-            banks = next((b for b in of_buffers if b is not None), None) if self.is_placed else None
+            banks = banks_of(self.device, core, engine) if self.is_placed else None
             self._units[core, engine] = spec, f"cores.{core}.engines.{engine}", banks
         return self._units[core, engine]
 
@@ -302,7 +314,7 @@ def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, 
         for operand in (step.dst, *step.srcs):
             if isinstance(operand, (Tile, RingTile)):
                 at, cols = _place(operand), operand.cols
-                bank = _bank(at, banks) if banks is not None and cols > 1 else None
+                bank = bank_of(at, banks) if banks is not None and cols > 1 else None
                 which = places.setdefault(at, len(places))
                 looked_at.append((operand.rows, cols, operand.stride, operand.fmt, which, bank))
             else:
@@ -327,7 +339,7 @@ def _slope(step: Step, op: VectorOpSpec, banks: BankSpec | None) -> tuple[str, Q
     if op.slope_read_write_conflict_cycles_per_repeat is not None and isinstance(dst, (Tile, RingTile)):
         target = _place(dst)
         for source in map(_place, full):
-            if source != target and _bank(source, banks) == _bank(target, banks):
+            if source != target and bank_of(source, banks) == bank_of(target, banks):
                 return ("slope_read_write_conflict_cycles_per_repeat", op.slope_read_write_conflict_cycles_per_repeat)
     return free
 
@@ -341,7 +353,7 @@ def _group(address: int, banks: BankSpec) -> int:
     return address // banks.row_bytes.value % banks.group_count.value
 
 
-def _bank(address: int, banks: BankSpec) -> tuple[int, int]:
+def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
     span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
     return _group(address, banks), address // span

@@ -5,13 +5,14 @@ One emitter serves every product; they differ in their :class:`ProductPlan`.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats import get_format
 from npusim.ir.op import Opcode, Step, TileOp
-from npusim.ir.program import Item
+from npusim.ir.program import Item, repeated
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import AIC, CUBE, FIXP, L1, MTE1, MTE2, PING_PONG, compute, move, pass_on
 from npusim.machines.ascend.plan import default_plan
@@ -148,16 +149,13 @@ class CubeProduct:
 
     def items(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
-        frame, plan = self.frame, self.plan
-        height, depth, across = (frame.size(block, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
+        plan = self.plan
+        depth, corners = self._parts(block, tile)
         pieces = list(chunks(depth, plan.load_k))
-        for n in (self.left, self.right):
-            if self.modes[n] == "whole" and n not in self.lifted:
-                yield self._load(n, block, tile)
-        corners = self._corners(height, across)
+        yield from self._whole_loads(block, tile)
         for corner in corners:
             if self.modes[self.right] == "panel" and corner.band[0] == 0:
-                held = corner.is_first, sum(corner.panel) == across
+                held = corner.is_first, sum(corner.panel) == max(sum(c.panel) for c in corners)
                 yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
             body = partial(self._piece, block, tile, corner)
             yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
@@ -170,14 +168,40 @@ class CubeProduct:
                 yield from body(*pieces[-1], starts=False, ends=True)
             yield from self._drains(block, tile, corner, corners)
 
-    def _corners(self, height: int, across: int) -> list[Corner]:
+    def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
+        """Yield the work of one tile, in whatever order: corners and pieces of one size as one loop."""
+        depth, corners, is_panel = *self._parts(block, tile), self.modes[self.right] == "panel"
+        if self.direct.get(self.dst):  # where a corner lies says who gets it
+            yield from self.items(block, tile)
+            return
+        yield from self._whole_loads(block, tile)
+        alike = Counter((c.band[1], c.panel[1], is_panel and c.band[0] == 0) for c in corners)
+        pieces = Counter(size for _, size in chunks(depth, self.plan.load_k))
+        for (rows, cols, loads), count in alike.items():
+            corner = Corner((0, rows), (0, cols), is_first=True, is_last=True, is_last_band=True)
+            if loads:
+                load = self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel))
+                yield repeated(count, partial(iter, [load]))
+            yield repeated(count, partial(self._drains, block, tile, corner, [corner]))
+            for size, times in pieces.items():
+                piece = partial(self._piece, block, tile, corner, 0, size, starts=True, ends=True)
+                yield repeated(count * times, piece)
+
+    def _whole_loads(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        for n in (self.left, self.right):
+            if self.modes[n] == "whole" and n not in self.lifted:
+                yield self._load(n, block, tile)
+
+    def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
+        """Return how deep the product's sum is, and its corners in order."""
+        height, depth, across = (self.frame.size(block, a, tile) for a in (self.m_axis, self.k_axis, self.n_axis))
         plan = self.plan
         bands, panels = list(chunks(height, plan.m)), list(chunks(across, plan.n))
         order = (
             [(b, p) for p in panels for b in bands] if plan.panels_outside else [(b, p) for b in bands for p in panels]
         )
         last = len(order) - 1
-        return [Corner(b, p, i == 0, i == last, b == bands[-1]) for i, (b, p) in enumerate(order)]
+        return depth, [Corner(b, p, i == 0, i == last, b == bands[-1]) for i, (b, p) in enumerate(order)]
 
     def _piece(
         self, block: WorkTile, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool

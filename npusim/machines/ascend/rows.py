@@ -7,21 +7,25 @@ slot in global memory, or lies in UB; what a product reads goes to a slot there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
+from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
-from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
+from npusim.machines.ascend.group import AIV, GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
+from npusim.machines.ascend.pricing import bank_of, banks_of
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
     from npusim.ir.op import Source, TileOp, VectorCode
+    from npusim.ir.program import Loop
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.ascend.group import AscendGroup, VectorCore
     from npusim.machines.ascend.plan import AscendTiling
@@ -274,42 +278,64 @@ class VectorShare:
             yield from self._skip(s, block, tile)
             return
         for part in self.slices(mine, s.height):
-            views: dict[str, Operand] = {}
-            for n in s.inputs:
-                if n in self.dropped:
-                    views[n] = self._share(n, block, tile, part)
-                    continue
-                ring, shape = self.ins[n], self._shape(n, block, tile, part)
-                views[n], source = ring.front(*shape), self._outside(n, block, tile, part)
-                yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
-            again = [n for n in self.spilled if n in s.stage.read]
-            for n in again:
-                whole = self._held(n, part, is_write=False)
-                slot = self.spilled[n].slot
-                yield move(f"{n}.reload", self.core.load, slot.fill(part.rows, whole.cols, whole.fmt), whole)
-                views[n] = slot.front(part.rows, whole.cols, whole.fmt)
-            for n in s.outputs:
-                if n not in s.moved:
-                    views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
-            for n in s.masks:
-                if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
-                    views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
-                elif n in tile.only:
-                    cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
-                    shape = (part.rows, tile.cols, "int8")
-                    yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
-                    views[n] = self.masks[n].front(*shape)
-            if not s.moved:
-                bound = self._bindings(s, part, views, block, tile)
-                steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
-                yield compute(s.name, self.core.vector, steps, self._pace(s, part))
-            for n in again:
-                if n in s.stage.written:
-                    yield self._spill(n, part)
-            for n in s.outputs:
-                done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, block, tile, part))
-                target = self._outside(n, block, tile, part)
-                yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
+            yield from self._slice(s, block, tile, part)
+
+    def work(self, s: RowsStage, block: WorkTile, tile: Visit, mine: RowSlice | None) -> Iterator[Loop]:
+        """Yield the work of one stage, in whatever order: slices that cost the same as one loop."""
+        alike: dict[Hashable, list[RowSlice]] = {}
+        for part in self.slices(mine, s.height) if mine else ():
+            alike.setdefault((part.rows, self._pace(s, part), self._banks_of(s, part)), []).append(part)
+        for parts in alike.values():
+            yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
+
+    def _banks_of(self, s: RowsStage, part: RowSlice) -> Hashable:
+        """Return the banks in which a slice's rows of states begin: what slices may differ in, besides their size."""
+        banks = banks_of(self.group.device, AIV, "VECTOR")
+        if banks is None or self.is_alone:
+            return ()
+        if self.dropped or self.spilled or self.lasting:
+            return part.at
+        kept = {self.frame.storage[n] for n in s.names} & self.tiles.keys()
+        states = sorted(n for n in kept if self.frame.places[n] == "state" and self.tiles[n].cols > 1)
+        return tuple(bank_of(self.tiles[n].part(part.at, 1).offset_bytes, banks) for n in states)
+
+    def _slice(self, s: RowsStage, block: WorkTile, tile: Visit, part: RowSlice) -> Iterator[TileOp]:
+        views: dict[str, Operand] = {}
+        for n in s.inputs:
+            if n in self.dropped:
+                views[n] = self._share(n, block, tile, part)
+                continue
+            ring, shape = self.ins[n], self._shape(n, block, tile, part)
+            views[n], source = ring.front(*shape), self._outside(n, block, tile, part)
+            yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
+        again = [n for n in self.spilled if n in s.stage.read]
+        for n in again:
+            whole = self._held(n, part, is_write=False)
+            slot = self.spilled[n].slot
+            yield move(f"{n}.reload", self.core.load, slot.fill(part.rows, whole.cols, whole.fmt), whole)
+            views[n] = slot.front(part.rows, whole.cols, whole.fmt)
+        for n in s.outputs:
+            if n not in s.moved:
+                views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
+        for n in s.masks:
+            if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
+                views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
+            elif n in tile.only:
+                cut = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
+                shape = (part.rows, tile.cols, "int8")
+                yield move(f"{n}.load", self.core.load, self.masks[n].fill(*shape), cut)
+                views[n] = self.masks[n].front(*shape)
+        if not s.moved:
+            bound = self._bindings(s, part, views, block, tile)
+            steps = self.frame.with_computed_masks(self._steps(s, bound, again, part))
+            yield compute(s.name, self.core.vector, steps, self._pace(s, part))
+        for n in again:
+            if n in s.stage.written:
+                yield self._spill(n, part)
+        for n in s.outputs:
+            done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, block, tile, part))
+            target = self._outside(n, block, tile, part)
+            yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 
     def _pace(self, s: RowsStage, part: RowSlice) -> Pace:
         """Return what a slice's work pays for its kernel: the first of a tile that goes to a product, for the tile."""
