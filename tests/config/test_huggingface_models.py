@@ -370,6 +370,7 @@ def test_parameters_are_those_published(
     assert weights.active / 1e9 == pytest.approx(active, rel=0.05)
     # Shared among devices they are the same, but for what only some divide.
     shared = load.model(load.problem(tensor_parallel=4), 4).weights()
+    assert shared == weights
     spread = load.model(load.problem(tensor_parallel=load.heads), load.heads)  # some hold KV heads that others hold
     assert load.latent or spread.weights().total - spread.copied == weights.total
 
