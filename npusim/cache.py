@@ -1,4 +1,4 @@
-"""The cache folder: machine code of kernels, and what YAML files say.
+"""The cache folder: machine code of kernels, what YAML files say, and which tiles were chosen.
 
 It is the folder that ``NPUSIM_CACHE`` names; else the package's own ``__pycache__``, the user's cache folder, or a
 private temporary one, whichever can be written.  What is in it is used as it is (machine code is run), so a file is
@@ -33,6 +33,14 @@ _DIGEST_BYTES = _DIGEST().digest_size
 def digest(*parts: object) -> bytes:
     """Return a digest of what ``parts`` say."""
     return _DIGEST(repr(parts).encode()).digest()
+
+
+@functools.cache
+def package_stamp() -> tuple[tuple[str, int, int], ...]:
+    """Return the name, size and time of each of npusim's files in Python: what a figure can come from."""
+    here = Path(__file__).parent
+    files = ((f, f.stat()) for f in here.rglob("*.py"))
+    return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
 
 
 def load(name: str, stamp: bytes) -> bytes | None:

@@ -13,12 +13,12 @@ import numpy as np
 
 from npusim.algorithms.language import Value, in_units_of, tanh
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.tiling_mask import PartByPart
+from npusim.algorithms.tiling_mask import ByIndices, PartByPart
 from npusim.config.scores import alibi_slopes, bias_row, sink_logits
 from npusim.errors import TilingError
 from npusim.formats import cast
 from npusim.formats.exponential import LOG2_E
-from npusim.ir.tile import GlobalTensor, GlobalTile
+from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -116,59 +116,37 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
 
 
 @dataclass(frozen=True, slots=True)
-class HeadValues:
+class HeadValues(ByIndices):
     """What each query head adds, made from indices for every tile: no matrix lies in memory.
 
-    ``numbers`` of all query heads, ``packed`` of which lie below one another: slopes that are multiplied by (key -
-    query), or where not ``is_sloped`` a number for each row.  Rows are counted as
-    `npusim.algorithms.tiling_mask.SeenMask` counts them.
+    ``numbers`` of all query heads, ``packed`` of which lie below one another: a number for each row, or where there are
+    columns slopes that are multiplied by (key - query).
     """
 
-    name: str
     numbers: tuple[float, ...]
     packed: int
-    last_offset: int
-    rows: int
-    keys: int
-    each: tuple[int, ...]
-    fmt: str
-    is_sloped: bool
     is_loaded = False
     is_everywhere = True
 
     @property
-    def comparisons(self) -> int:
+    def index_work(self) -> tuple[int, int]:
         """Instructions an element: of a slope 3, the difference, its conversion and the product (PTX ISA)."""
-        return 3 if self.is_sloped else 0
+        return 3 if self.cols > 1 else 0, 0
 
-    def tensor(self) -> GlobalTensor:
-        """Return what stands for it as a tensor."""
-        rows, heads = (self.last_offset + 1) * self.rows, len(self.numbers) // self.packed
-        batch = len(self.each)
-        return GlobalTensor(self.name, batch, heads, rows, self.keys if self.is_sloped else 1, self.fmt, "constant")
-
-    def values(self) -> Any:
-        """Return what gives a head's matrix part by part."""
-        tensor = self.tensor()
-        return PartByPart((tensor.rows, tensor.cols), self._part)
-
-    def _part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
+    def part(self, batch: int, head: int, rows: slice, cols: slice) -> Any:
+        """Return a part of a head's matrix."""
         offset, row = np.divmod(np.arange(rows.start, rows.stop), self.rows)
         within, query = np.divmod(row, self.each[batch])
         numbers = np.array(self.numbers)[head * self.packed + within][:, None]
         distance = np.arange(cols.start, cols.stop)[None] - (offset + query)[:, None]
-        return cast(numbers * (distance if self.is_sloped else 1), self.fmt)
-
-    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
-        """Return the part of a block at (row, col)."""
-        where = (col, cols) if self.is_sloped else (0, 1)
-        return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, *where)
+        return cast(numbers * (distance if self.cols > 1 else 1), self.fmt)
 
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
     """Return numbers of query heads as what a kernel adds in format ``fmt``: slopes of ``alibi``, or of each row."""
-    sizes = problem.last_offset, problem.seq_q * packed, problem.seq_kv
-    return HeadValues(name, numbers, packed, *sizes, _queries(problem, packed), fmt, name == "alibi")
+    cols = max(2, problem.seq_kv) if name == "alibi" else 1
+    sizes = problem.last_offset, problem.seq_q * packed, cols, _queries(problem, packed)
+    return HeadValues(name, fmt, len(numbers) // packed, *sizes, numbers, packed)
 
 
 def sink_of(problem: Problem, p: Any, fmt: str, packed: int = 1) -> HeadValues | None:

@@ -150,13 +150,14 @@ def split_kv(
     places: int,
     scored: Callable[[Kernel], tuple[Kernel, Mapping[str, Any]]] | None = None,
     sink: Mask | None = None,
+    merge_rows: int = 0,
 ) -> tuple[Phase, ...]:
     """Return FlashAttention's phase with the tiles of each block in parts, and the merge's phases.
 
     ``splits``: how each block is cut; a number: in so many parts (as many as it has tiles, at most), as even as can be.
-    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``.  ``scored(kernel)``:
-    the kernel with what is done to scores, and its arguments; default: they are scaled as in ``whole``.  ``sink``: a
-    score beside those of the keys, which the last merge takes in.
+    Where no block has two parts it is the phase itself.  A merge's rows are dealt to ``places``, or a block has
+    ``merge_rows``.  ``scored(kernel)``: the kernel with what is done to scores, and its arguments; default: they are
+    scaled as in ``whole``.  ``sink``: a score beside those of the keys, which the last merge takes in.
     """
     cut = partial(_evenly, splits) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)
@@ -182,16 +183,16 @@ def split_kv(
         log_variant=_variants(p)[1],
         **arguments,
     )
-    return (first, *_merge_phases(_shared(whole, places), cut, stacks, FAN[merge] or count, p, sink))
+    return (first, *_merge_phases(_shared(whole, places, merge_rows), cut, stacks, FAN[merge] or count, p, sink))
 
 
 def _evenly(parts: int, block: WorkTile) -> tuple[int, ...]:
     return even(tiles_of(block), parts)
 
 
-def _shared(whole: Phase, places: int) -> Phase:
+def _shared(whole: Phase, places: int, merge_rows: int) -> Phase:
     """Return the phase with the rows of its blocks in parts, so that all places have some where there are enough."""
-    height = max(FEWEST_ROWS, ceil_div(sum(block.rows for block in whole.cells), places))
+    height = merge_rows or max(FEWEST_ROWS, ceil_div(sum(block.rows for block in whole.cells), places))
     blocks = tuple(
         replace(block, spans=((axis, start + at, count), *rest))
         for block in whole.cells

@@ -20,6 +20,8 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from npusim.config.problem import Problem
+
 #: Tiles of each part of each sequence.
 Parts = tuple[tuple[int, ...], ...]
 
@@ -51,6 +53,22 @@ class SplitCall:
     def tiles(self) -> tuple[int, ...]:
         """Tiles of keys of each sequence."""
         return tuple(ceil_div(n, self.block_kv) for n in self.keys)
+
+
+def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitCall:
+    """Return what rules know of a problem in tiles of so many rows and keys."""
+    return SplitCall(
+        keys=problem.keys,
+        queries=problem.seq_q,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        block_q=block_q,
+        block_kv=block_kv,
+        cores=cores,
+        page=problem.page,
+        kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
+        is_causal=problem.causal,
+    )
 
 
 def _counted(tiles: Iterable[int], splits: Iterable[int]) -> Parts:

@@ -142,56 +142,66 @@ class PartByPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenMask:
-    """The mask of any set of keys, each tile its own part of a matrix of all ``rows`` and keys.
+class ByIndices:
+    """A matrix of all ``rows`` and columns that follows from their indices, of which each tile is a part of its own.
 
     A block whose first query is at position ``offset`` of its sequence takes rows ``offset * rows`` to ``(offset + 1) *
-    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, those of heads
-    below one another; that and what is ``seen`` are of each sequence, or the same for all.  Not ``is_loaded``, there is
-    no such matrix in memory: masks are computed from indices.
+    rows``, so that sequences that differ in length have one tensor.  Rows repeat after ``each`` queries, of each
+    sequence or of all alike: those of heads below one another.
+    """
+
+    name: str
+    fmt: str
+    heads: int
+    last_offset: int
+    rows: int
+    cols: int
+    each: tuple[int, ...]
+
+    def tensor(self) -> GlobalTensor:
+        """Return what stands for it as a tensor."""
+        rows = (self.last_offset + 1) * self.rows
+        return GlobalTensor(self.name, len(self.each), self.heads, rows, self.cols, self.fmt, "constant")
+
+    def values(self) -> Any:
+        """Return what gives a head's matrix part by part."""
+        return PartByPart(((self.last_offset + 1) * self.rows, self.cols), self.part)
+
+    def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[Any]:
+        """Return a part of a head's matrix."""
+        raise NotImplementedError
+
+    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
+        """Return the part of a block at (row, col)."""
+        where = (col, cols) if self.cols > 1 else (0, 1)
+        return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, *where)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMask(ByIndices):
+    """The mask of any set of keys, of each sequence or of all alike, 1 where one is seen.
+
+    Not ``is_loaded``, there is no such matrix in memory: comparisons of indices make it.
     """
 
     seen: tuple[Seen, ...]
-    last_offset: int
-    rows: int
-    keys: int
-    each: tuple[int, ...]
     is_loaded: bool = True
     shows_key_0 = False  #: whether every query sees key 0: not looked at
 
-    def tensor(self) -> GlobalTensor:
-        """Return the mask as a tensor of one byte an element."""
-        rows = (self.last_offset + 1) * self.rows
-        return GlobalTensor("mask", len(self.seen), 1, rows, self.keys, "int8", "constant")
-
-    def values(self) -> Any:
-        """Return what gives the matrix part by part, int8, 1 where a key is seen."""
-        tensor = self.tensor()
-        return PartByPart((tensor.rows, tensor.cols), self._part)
-
-    def _part(self, batch: int, _head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
-        parts, at = list[npt.NDArray[np.int8]](), rows.start
+    def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
+        """Return a part of the matrix, int8."""
+        parts, at, each, seen = list[npt.NDArray[np.int8]](), rows.start, self.each[batch], self.seen[batch]
         while at < rows.stop:  # head by head
             offset, row = divmod(at, self.rows)
-            query = row % self.each[batch]
-            count, seen = min(rows.stop - at, self.each[batch] - query), self.seen[batch]
-            parts.append(seen.matrix(offset + query, count, cols.start, cols.stop - cols.start).astype(np.int8))
+            count = min(rows.stop - at, each - row % each)
+            parts.append(seen.matrix(offset + row % each, count, cols.start, cols.stop - cols.start).astype(np.int8))
             at += count
         return np.concatenate(parts)
 
     @property
-    def comparisons(self) -> int:
-        """How many comparisons of indices say whether a key is seen."""
-        return self.seen[0].comparisons
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each row and column are read for that."""
-        return self.seen[0].lookups
-
-    def cut(self, row: int, rows: int, col: int, cols: int, offset: int | None) -> GlobalTile:
-        """Return the part of a block at (row, col)."""
-        return self.tensor().tile(0, 0, row + (offset or 0) * self.rows, rows, col, cols)
+    def index_work(self) -> tuple[int, int]:
+        """How many comparisons of indices say whether a key is seen, and how many numbers are read for that."""
+        return self.seen[0].index_work
 
 
 def mask_of(
@@ -202,12 +212,12 @@ def mask_of(
     ``kind``: by default cut where a constant matrix serves (causal masks and windows), else loaded.  ``packed`` heads
     lie below one another.  Raises `TilingError` where no constant matrix serves, or none for blocks as large.
     """
-    seen, each = problem.seen if seen is None else seen, tuple(dict.fromkeys(problem.queries))
+    seen = problem.seen if seen is None else seen
     if isinstance(seen, KeyRanges):
         if seen.is_plain and seen.after is None:
             return None
         is_band = seen.after is not None and not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
-        if packed > 1 and len(each) == 1 and seen.is_plain and kind in (None, "cut"):
+        if packed > 1 and len(set(problem.queries)) == 1 and seen.is_plain and kind in (None, "cut"):
             return PackedMask(problem.seq_q, *sizes)
         if packed == 1 and is_band and kind in (None, "cut"):
             assert seen.after is not None
@@ -220,7 +230,8 @@ def mask_of(
             "prefixes, documents, chunks and functions of one's own take loaded or computed"
         )
     seens: tuple[Seen, ...] = (seen,)
-    if problem.lengths and (problem.documents or (packed > 1 and len(each) > 1)):
+    each: tuple[int, ...] = (problem.seq_q,)
+    if problem.lengths and (problem.documents or (packed > 1 and len(set(problem.queries)) > 1)):
         seens, each = tuple(problem.sequence(n).seen for n in range(problem.batch)), problem.queries
-    rows, each = problem.seq_q * packed, each if len(seens) > 1 else (problem.seq_q,)
-    return SeenMask(seens, problem.last_offset, rows, problem.seq_kv, each, kind != "computed")
+    call = problem.last_offset, problem.seq_q * packed, problem.seq_kv, each
+    return SeenMask("mask", "int8", 1, *call, seens, kind != "computed")

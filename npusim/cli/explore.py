@@ -106,7 +106,7 @@ def explore(
 
     if plot is not None:
         altair()  # refuses before the work, not after it
-    request, axes = _axes(request, fields or (), auto=auto)
+    request, axes, notes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request, axes)
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
@@ -121,6 +121,7 @@ def explore(
         max_rmse=max_rmse,
         finite=finite,
         studies=studies or not auto,
+        notes=notes,
     )
     done, last, exploration = _searched(name, request, axes, options)
     show_either(
@@ -183,21 +184,20 @@ def _searched(
     return sorted(done, key=lambda outcome: outcome.index), last, exploration
 
 
-def _axes(request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool) -> "tuple[Request, dict[str, Any]]":
-    """Return the request of the first schedule, and the axes: of schedules, of ``-f``, of lists in ``-C``."""
-    from npusim.explore.space import auto_axes, parse_field
+def _axes(
+    request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool
+) -> "tuple[Request, dict[str, Any], tuple[str, ...]]":
+    """Return the request of the first schedule, the axes: of schedules, of ``-f``, of lists in ``-C``, and notes."""
+    from npusim.explore.space import auto_space, parse_field
 
     schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
     axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
     lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
     fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
     request = replace(request, schedule=schedules[0] if schedules else request.schedule, overrides=fixed or None)
-    if auto:
-        axes |= auto_axes(request, schedules)
-    for text in [*(f"{key}={value}" for key, value in lists.items()), *fields]:
-        key, values = parse_field(text)
-        axes[key] = values
-    return request, axes
+    given = dict(map(parse_field, [*(f"{key}={value}" for key, value in lists.items()), *fields]))
+    more, notes = auto_space(request, schedules, given) if auto else (given, ())
+    return request, axes | more, notes
 
 
 def _default_out(request: Request, axes: "dict[str, Any]") -> Path:

@@ -235,12 +235,13 @@ def _read(name: str, value: Any) -> Any:
 
 def sides(text: str, option: str) -> int | tuple[int, int]:
     """Return a window, ``512``, or keys before a query and after it, ``256,-1``."""
-    both = names(text, option)
-    if len(both) == 1:
+    if "," not in text:
         return whole_number(option, text)
-    if len(both) != 2 or not all(part.removeprefix("-").isdecimal() for part in both):
-        raise SpecError(f"{option} {text}: write the keys of a window, 512, or those before and after a query: 256,0")
-    return int(both[0]), int(both[1])
+    before, _, after = text.partition(",")
+    try:
+        return int(before), int(after)
+    except ValueError:
+        raise SpecError(f"{option} {text}: write keys of a window, 512, or those before and after it: 256,0") from None
 
 
 def required_schedule(name: str | None, verb: str) -> str:

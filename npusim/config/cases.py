@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_document, read_text
@@ -31,7 +32,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import Problem, Window
+from npusim.config.problem import CallFields, Problem
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import shared_heads
 
@@ -119,7 +120,15 @@ class Measured(SpecModel):
 Timing = Literal["core", "kernel", "back_to_back", "call"]
 
 
-class RunSizes(SpecModel):
+def _or_none(field: Any) -> tuple[Any, Any]:
+    return field.rebuild_annotation() | None, Field(default=None, description=field.description)
+
+
+#: What a call may say, each of it or nothing; a learned score is a workload's.
+_OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.items() if n != "sink_logits"})
+
+
+class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
     """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
 
     seq: Count | None = Field(default=None, description="of a named workload: queries and keys")
@@ -128,15 +137,6 @@ class RunSizes(SpecModel):
     batch: Count | None = None
     tensor_parallel: PositiveInt | None = Field(default=None, description="divides the heads")
     causal: StrictBool | None = None
-    window: Window | None = Field(default=None, description="keys that a query sees, or those before and after it")
-    sinks: NonNegativeInt | None = Field(default=None, description="first keys seen beside the window")
-    prefix: NonNegativeInt | None = Field(default=None, description="first keys that every query sees")
-    chunk: PositiveInt | None = Field(default=None, description="keys of a chunk")
-    documents: tuple[PositiveInt, ...] | None = Field(
-        default=None, description="lengths of sequences packed end to end"
-    )
-    softcap: PositiveFloat | None = Field(default=None, description="a score s becomes softcap tanh(s / softcap)")
-    alibi: StrictBool | None = Field(default=None, description="a head's slope times the distance is added")
     dtype: Text | None = None
 
 

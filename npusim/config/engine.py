@@ -339,6 +339,9 @@ class LibrarySpec(SpecModel):
     softmax: dict[str, RowSpec] = Field(min_length=1, description="by length of row, ascending")
     masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
     add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
+    combine_cycles: Positive | None = Field(
+        default=None, description="of an element of O that is merged of splits, beside its parts (FlashAttention-2's)"
+    )
 
     def softmax_cycles(self, columns: int) -> float:
         """Return the cycles of an element in rows of so many columns, between those stated in proportion."""

@@ -78,16 +78,8 @@ _MLA: Mapping[str, Any] = MappingProxyType(
     {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 )
 _DEEPSEEK: Mapping[str, Any] = MappingProxyType(
-    {
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": 3,
-        "vocab_size": 129280,
-        "hidden_act": "silu",
-        "num_key_value_heads": 128,
-    }
+    {"hidden_act": "silu", "num_key_value_heads": 128, "vocab_size": 129280, "n_routed_experts": 256}
+    | {"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3}
 )
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {

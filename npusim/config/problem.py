@@ -264,6 +264,8 @@ class Problem(Sizes, CallFields):
             raise fault_at("value_head_dim", f"{self.value_head_dim} is no part of keys of {self.head_dim}")
         if self.cache is not None and self.dtype not in ("float16", "bfloat16"):
             raise fault_at("cache", f"{self.cache} is brought to float16 or bfloat16, not {self.dtype}; leave it out")
+        if self.cache is None and self.cache_scale != "token":
+            raise fault_at("cache_scale", f"{self.cache_scale} of a cache, and there is none; give --cache")
         if self.scale == 0:
             raise fault_at("scale", "0 makes all keys equal; must not be 0")
         return self

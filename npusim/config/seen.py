@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, TilingError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -26,27 +26,6 @@ Ranges = tuple[tuple[int, int], ...]
 Sees = Callable[[Any, Any], Any]
 #: Elements of a user's mask that are looked at, at most.
 MOST_SEEN = 1 << 28
-
-
-class Seen(Protocol):
-    """Which keys the queries of a sequence see; immutable and hashable."""
-
-    @property
-    def comparisons(self) -> int:
-        """How many comparisons of a query's and a key's numbers say whether it is seen."""
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each query and key are read for that."""
-
-    def union(self, first: int, last: int) -> Ranges:
-        """Return the keys that any query at positions ``first`` to ``last`` (included) sees."""
-
-    def common(self, first: int, last: int) -> Ranges:
-        """Return the keys that all of them see."""
-
-    def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
-        """Return which of ``cols`` keys from ``col`` on each of ``rows`` positions from ``first`` on sees, bool."""
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -83,15 +62,10 @@ class KeyRanges:
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
-    def comparisons(self) -> int:
-        """How many comparisons of a query's and a key's numbers say whether it is seen."""
+    def index_work(self) -> tuple[int, int]:
+        """How many comparisons of a query's and a key's numbers say whether it is seen, and how many are read."""
         bounds = self.window, self.sinks, self.prefix, self.documents, self.chunk
-        return (self.after is not None) + sum(bool(bound) for bound in bounds)
-
-    @property
-    def lookups(self) -> int:
-        """How many numbers of each query and key are read for that: its document's."""
-        return 1 if self.documents else 0
+        return (self.after is not None) + sum(bool(bound) for bound in bounds), int(bool(self.documents))
 
     def ends_at(self, p: int) -> tuple[int, int, int, int]:
         """Return the first key of a query's stretch, one past its first range, and the second range."""
@@ -147,20 +121,15 @@ class KeyFunction:
     sees: Sees
     keys: int
     is_plain = False
-    comparisons = 2  #: as a window has; what the function says is not looked at
-    lookups = 0
+    index_work = (2, 0)  #: as a window has; what the function says is not looked at
 
     def union(self, first: int, last: int) -> Ranges:
         """Return the keys that any query at positions ``first`` to ``last`` sees."""
-        import numpy as np
-
-        return _ranges(np.any(self._block(first, last), axis=0))
+        return _ranges(self._block(first, last).any(axis=0))
 
     def common(self, first: int, last: int) -> Ranges:
         """Return the keys that all of them see."""
-        import numpy as np
-
-        return _ranges(np.all(self._block(first, last), axis=0))
+        return _ranges(self._block(first, last).all(axis=0))
 
     def matrix(self, first: int, rows: int, col: int, cols: int) -> npt.NDArray[Any]:
         """Return which keys each position sees, (rows, cols) bool.
@@ -178,11 +147,15 @@ class KeyFunction:
             )
         return np.broadcast_to(answer, (rows, cols))
 
-    def _block(self, first: int, last: int) -> npt.NDArray[Any]:
+    def _block(self, first: int, last: int) -> Any:
         rows = last + 1 - first
         if rows * self.keys > MOST_SEEN:
             raise TilingError(f"a mask function of {rows} x {self.keys} pairs at a time; {MOST_SEEN:,} at most")
         return self.matrix(first, rows, 0, self.keys)
+
+
+#: Which keys the queries of a sequence see; immutable and hashable.
+Seen = KeyRanges | KeyFunction
 
 
 def _ranges(row: npt.NDArray[Any]) -> Ranges:
@@ -194,11 +167,10 @@ def _ranges(row: npt.NDArray[Any]) -> Ranges:
 
 
 @lru_cache(maxsize=64)  # of problems
-def pairs_seen(seen: Hashable, first: int, rows: int) -> int:
+def pairs_seen(seen: Seen, first: int, rows: int) -> int:
     """Return how many pairs of a query and a key there are, of ``rows`` positions from ``first`` on."""
-    what: Any = seen
-    if isinstance(what, KeyFunction):
-        step = max(1, MOST_SEEN // 16 // what.keys)
+    if isinstance(seen, KeyFunction):
+        step = max(1, MOST_SEEN // 16 // seen.keys)
         parts = ((p, min(step, first + rows - p)) for p in range(first, first + rows, step))
-        return sum(int(what.matrix(p, n, 0, what.keys).sum()) for p, n in parts)
-    return sum(b - a for p in range(first, first + rows) for a, b in what.union(p, p))
+        return sum(int(seen.matrix(p, n, 0, seen.keys).sum()) for p, n in parts)
+    return sum(b - a for p in range(first, first + rows) for a, b in seen.union(p, p))

@@ -6,7 +6,7 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,8 +55,8 @@ def work_bound(
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
 
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
-    does.  Bodies are looked at by how often they run, operation by operation, until the bound passes ``cutoff``: those
-    that are left could only raise it.  ``is_relaxed``: a bound of all programs whose tilings differ in fields that
+    does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
+    raise it.  ``is_relaxed``: a bound of all programs whose tilings differ in fields that
     declare what is lightest, too (`npusim.config.tiling.lightest`): wherever tiles lie, whoever gets which block.
     """
     works = _Works(program, device, is_relaxed=is_relaxed)
@@ -104,8 +104,7 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     cycles = np.zeros((len(runs), works.columns), np.int64)
     longest = 0
     for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
-        most = int(runs[: len(runs) - works.is_relaxed, number].max(initial=1))
-        cycles += runs[:, number, None] * works.of(phase, bodies[number], cutoff / max(1, most))
+        cycles += runs[:, number, None] * works.of(phase, bodies[number])
         longest = _longest(cycles // works.scale, groups, is_relaxed=works.is_relaxed)
         if longest > cutoff:
             break
@@ -172,15 +171,6 @@ def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, group
     return [examples[n] for n in range(len(numbers))], shape_counts
 
 
-@dataclass(slots=True)
-class _Work:
-    """What one run of a body keeps busy, as far as it was asked for: columns and units of each operation, in order."""
-
-    operations: Iterator[list[tuple[int, int]]]
-    done: list[list[tuple[int, int]]] = field(default_factory=list)
-    total: Ints | None = None
-
-
 #: What concurrent warp groups share, fields of `Share`: the first three arithmetic alone, then products, the last both.
 _SHARED = ("issue", "compare", "special", "tensor", "memory")
 
@@ -200,7 +190,7 @@ class _Works:
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
         by = Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items()), is_relaxed
         self.by, self.ends = interned(by), ends_of(program)
-        self._bodies: dict[Hashable, list[list[tuple[int, int]]]] = {}
+        self._bodies: dict[Hashable, Ints] = {}
 
     @cached_property
     def _pricing(self) -> Pricing:
@@ -209,8 +199,8 @@ class _Works:
         pricing.is_placed = not self.is_relaxed
         return pricing
 
-    def of(self, phase: ProgramPhase, body: Any, enough: float) -> Ints:
-        """Return the work of a body, or of a block; what is left out once a column has ``enough`` only adds to it."""
+    def of(self, phase: ProgramPhase, body: Any) -> Ints:
+        """Return the units of each column that a body, or a block, keeps busy."""
         if isinstance(body, Body):
             known, key = memo(body.memo_key, self.ends, "work"), (self.by, body.key)
         else:
@@ -222,42 +212,26 @@ class _Works:
                 items = body.items(phase)
             else:
                 items = body(0) if isinstance(body, Body) else phase.body(body)
-            known[key] = _Work(self._operations(items, 1))
-        work: _Work = known[key]
-        if work.total is not None and (work.total <= enough * self.scale).all():
-            return work.total
-        units = [0] * self.columns
-        for operation in self._so_far(work):
-            for column, more in operation:
-                units[column] += more
-            if any(units[column] > enough * self.scale[column] for column, _ in operation):
-                return np.array(units, np.int64)
-        work.total = np.array(units, np.int64)
-        return work.total
+            known[key] = self._of_items(items)
+        work: Ints = known[key]
+        return work
 
-    def _so_far(self, work: _Work) -> Iterator[list[tuple[int, int]]]:
-        yield from work.done
-        for operation in work.operations:
-            work.done.append(operation)
-            yield operation
-
-    def _operations(self, items: Iterable[Item], times: int) -> Iterator[list[tuple[int, int]]]:
+    def _of_items(self, items: Iterable[Item]) -> Ints:
+        """Return the units of operations and loops; bodies of blocks that differ in their counts are looked at once."""
+        units = np.zeros(self.columns, np.int64)
         for item in items:
-            if isinstance(item, Loop):
-                if item.indices:
-                    for operation in self._iteration(item):
-                        yield [(column, times * len(item.indices) * units) for column, units in operation]
-            elif not meets_l2(item):
-                yield [(column, times * units) for column, units in self._units(item) if units]
-
-    def _iteration(self, loop: Loop) -> Iterable[list[tuple[int, int]]]:
-        """Return what one iteration keeps busy; bodies of blocks that differ in their counts are looked at once."""
-        operations = self._operations(loop.body(loop.indices[0]), 1)
-        if loop.key is None:
-            return operations
-        if loop.key not in self._bodies:
-            self._bodies[loop.key] = list(operations)
-        return self._bodies[loop.key]
+            if not isinstance(item, Loop):
+                for column, more in () if meets_l2(item) else self._units(item):
+                    units[column] += more
+            elif item.indices:
+                key = item.key
+                work = self._bodies.get(key) if key is not None else None
+                if work is None:
+                    work = self._of_items(item.body(item.indices[0]))
+                    if key is not None:
+                        self._bodies[key] = work
+                units += len(item.indices) * work
+        return units
 
     def _units(self, op: TileOp) -> Iterator[tuple[int, int]]:
         """Yield the columns that an operation keeps busy, each with its units."""

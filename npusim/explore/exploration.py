@@ -11,7 +11,7 @@ from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Job, PointTask, sensitive
 from npusim.explore.search import Options, run_search
-from npusim.explore.space import auto_axes
+from npusim.explore.space import auto_space
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, takes_options
 from npusim.simulation.variants import named_fields
@@ -262,9 +262,7 @@ def explore(
     """
     schedules = [schedule] if isinstance(schedule, str) else list(schedule)
     request = Request(schedules[0], numerics=False, **call_options)
-    axes: dict[str, Any] = dict(fields or {})
-    if auto:
-        axes = {**auto_axes(request, schedules), **axes}
+    axes, notes = auto_space(request, schedules, fields or {}) if auto else (dict(fields or {}), ())
     if len(schedules) > 1:
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
@@ -279,6 +277,7 @@ def explore(
         max_rmse=max_rmse,
         finite=finite,
         studies=studies or not auto,
+        notes=notes,
         on_outcome=on_outcome,
     )
     return search(request, axes, options)

@@ -85,6 +85,7 @@ class Options:
     studies: bool = True
     check_all: bool = False
     budget_s: float | None = None
+    notes: tuple[str, ...] = ()
     on_outcome: Callable[[PointOutcome, int], None] | None = None
     on_size: Callable[[Size], None] | None = None
     on_progress: Callable[[Progress], None] | None = None
@@ -489,16 +490,14 @@ class Search:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
             # Of many points with a value those from its middle on: the first have the other axes' first values.
-            chosen: list[int] = []
-            covered: set[tuple[object, ...]] = set()
+            chosen, covered = list[int](), set(seen)
             for value, indices in candidates.items():
-                if value not in seen and value not in covered:
+                if value not in covered:
                     chosen.append(indices[(len(indices) * (attempt + TRIED // 2) // TRIED) % len(indices)])
                     covered |= self._values(chosen[-1])
             for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
                 self.checked += len(fitting)
-                for index in fitting:
-                    seen |= self._values(index)
+                seen = seen.union(*map(self._values, fitting))
         self.unseen = tuple(f"{name}={value}" for key in candidates if key not in seen for _, name, value in (key,))
 
     def _values(self, index: int) -> set[tuple[object, ...]]:
@@ -536,6 +535,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     When it is interrupted, what is done stays in the store.
     """
     setting = spec_of(request, axes, studies=options.studies)
+    setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
     if not points:
         axes_text = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())

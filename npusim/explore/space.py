@@ -22,6 +22,7 @@ from npusim.config.tiling import Tiling, tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
+from npusim.simulation.tile import open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
 from npusim.units import parse_count
 
@@ -40,6 +41,7 @@ __all__ = [
     "SearchSpec",
     "Space",
     "auto_axes",
+    "auto_space",
     "chunks",
     "declared",
     "parse_field",
@@ -193,12 +195,10 @@ class SearchSpec:
         for index in indices:
             point = points[index]
             name = str(point.get("schedule", self.schedules[0]))
-            light = fields[name]
-            members.setdefault((name, *(v for n, v in point.items() if n not in light)), []).append(index)
+            members.setdefault((name, *(v for n, v in point.items() if n not in fields[name])), []).append(index)
         families = []
-        for listed in members.values():
-            point = points[listed[0]]
-            light = fields[str(point.get("schedule", self.schedules[0]))]
+        for (schedule, *_), listed in members.items():
+            point, light = points[listed[0]], fields[str(schedule)]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
             families.append(PointFamily(tuple(listed), {**point, **lighter}))
         return families
@@ -409,6 +409,33 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
             f"--auto: {', '.join(schedules)}: no field has limits or choices to take values from; give them: --field"
         )
     return {name: tuple(values) for name, values in axes.items()}
+
+
+def auto_space(
+    request: Request, schedules: Sequence[str], fields: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return ``fields`` and the axes that schedules declare, and notes: which are held to make few enough points.
+
+    Held are those that no plain run chooses, the longest first, at the values that plain runs take.
+    """
+    axes: dict[str, Any] = {**auto_axes(request, schedules), **fields}
+    listed = [(name, replace(request, schedule=name).find_schedule()) for name in schedules]
+    device = request.machine()
+    chosen = set() if isinstance(device, NodeDevice) else set().union(*(open_fields(s, device) for _, s in listed))
+
+    def count() -> int:
+        return max(prod(len(axes[n]) for n in axes if n in s.tiling.model_fields or n in fields) for _, s in listed)
+
+    whole, held = count(), list[str]()
+    longest_first = sorted(axes.keys() - chosen - fields.keys(), key=lambda n: (-len(axes[n]), n))
+    while count() > MOST_POINTS and longest_first:
+        name = longest_first.pop(0)
+        owner = next(called for called, s in listed if name in s.tiling.model_fields)
+        values, axes[name] = axes[name], (_plain(axes[name], plain_tiling(request, owner)[name]),)
+        words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
+        held.append(f"{name}={words[0]} (--field {name}={words[1]})")
+    note = f"{whole:,} points are more than {MOST_POINTS:,}: held, and no part of what is proved: {', '.join(held)}"
+    return axes, (note,) if held else ()
 
 
 def _plain(values: Sequence[Value], value: Any) -> Value:

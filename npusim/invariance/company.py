@@ -11,6 +11,8 @@ from npusim.numerics.inputs import drawn_pages, paged
 from npusim.simulation.variants import Variant
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.config.problem import Problem
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.inputs import Array
@@ -31,23 +33,19 @@ class VariedCall:
     position: int = 0
     is_last_query: bool = False
 
-    @classmethod
-    def of_field(cls, name: str, value: object) -> VariedCall:
-        """Return a call with another value of a tiling field."""
-        return cls(f"{name}={value}", Variant(tiling={name: value}))
-
 
 def batches(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other sequences beside one."""
     if not problem.lengths:
         counts = [n * problem.batch for n in BATCHES]
         return [VariedCall(f"batch={n}", Variant(problem={"batch": n})) for n in counts]
-    lengths = problem.lengths
-    companies = {f"{n} times these lengths": lengths * n for n in BATCHES}
-    companies[f"a neighbour of {2 * max(lengths)} keys"] = (*lengths, 2 * max(lengths))
-    calls = [VariedCall(what, _of_lengths(problem, one), sequence) for what, one in companies.items()]
-    if len(lengths) > 1:
-        calls.append(VariedCall("alone", _of_lengths(problem, (lengths[sequence],))))
+    own = tuple(zip(problem.lengths, problem.queries, strict=True))
+    longest, queries = max(own)
+    companies = {f"{n} times these lengths": own * n for n in BATCHES}
+    companies[f"a neighbour of {2 * longest} keys"] = (*own, (2 * longest, queries))
+    calls = [VariedCall(what, _of_sequences(problem, one), sequence) for what, one in companies.items()]
+    if len(own) > 1:
+        calls.append(VariedCall("alone", _of_sequences(problem, own[sequence : sequence + 1])))
     return calls
 
 
@@ -57,12 +55,12 @@ def positions(problem: Problem, sequence: int) -> list[VariedCall]:
         largest = BATCHES[-1] * problem.batch
         variant = Variant(problem={"batch": largest})
         return [VariedCall(f"sequence {n} of {largest}", variant, n) for n in (1, largest - 1)]
-    own, others = problem.lengths[sequence], [n for i, n in enumerate(problem.lengths) if i != sequence]
-    places = [n for n in range(len(problem.lengths)) if n != sequence]
-    return [
-        VariedCall(f"sequence {n} of {len(problem.lengths)}", _of_lengths(problem, (*others[:n], own, *others[n:])), n)
-        for n in dict.fromkeys((*places[:1], *places[-1:]))
-    ]
+    others = list(zip(problem.lengths, problem.queries, strict=True))
+    own, count = others.pop(sequence), problem.batch
+    places = [n for n in range(count) if n != sequence]
+    ends = dict.fromkeys((*places[:1], *places[-1:]))
+    calls = ((n, _of_sequences(problem, (*others[:n], own, *others[n:]))) for n in ends)
+    return [VariedCall(f"sequence {n} of {count}", variant, n) for n, variant in calls]
 
 
 def pages(problem: Problem, sequence: int) -> list[VariedCall]:
@@ -77,26 +75,34 @@ def pages(problem: Problem, sequence: int) -> list[VariedCall]:
 
 def chunks(problem: Problem, sequence: int) -> list[VariedCall]:
     """Return calls with other numbers of queries at a time: speculated ones, halves of a prompt."""
-    counts = SPECULATED if problem.seq_q == 1 else (problem.seq_q // 2, problem.seq_q // 4)
+    queries = problem.queries[sequence]
+    counts = SPECULATED if queries == 1 else (queries // 2, queries // 4)
     return [_queries(problem, n, sequence) for n in counts if 1 < n <= problem.keys[sequence]]
 
 
 def prefills(problem: Problem, sequence: int) -> list[VariedCall]:
-    """Return a prompt's last queries beside a decoding step, or the step beside a prompt."""
-    return [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.seq_q == 1 else 1, sequence)]
+    """Return a prompt's last queries in place of a decoding step, or the step; and a prompt in the step's own call."""
+    calls = [_queries(problem, min(PROMPT, problem.keys[sequence]) if problem.queries[sequence] == 1 else 1, sequence)]
+    if problem.lengths and problem.queries[sequence] == 1:
+        sequences = (*zip(problem.lengths, problem.queries, strict=True), (PROMPT, PROMPT))
+        calls.append(VariedCall(f"a prompt of {PROMPT} beside it", _of_sequences(problem, sequences), sequence))
+    return calls
 
 
 def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:
-    update = {"seq_q": count, "causal_offset": problem.seq_kv - count}
+    update = {"seq_q": count, "query_lengths": (), "causal_offset": problem.seq_kv - count}
     what = "one query (decoding)" if count == 1 else f"the last {count} queries at once"
     return VariedCall(what, Variant(problem=update), sequence, is_last_query=True)
 
 
-def _of_lengths(problem: Problem, lengths: tuple[int, ...]) -> Variant:
-    longest = max(lengths)
-    queries = longest if problem.seq_q == problem.seq_kv else min(problem.seq_q, longest)
-    sizes = {"batch": len(lengths), "seq_q": queries, "seq_kv": longest, "causal_offset": longest - queries}
-    return Variant(problem={"lengths": lengths, **sizes})
+def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Variant:
+    """Return a call of sequences of so many keys and queries each."""
+    lengths, queries = (tuple(part) for part in zip(*sequences, strict=True))
+    longest = {"seq_q": max(queries), "seq_kv": max(lengths), "causal_offset": max(lengths) - max(queries)}
+    is_mixed = queries != tuple(min(max(queries), n) for n in lengths)
+    return Variant(
+        problem={"lengths": lengths, "query_lengths": queries if is_mixed else (), "batch": len(lengths), **longest}
+    )
 
 
 def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource:

@@ -269,8 +269,8 @@ class _Examination:
         """Return calls with other values of tiling fields."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
-        values: dict[Aspect, list[tuple[str, object]]] = {"splits": [], "rule": [], "merge": [], "tile": []}
-        values["packing"] = []
+        aspects: tuple[Aspect, ...] = "splits", "rule", "merge", "tile", "packing"
+        values: dict[Aspect, list[tuple[str, object]]] = {aspect: [] for aspect in aspects}
         if "splits" in known:
             values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
         if "split_keys" in known and not tiling.split_keys:  # type: ignore[attr-defined]
@@ -284,10 +284,10 @@ class _Examination:
         if "pack" in known and self.problem.group_size > 1:
             # Packed: rows of several query heads are rows of one block.
             values["packing"] = [("pack", "off" if self.base.program.tensors["o"].packed > 1 else "on")]
-        return {aspect: [self._of_field(*value) for value in listed] for aspect, listed in values.items()}
-
-    def _of_field(self, name: str, value: object) -> VariedCall:
-        return replace(VariedCall.of_field(name, value), position=self.sequence)
+        return {
+            aspect: [VariedCall(f"{n}={value}", Variant(tiling={n: value}), self.sequence) for n, value in listed]
+            for aspect, listed in values.items()
+        }
 
     @cached_property
     def splits(self) -> int:
@@ -325,7 +325,7 @@ class _Examination:
             head, row, column = at
             values = (float(one.rows[head][row, column]) for one in (expected, changed))
             difference = BitDifference(f"O head {head} row {base[1].row + row} column {column}", *values)
-        parted = str(parting(expected.events, changed.events) or "")
+        parted = parting(expected.events, changed.events)
         return Tried(
             call.what, False, difference, structural_difference(*keys) if call.is_last_query else parted, latency
         )

@@ -265,7 +265,7 @@ class GroupWork:
         Whether warps of their own copy, so that products follow one another without a gap.
     consumers
         Groups of the block that take turns, where warps specialise; 0: others' work is no matter.
-    columns, depth
+    rows, columns, depth
         Of whole tiles, which a kernel computes whatever a ragged one has: of results, and those that a product adds up.
     extra
         Instructions for each element beside what steps say.
@@ -294,6 +294,7 @@ class GroupWork:
     constant: str = ""
     is_specialised: bool = False
     consumers: int = 0
+    rows: int = 0
     columns: int = 0
     depth: int = 0
     extra: float = 0.0

@@ -252,8 +252,8 @@ class Frame:
             if cut is None:
                 return s
             how = made[cut.tensor.name]
-            counts = getattr(how, "comparisons", 0), getattr(how, "lookups", 0)
-            return replace(s, attributes=replace(s.attributes, comparisons=counts[0], lookups=counts[1]))
+            comparisons, lookups = getattr(how, "index_work", (0, 0))
+            return replace(s, attributes=replace(s.attributes, comparisons=comparisons, lookups=lookups))
 
         return tuple(map(computed, steps)) if made else steps
 

@@ -29,27 +29,6 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
-    """The first step, in program order, at which two computations of a row differ.
-
-    ``other`` is None where the other computation has no such step any more.
-    """
-
-    phase: str
-    operation: str
-    step: str
-    tile: str
-    column: int
-    value: float
-    other: float | None
-
-    def __str__(self) -> str:
-        other = "none" if self.other is None else f"{self.other:.9g}"
-        step = f" {self.step}" if self.step else ""
-        return f"{self.phase}: {self.operation}{step}, {self.tile}, column {self.column}: {self.value:.9g} | {other}"
-
-
-@dataclass(frozen=True, slots=True)
 class PathEvent:
     """A row of what one step wrote, and where."""
 
@@ -133,8 +112,11 @@ def bits_of(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def parting(one: list[PathEvent], two: list[PathEvent]) -> Parting | None:
-    """Return the first step of ``one`` that differs from its counterpart: as many steps of its name before it."""
+def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
+    """Return the first step of ``one`` that differs from its counterpart, as many steps of its name before it.
+
+    In words, with both values ("none" where the other has no such step any more); empty where none differs.
+    """
     counterparts: dict[tuple[str, str], Iterator[PathEvent]] = {}
     by_name: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)
     for event in two:
@@ -149,6 +131,7 @@ def parting(one: list[PathEvent], two: list[PathEvent]) -> Parting | None:
             if same.all():
                 continue
             column = int(np.argmin(same))
-        value, other = float(event.values[column]), None if twin is None else float(twin.values[column])
-        return Parting(event.phase, event.operation, event.step, event.tile, column, value, other)
-    return None
+        other = "none" if twin is None else f"{float(twin.values[column]):.9g}"
+        where = f"{event.phase}: {event.operation}{event.step and ' '}{event.step}, {event.tile}, column {column}"
+        return f"{where}: {float(event.values[column]):.9g} | {other}"
+    return ""

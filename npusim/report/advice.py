@@ -20,7 +20,7 @@ from npusim.errors import NpusimError
 from npusim.report.text import percent
 from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
-from npusim.simulation.tile import PAIRS, WORTH
+from npusim.simulation.tile import PAIRS, WORTH, remembered
 from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
@@ -303,12 +303,18 @@ class Trial:
         """Return the time of the run with other fields; infinity where they do not fit."""
         r = self._result
         request = Request(r.schedule, problem=r.problem, hw=r.device, tiling=fields, precision=r.precision)
-        variants = Variants(replace(request, warm=r.program.is_warm), is_open=is_open)
-        try:
-            timing = variants.build(Variant(), is_hinted=False).timing()
-        except (NpusimError, ValueError, ImportError):
-            return inf
-        return inf if timing is None else timing.latency_s * 1e6
+        request = replace(request, warm=r.program.is_warm)
+
+        def simulated() -> float:
+            try:
+                timing = Variants(request, is_open=is_open).build(Variant(), is_hinted=False).timing()
+            except (NpusimError, ValueError, ImportError):
+                return inf
+            return inf if timing is None else timing.latency_s * 1e6
+
+        call = r.problem, fields, r.precision, request.warm, is_open
+        latency_us: float = remembered("trial", request.find_schedule(), r.device, call, simulated)
+        return latency_us
 
     def _named(self) -> Fields | None:
         """Return the fields that were named; None where no command line asks for the run."""

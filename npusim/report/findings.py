@@ -189,7 +189,7 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
 
 
 def _step(one: Explanation) -> tuple[Cell, ...]:
-    return () if one.parted is None else (Cell(f"first at {one.parted}", "dim"),)
+    return () if not one.parted else (Cell(f"first at {one.parted}", "dim"),)
 
 
 def difference_document(output: Path, d: Difference) -> dict[str, object]:
@@ -216,7 +216,7 @@ def _explanation(one: Explanation) -> dict[str, object]:
         "changes": [asdict(c) for c in one.changes],
         "matched": one.matched,
         "of": one.of,
-        "step": None if one.parted is None else str(one.parted),
+        "step": one.parted or None,
     }
 
 

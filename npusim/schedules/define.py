@@ -215,6 +215,7 @@ def attention(
     sees: Callable[[Any, Any], Sees] | None = None,
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None,
     fields: type[Tiling] | None = None,
+    by_rule: Callable[..., Phases | None] = lambda *_: None,
     tiling: type[Tiling] | Mapping[str, type[Tiling]] = ATTENTION_TILING,
     **more: Any,
 ) -> tuple[Schedule, ...]:
@@ -234,6 +235,8 @@ def attention(
         ``given(problem, tiling, p)``: what else the kernel takes, by name.
     fields
         Tiling fields of its own, beside those that the machine takes.
+    by_rule
+        ``by_rule(problem, tiling, p, machine)`` returns the phases where a kernel cuts keys by a rule of its own.
     """
     _check_names(called, kernel, operands, fields)
     tiling = tiling if fields is None else _beside_the_machines(fields)
@@ -266,6 +269,8 @@ def attention(
         return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
 
     def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        if (ruled := by_rule(problem, tiling, p, machine)) is not None:
+            return ruled
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         return [one(problem, sizes, p, *masked, memo_tiling)]

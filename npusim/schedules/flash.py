@@ -11,37 +11,23 @@ inverse printed in equation 12.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flash import FlashPrecision, NamedFormats, flash
+from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
+from npusim.machines.sm.published import cuts_keys, packs_heads
+from npusim.schedules import split_kv
 from npusim.schedules.define import FlashTiling, attention
+from npusim.schedules.presets import PRECISIONS
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-
-FA2_FP32 = FlashPrecision("fa2_fp32", kernel="pto")
-ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
-PRECISIONS = MappingProxyType(
-    {
-        "ascend": (
-            FA2_FP32,
-            # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
-            replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
-            # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
-            FlashPrecision("fa16", **ALL_HALF),
-        ),
-        # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
-        # row sum left to right (golden/README.md).
-        "nvidia": (replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"),),
-        # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
-        "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
-    }
-)
+    from npusim.config.problem import Problem
+    from npusim.schedules.define import Phases
 
 
 class TwoLevelTiling(FlashTiling):
@@ -107,7 +93,26 @@ def _needs_lanes(device: DeviceSpec) -> str:
     )
 
 
-FLASH = attention("flash", flash, precisions=PRECISIONS, summary="FlashAttention-2, online softmax")
+#: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
+MERGE_ROWS = 4
+
+
+def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
+    """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
+    kernel, tile = getattr(tiling, "kernel", None), (tiling.block_q, tiling.block_kv)
+    if kernel not in ("fa2", "fa3"):
+        return None
+    is_packed = packs_heads(kernel, problem, tiling.block_q) and split_kv.may_pack(problem, tiling.block_q)
+    is_cut = cuts_keys(kernel, problem, tile, machine.device)
+    if not (is_packed or is_cut):
+        return None
+    fields = split_kv.GpuSplitTiling(
+        block_q=tile[0], block_kv=tile[1], splits=kernel if is_cut else 1, pack="on" if is_packed else "off"
+    )
+    return split_kv.phases(problem, fields, SplitPrecision(**asdict(p)), machine, MERGE_ROWS)
+
+
+FLASH = attention("flash", flash, precisions=PRECISIONS, by_rule=_by_rule, summary="FlashAttention-2, online softmax")
 FAST = attention(
     "two_level",
     flash,

@@ -27,7 +27,7 @@ from npusim.algorithms.split import (
     split_kv,
     tiles_of,
 )
-from npusim.algorithms.split_rules import RULES, SplitCall
+from npusim.algorithms.split_rules import RULES, call_of
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
@@ -37,7 +37,7 @@ from npusim.ir.content import Itself
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
-from npusim.schedules.flash import PRECISIONS
+from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -269,15 +269,21 @@ class _Cutting(NamedTuple):
     pack: str
 
 
-def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any) -> Phases:
-    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave."""
+def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0) -> Phases:
+    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave, so many rows a block."""
     cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
-    return _phases(problem, cutting, p, Itself(machine.device), machine.places, machine.mask_kind(tiling))
+    return _phases(problem, cutting, p, Itself(machine.device), machine.places, machine.mask_kind(tiling), merge_rows)
 
 
 @lru_cache(maxsize=4)  # of phases
 def _phases(
-    problem: Problem, tiling: _Cutting, p: SplitPrecision, device: Itself, places: int, kind: MaskKind | None
+    problem: Problem,
+    tiling: _Cutting,
+    p: SplitPrecision,
+    device: Itself,
+    places: int,
+    kind: MaskKind | None,
+    merge_rows: int,
 ) -> Phases:
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
@@ -296,7 +302,7 @@ def _phases(
         )
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
-    first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink)
+    first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink, merge_rows)
     notes = (*notes, note) if note else notes
     return [replace(first, notes=notes) if notes else first, *rest]
 
@@ -312,18 +318,7 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
     if isinstance(splits, int):
         return splits, ""
     if splits != "auto":
-        call = SplitCall(
-            keys=problem.keys,
-            queries=problem.seq_q,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            block_q=tiling.block_q,
-            block_kv=block_kv,
-            cores=device.group_count.value,
-            page=problem.page,
-            kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
-            is_causal=problem.causal,
-        )
+        call = call_of(problem, tiling.block_q, block_kv, device.group_count.value)
         parts = RULES[splits](call)
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
         return (lambda block: _clipped(parts[block.batch], tiles_of(block))), f"splits={splits}: {counts}"

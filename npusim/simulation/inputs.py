@@ -39,13 +39,15 @@ LAYOUT_AXES = MappingProxyType(
 NAMES = ("q", "k", "v")
 #: What safetensors calls the formats that numpy has no name for.
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
+#: What tensors say of a call, beside themselves.
+STATED = ("lengths", "query_lengths", "page")
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
     """Return the tensors given, or those that the workload's recipe changes, their scales, and `Problem`'s fields.
 
-    These are ``lengths``, where sequences differ, and ``page``, where K and V are pages.
+    These are ``lengths`` and ``query_lengths``, where sequences differ, and ``page``, where K and V are pages.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to float8_e4m3fn with a scale each (`quantise`).
@@ -65,7 +67,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
         return None, {}, {}
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
-    found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in ("lengths", "page") if n in tensors}
+    found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in STATED if n in tensors}
     if dtype == "float8_e4m3fn":
         return *quantise(tensors), found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
@@ -106,8 +108,8 @@ def load_tensors(
 ) -> Tensors:
     """Return ``{"q", "k", "v"}`` as (batch, heads, tokens, head size), each of one of `DTYPES`.
 
-    Sequences of unequal length are filled up with zeros, and their ``"lengths"`` in keys returned beside them; each
-    has as many queries as the longest, or as keys where these are fewer.
+    Sequences of unequal length are filled up with zeros, and their ``"lengths"`` in keys returned beside them, with
+    ``"query_lengths"`` where they have not as many queries as the longest, or as keys where these are fewer.
 
     ``source`` is a path, the name of packaged data, or a mapping.  Keys are ``q k v`` or
     ``<prefix>.q ...``; without ``prefix`` a file with one set of keys needs none.
@@ -203,12 +205,9 @@ def _of_lengths(tensors: Tensors, rows: Mapping[str, tuple[int, ...]], where: st
         raise TensorError(
             f"{where}: lengths of {len(keys)} sequences of {max(keys)} keys at most; k has {batch} of {longest}"
         )
-    wanted = tuple(min(tensors["q"].shape[2], n) for n in keys)
-    if queries and queries != wanted:
-        why = f"each has {max(wanted)}, or all of its tokens"
-        raise TensorError(f"{where}: sequences of {' '.join(map(str, queries[:8]))} queries: {why}")
+    is_mixed = bool(queries) and queries != tuple(min(tensors["q"].shape[2], n) for n in keys)
     cut = {n: x if n == "q" else x[:, :, : max(keys)] for n, x in tensors.items()}
-    return {**cut, "lengths": np.array(keys)}
+    return {**cut, "lengths": np.array(keys), **({"query_lengths": np.array(queries)} if is_mixed else {})}
 
 
 def load_projection(

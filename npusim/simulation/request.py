@@ -86,6 +86,7 @@ def _option(panel: str, usage: str, text: str, default: Any = None, needs: str =
 #: Headings of options that change what is run, and of those that change what is computed or shown of it.
 _ASKED, _SHOWN = ("What to compute", "On what", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
+_seen = partial(_what, needs="workload attention")
 _bits, _output = (partial(_option, panel) for panel in _SHOWN)
 #: What may be there or not in a run, and what is said of options that need it where it is not.
 NEEDS: Mapping[str, str] = MappingProxyType(
@@ -171,40 +172,31 @@ class Request:
     causal: bool | None = _what(
         "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
     )
-    window: int | tuple[int, int] | None = _what(
+    window: int | tuple[int, int] | None = _seen(
         "--window KEYS|BEFORE,AFTER",
         "Keys that a query sees, itself included: 512; or those before and after it: 256,256 (-1: all).",
-        needs="workload attention",
     )
-    sinks: int | None = _what("--sinks KEYS", "First keys that are seen beside the window.", needs="workload attention")
-    prefix: int | None = _what("--prefix KEYS", "First keys that every query sees.", needs="workload attention")
-    chunk: int | None = _what(
-        "--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.", needs="workload attention"
+    sinks: int | None = _seen("--sinks KEYS", "First keys that are seen beside the window.")
+    prefix: int | None = _seen("--prefix KEYS", "First keys that every query sees.")
+    chunk: int | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
+    documents: tuple[int, ...] | None = _seen(
+        "--documents KEYS,...", "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996."
     )
-    documents: tuple[int, ...] | None = _what(
-        "--documents KEYS,...",
-        "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996.",
-        needs="workload attention",
-    )
-    bias: Literal["shared", "head"] | None = _what(
+    bias: Literal["shared", "head"] | None = _seen(
         "--bias",
         "Add a tensor of queries and keys to scores, one for all heads or for each.",
         choices=("shared", "head"),
         shown="none",
-        needs="workload attention",
     )
-    softcap: float | None = _what("--softcap X", "A score s becomes X tanh(s / X).", needs="workload attention")
-    alibi: bool | None = _what(
-        "--alibi/--no-alibi",
-        "Add to each score a head's slope times the distance; default: as the workload says.",
-        needs="workload attention",
+    softcap: float | None = _seen("--softcap X", "A score s becomes X tanh(s / X).")
+    alibi: bool | None = _seen(
+        "--alibi/--no-alibi", "Add to each score a head's slope times the distance; default: as the workload says."
     )
-    kind: Literal["global", "local"] | None = _what(
+    kind: Literal["global", "local"] | None = _seen(
         "--kind",
         "Of the layer, where a model has several: local (a window or chunk) or global.",
         choices=("global", "local"),
         shown="that with most to see; the other's time is noted",
-        needs="workload attention",
     )
     dtype: Dtype | None = _what(
         "--dtype",

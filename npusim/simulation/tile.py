@@ -7,13 +7,17 @@ call is at least `WORTH` faster.  Fields that were named keep their values.  Lon
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping  # noqa: TC003 - a field of a NamedTuple
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from npusim import cache
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import NpusimError, SpecError, one_line
@@ -26,7 +30,7 @@ from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import Tiling
@@ -44,6 +48,7 @@ __all__ = [
     "judged_problem",
     "open_fields",
     "program_of",
+    "remembered",
     "warmed",
 ]
 
@@ -155,7 +160,41 @@ def _choice(
     groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()
-    trial = _Trial(schedule.thing, device.thing, judged_problem(problem), precision, tiling, is_warm=is_warm)
+    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), is_warm
+
+    def made() -> list[object]:
+        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, is_warm=is_warm)
+        fields, note = _tried_out(trial, groups)
+        return [dict(fields), note]
+
+    return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
+
+
+def remembered(
+    kind: str, schedule: Schedule, device: DeviceSpec, call: tuple[object, ...], make: Callable[[], Any]
+) -> Any:
+    """Return what ``make`` says of a call, a value of JSON, from the cache folder where it is known.
+
+    It is kept there where none but npusim's own files have a part in it, until one of them changes.
+    """
+    if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
+        return make()
+    can_compile = find_spec("numba") is not None, os.environ.get("NUMBA_DISABLE_JIT")
+    content = schedule.name, device.model_dump_json(), *map(repr, call)
+    stamp = cache.digest(cache.package_stamp(), can_compile, *content)
+    name = f"{stamp.hex()[:2]}.{kind}"  # so many files at most
+    if (kept := cache.load(name, stamp)) is not None:
+        return json.loads(kept)
+    value = make()
+    text = json.dumps(value, default=repr)
+    if json.loads(text) == value:
+        cache.store(name, stamp, text.encode(), is_silent=True)
+    return value
+
+
+def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:
+    """Return the choice among settings, group after group."""
+    tiling, problem = trial.tiling, trial.called
     declared = trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
@@ -194,7 +233,7 @@ class _Trial:
         *,
         is_warm: bool,
     ) -> None:
-        self.schedule, self.device, self.problem = schedule, device, problem
+        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
         self.precision, self.tiling, self.is_warm = precision, tiling, is_warm
         self._known: dict[Tiling, _Tried | None] = {}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.numerics.executor import HeadSource
-    from npusim.numerics.paths import Computed, Parting
+    from npusim.numerics.paths import Computed
     from npusim.schedules.registry import Precision
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
@@ -72,7 +72,7 @@ class Explanation:
     changes: tuple[Change, ...]
     matched: int
     of: int
-    parted: Parting | None = None
+    parted: str = ""
 
     def __str__(self) -> str:
         return ",".join(map(str, self.changes))

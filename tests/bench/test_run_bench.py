@@ -38,10 +38,12 @@ def loop() -> None:
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        pytest.param({"seq": 4096}, 0.15, marks=pytest.mark.xfail(reason="0.22 to 0.26: 50,000 operations are 0.06")),
-        ({**LONG, "causal": False}, 0.6),
-        pytest.param(LONG, 0.6, marks=pytest.mark.xfail(reason="0.85 to 0.95: 0.13 to hold `reserved` against exact")),
-        ({"workload": "qwen2_7b", "seq": 1_048_576}, 6.0),
+        pytest.param({"seq": 4096}, 0.15, marks=pytest.mark.xfail(reason="0.17 to 0.21: 50,000 operations are 0.07")),
+        ({**LONG, "causal": False}, 0.3),
+        pytest.param(
+            LONG, 0.6, marks=pytest.mark.xfail(reason="1.0 to 1.1: `deal=balanced` has more kinds of core groups")
+        ),
+        ({"workload": "qwen2_7b", "seq": 1_048_576}, 4.0),
     ],
     ids=["4k", "131k dense", "131k causal", "1M causal"],
 )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.points import Sensitive
 from npusim.explore.search import Options, Progress
-from npusim.explore.space import AxisSpan, auto_axes, plain_tiling, spec_of
+from npusim.explore.space import MOST_POINTS, AxisSpan, auto_axes, auto_space, plain_tiling, spec_of
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.search import front_of
@@ -106,6 +107,20 @@ def test_a_declared_space_has_what_a_plain_run_takes() -> None:
     assert axes["vector_rows"][0] is None
     spec = spec_of(request, axes)
     assert min(map(spec.distance, spec.points())) == 0
+
+
+def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run_chooses() -> None:
+    request = Request("split_kv", workload="pangu_38b", seq=512)
+    whole = prod(map(len, auto_axes(request, ["split_kv"]).values()))
+    axes, (note,) = auto_space(request, ["split_kv"], {})
+    held = [name for name, values in axes.items() if len(values) == 1]
+    assert prod(map(len, axes.values())) <= MOST_POINTS < whole
+    assert held
+    assert not {"block_q", "block_kv", "vector_rows", "depth", "deal"} & set(held)
+    assert note.startswith(f"{whole:,} points")
+    assert all(f"{name}=auto (--field {name}=auto,16," in note for name in held)
+    given = {"split_keys": (32, 64), "together": (1,)}
+    assert auto_space(request, ["split_kv"], given) == ({**auto_axes(request, ["split_kv"]), **given}, ())
 
 
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:

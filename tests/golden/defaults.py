@@ -1,11 +1,9 @@
 """The tiles that runs choose by themselves, beside the best of a whole space: on packaged devices and workloads.
 
 ``python tests/golden/defaults.py [WORD...]`` proves the best of each case anew, by a search of its whole space (some
-30 minutes on one core), and writes ``defaults.csv``; WORDs choose cases by part of their line, the others stay.
+20 minutes on one core), and writes ``defaults.csv``; WORDs choose cases by part of their line, the others stay.
 The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says
 whose kernel it is (``kernel``, ``barriers``, ``together``, ``running``), and its precision, stays as declared.
-In the file are ``smollm2``, ``llama2_70b decode``, ``pangu_38b`` and ``opt_30b``; of the other workloads that `cases`
-lists those that have been proved so far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,10 +8,7 @@ from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
 from npusim.errors import ProgramError
 from npusim.ir.check import check
 from npusim.ir.program import Loop, TileProgram
-from npusim.ir.walk import Endpoint, LoopTemplate, ResolvedOp, Template, Walker, compile_items, list_endpoints, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from npusim.ir.walk import ResolvedOp, Walker, compile_items, list_endpoints, walk
 
 
 def resolve(program: TileProgram) -> list[ResolvedOp]:
@@ -159,43 +154,6 @@ def test_paths_name_the_enclosing_loops_and_iterations() -> None:
 
 
 # ---------------------------------------------------------------- templates
-
-
-def expand(
-    template: Template, base: Sequence[int], endpoints: Sequence[Endpoint]
-) -> Iterator[tuple[str, set[tuple[int, int]]]]:
-    """Yield label and ``{(peer, count)}`` of a template's operations from cursors ``base`` on."""
-    for part in template.parts:
-        if isinstance(part, LoopTemplate):
-            for iteration in range(part.count):
-                moved = [b + s + iteration * a for b, s, a in zip(base, part.start, part.body.advance, strict=True)]
-                yield from expand(part.body, moved, endpoints)
-        else:
-            for op in part:
-                needs = set()
-                for own, peer, delta in op.waits:
-                    period, asked = endpoints[own].period, base[own] + delta + endpoints[own].lag
-                    count = -(-asked // period) * period
-                    if asked > 0:
-                        needs.add((peer, count))
-                yield op.op.label, needs
-
-
-@settings(max_examples=50)
-@given(st.randoms(use_true_random=False))
-def test_a_template_compiled_once_waits_like_the_concrete_walk_wherever_it_is_replayed(rng: object) -> None:
-    program = RandomProgram(rng).program()  # type: ignore[arg-type]
-    walker, compiler = Walker(program), Walker(program)
-    cursors = [0] * len(walker.endpoints)
-    for phase in program.phases:
-        templates = {phase.shape(b): compile_items(compiler, phase.body(b)) for b in phase.blocks}
-        for block in phase.blocks:
-            template = templates[phase.shape(block)]
-            concrete = [(o.op.label, {(w.peer, w.count) for w in o.waits}) for o in walk(walker, phase.body(block))]
-            assert list(expand(template, cursors, walker.endpoints)) == concrete
-            assert template.op_count() == len(concrete)
-            cursors = [c + a for c, a in zip(cursors, template.advance, strict=True)]
-            assert cursors == walker.cursors
 
 
 @settings(max_examples=50)

@@ -116,11 +116,11 @@ def test_groups_of_cudnn_take_turns_at_exponentials_and_multiply_beside_the_othe
 
 
 def test_softmax_of_fa3_runs_beside_the_product_of_the_tile_before() -> None:
-    spans = timeline(program_of("fa3", heads=1, seq_q=64, seq_kv=2048, head_dim=128))
-    products = [op for op in spans["sm.B0W1MMA"] if op[0].endswith(".mma")]
+    spans = timeline(program_of("fa3", {"block_q": 64}, heads=132, kv_heads=2, seq_q=64, seq_kv=2048, head_dim=128))
+    products = [op for op in spans["sm.B0W0MMA"] if op[0].endswith(".mma")]
     # Q K^T of tile 1 is issued before P V of tile 0.
     assert [label for label, _, _ in products[:4]] == ["S.mma", "S.mma", "PV.mma", "S.mma"]
-    rows = [op for op in spans["sm.B0W1"] if op[0] == "rows of P"]
+    rows = [op for op in spans["sm.B0W0"] if op[0] == "rows of P"]
     updates = [(begin, end) for label, begin, end in products[:-1] if label == "PV.mma"]
     shared = [min(b, end) - max(a, begin) for _, a, b in rows for begin, end in updates]
     assert sum(max(0, cycles) for cycles in shared) > 0.8 * sum(end - begin for begin, end in updates)
@@ -132,13 +132,60 @@ def test_p_that_is_written_before_its_last_product_is_done_is_a_race(monkeypatch
         check(program_of("fa3", heads=1, seq_q=128, seq_kv=700, head_dim=128), H200.flags)
 
 
-def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
-    report = validate(shared_folder / "measurements" / "h200_production.yaml", only="h200_cudnn_*s[1-5]???d*")
+def errors_of(file: Path, only: str) -> list[float]:
+    report = validate(file, only=only)
     assert isinstance(report, TimesReport)
-    errors = sorted(abs(r.relative_error) for r in report.residuals)
+    return sorted(abs(r.relative_error) for r in report.residuals)
+
+
+def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
+    errors = errors_of(shared_folder / "measurements" / "h200_production.yaml", "h200_cudnn_*s[1-5]???d*")
     assert len(errors) == 16
     assert statistics.median(errors) < 0.05
     assert errors[int(0.9 * len(errors))] < 0.10
+
+
+def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository: Path) -> None:
+    errors = errors_of(repository / "tests" / "silicon" / "h200_attention.yaml", "h200_cudnn_*s[12]???d*")
+    assert len(errors) == 12
+    assert max(errors) < 0.15
+
+
+def test_times_of_flashattention_2_where_it_cuts_keys(shared_folder: Path) -> None:
+    errors = errors_of(shared_folder / "measurements" / "h200_production.yaml", "h200_flash_*")
+    assert len(errors) == 2
+    assert max(errors) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sizes", "parts", "rows"),
+    [
+        # What FlashAttention's own functions return (flash_api.cpp; hopper/heuristics.h): splits, rows of a block.
+        ("fa2", {"heads": 5, "seq_q": 1024, "seq_kv": 1024}, 3, 64),
+        ("fa2", {"heads": 5, "seq_q": 4096, "seq_kv": 4096}, 1, 128),
+        ("fa2", {"heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 32768}, 29, 4),
+        ("fa2", {"batch": 8, "heads": 32, "seq_q": 1, "seq_kv": 4096}, 1, 1),
+        ("fa3", {"heads": 32, "kv_heads": 8, "seq_q": 1, "seq_kv": 32768}, 15, 4),
+        ("fa3", {"heads": 32, "seq_q": 2048, "seq_kv": 2048}, 1, 128),
+    ],
+)
+def test_keys_are_cut_and_heads_packed_by_the_kernels_rules(
+    kernel: str, sizes: dict[str, Any], parts: int, rows: int
+) -> None:
+    program = program_of(kernel, **{"kv_heads": sizes["heads"]} | sizes, head_dim=128)
+    check(program, H200.flags)
+    blocks = program.phases[0].blocks
+    assert max((span[1] for b in blocks for span in b.spans if span[0] == "split"), default=0) + 1 == parts
+    assert blocks[0].rows == rows
+    assert [phase.name for phase in program.phases] == ["attention", *["merge"] * (parts > 1)]
+
+
+def test_decoding_takes_the_time_of_whole_blocks_however_few_rows_are_live() -> None:
+    one, many = (
+        METHODS["steady"](program_of("fa2", heads=300, seq_q=rows, seq_kv=2048, head_dim=128), H200).cycles
+        for rows in (1, 128)
+    )
+    assert one == pytest.approx(many, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +196,8 @@ def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
         ("h200", {"kernel": "fa3", "block_q": 256}, "block_q: 256; kernel=fa3 has layouts for 64, 128, 192 rows"),
         ("h200", {"kernel": "fa3", "block_kv": 72}, "block_kv: 72; kernel=fa3 has layouts for multiples of 16 up to"),
         ("h200", {"kernel": "fa3", "block_q": 192, "block_kv": 176}, "no layout for 192 x 176 with head_dim 128"),
+        ("h200", {"kernel": "fa2", "block_q": 64}, "block_q: 64; kernel=fa2 has tiles of 128 x 64 with 4 warps"),
+        ("t4", {"kernel": "fa2"}, "fa2 needs asynchronous copies .* t4 has not"),
         ("h200", {"kernel": "cudnn", "block_kv": 64}, "kernel=cudnn has tiles of 128 x 128 alone"),
         ("h200", {"kernel": "cudnn", "warps": 8, "stages": 2}, "stages, warps: without effect on kernel=cudnn"),
     ],

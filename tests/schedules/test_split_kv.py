@@ -27,7 +27,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import find_schedule
-from npusim.schedules.flash import PRECISIONS
+from npusim.schedules.presets import PRECISIONS
 from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.timing.result import TimingResult
 
 
-def assert_equal(program: TileProgram, device: DeviceSpec) -> None:
+def assert_equal(program: TileProgram, device: DeviceSpec) -> TimingResult:
     groups = range(device.group_count.value)
     a = des.simulate(program, device, trace_groups=groups)
     b = replay.simulate(program, device, trace_groups=groups)
@@ -30,13 +32,17 @@ def assert_equal(program: TileProgram, device: DeviceSpec) -> None:
     assert timeline(a) == timeline(b)
     assert (a.cycles, a.latency_s, a.operations, a.link_bytes) == (b.cycles, b.latency_s, b.operations, b.link_bytes)
     assert a.term_cycles == pytest.approx(b.term_cycles)
+    return a
 
 
 @settings(max_examples=80)
 @given(st.randoms(use_true_random=False))
 def test_des_equals_replay_to_the_tick_on_random_programs(rng: Any) -> None:
     program = RandomProgram(rng).program()
-    assert_equal(program, random_device(rng))
+    result = assert_equal(program, random_device(rng))
+    for use in chain(*result.queues) if len(program.phases) == 1 else ():
+        ends = [s.end for s in result.spans if (s.group, s.queue) == (use.group, use.queue)]
+        assert use.busy_cycles + sum(use.stalls.values()) == max(ends, default=0)
 
 
 #: Whole runs of flash whose transfers all have their links to themselves.
@@ -104,36 +110,26 @@ def test_rings_of_one_name_keep_their_own_depth() -> None:
 
 @settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
-def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits(rng: Any) -> None:
+def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits_whoever_issues_them(rng: Any) -> None:
     program, device = RandomProgram(rng).program(), random_device(rng)
     streams = Streams(program, device)
     walker, cursors = Walker(program), [0] * len(streams.endpoints)
     for part in program.phases:
-        issued = [
-            (op.label, {(p, n) for e, p, d in op.waits if (n := required_count(streams.endpoints[e], base[e] + d)) > 0})
-            for op, base in streams.stream(part, part.blocks, cursors)
-        ]
+        start = list(cursors)
+        issued = list(streams.stream(part, part.blocks, cursors))
         concrete = [
             (o.op.label, {(w.peer, w.count) for w in o.waits})
             for block in part.blocks
             for o in walk(walker, part.body(block))
         ]
-        assert issued == concrete
-        assert cursors == walker.cursors
-
-
-@settings(max_examples=40)
-@given(st.randoms(use_true_random=False))
-def test_scalar_units_share_out_the_stream_without_losing_order(rng: Any) -> None:
-    program, device = RandomProgram(rng).program(), random_device(rng)
-    streams = Streams(program, device)
-    part = program.phases[0]
-    start = [0] * len(streams.endpoints)
-    everything = list(streams.stream(part, part.blocks, list(start)))
-    for issuer in streams.issuers:
-        own = [(op.label, tuple(base)) for op, base in streams.stream(part, part.blocks, list(start), issuer)]
-        mine = [(op.label, tuple(base)) for op, base in everything if program.queues[op.queue].issuer == issuer]
-        assert own == mine
-    moved = list(start)
-    list(streams.stream(part, part.blocks, moved))
-    assert streams.advanced(part, part.blocks, start) == moved
+        ends = streams.endpoints
+        assert concrete == [
+            (op.label, {(p, n) for e, p, d in op.waits if (n := required_count(ends[e], base[e] + d)) > 0})
+            for op, base in issued
+        ]
+        assert sum(streams.templates.of(part, block).op_count() for block in part.blocks) == len(concrete)
+        assert cursors == walker.cursors == streams.advanced(part, part.blocks, start)
+        for issuer in streams.issuers:
+            mine = [(op, tuple(base)) for op, base in issued if program.queues[op.queue].issuer == issuer]
+            alone = streams.stream(part, part.blocks, list(start), issuer)
+            assert mine == [(op, tuple(base)) for op, base in alone]

@@ -67,7 +67,7 @@ def test_a_choice_of_a_silicon_kernel_that_was_changed_is_named(
     assert choice in named
     # Others are equal on these inputs only where they mean the same: exp2 rounded correctly, or by its polynomial.
     assert {c.partition("=")[0] for c in named} == {choice.partition("=")[0]}
-    assert f": {operation}, " in str(named[choice].parted)
+    assert f": {operation}, " in named[choice].parted
 
 
 def test_a_silicon_kernel_as_it_is_has_no_difference() -> None:
@@ -97,8 +97,7 @@ def test_one_change_is_found_with_its_first_element_and_step() -> None:
     assert found.first is not None
     assert found.given == float(out[found.first])
     assert found.given != found.predicted
-    assert found.explained[0].parted is not None
-    assert found.explained[0].parted.operation == "S.mma"
+    assert ": S.mma" in found.explained[0].parted
 
 
 @pytest.mark.exhaustive

@@ -5,7 +5,6 @@ One emitter serves every product; they differ in their :class:`ProductPlan`.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from npusim.machines.ascend.plan import default_plan
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Hashable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -149,48 +148,40 @@ class CubeProduct:
 
     def items(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
         """Yield loads, products and drains for one tile."""
-        plan = self.plan
         depth, corners = self._parts(block, tile)
-        pieces = list(chunks(depth, plan.load_k))
-        yield from self._whole_loads(block, tile)
         for corner in corners:
-            if self.modes[self.right] == "panel" and corner.band[0] == 0:
-                held = corner.is_first, sum(corner.panel) == max(sum(c.panel) for c in corners)
-                yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
-            body = partial(self._piece, block, tile, corner)
-            yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
-            if plan.loops_over_k and len(pieces) > 2:
-                yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.load_k))
-            else:
-                for k, size in pieces[1:-1]:
-                    yield from body(k, size, starts=False, ends=False)
-            if len(pieces) > 1:
-                yield from body(*pieces[-1], starts=False, ends=True)
-            yield from self._drains(block, tile, corner, corners)
+            yield from self._corner(block, tile, depth, corners, corner)
 
     def work(self, block: WorkTile, tile: Visit) -> Iterator[Item]:
-        """Yield the work of one tile, in whatever order: corners and pieces of one size as one loop."""
-        depth, corners, is_panel = *self._parts(block, tile), self.modes[self.right] == "panel"
-        if self.direct.get(self.dst):  # where a corner lies says who gets it
-            yield from self.items(block, tile)
-            return
-        yield from self._whole_loads(block, tile)
-        alike = Counter((c.band[1], c.panel[1], is_panel and c.band[0] == 0) for c in corners)
-        pieces = Counter(size for _, size in chunks(depth, self.plan.load_k))
-        for (rows, cols, loads), count in alike.items():
-            corner = Corner((0, rows), (0, cols), is_first=True, is_last=True, is_last_band=True)
-            if loads:
-                load = self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel))
-                yield repeated(count, partial(iter, [load]))
-            yield repeated(count, partial(self._drains, block, tile, corner, [corner]))
-            for size, times in pieces.items():
-                piece = partial(self._piece, block, tile, corner, 0, size, starts=True, ends=True)
-                yield repeated(count * times, piece)
+        """Yield the work of one tile, in whatever order: corners of one size as one loop."""
+        depth, corners = self._parts(block, tile)
+        is_dealt = self.direct.get(self.dst)  # where a corner lies says who gets it
+        alike: dict[Hashable, list[Corner]] = {}
+        for c in corners:
+            alike.setdefault(c if is_dealt else (c.band[1], c.panel[1], c.band[0] == 0, c.is_first), []).append(c)
+        for same in alike.values():
+            yield repeated(len(same), partial(self._corner, block, tile, depth, corners, same[0]))
 
-    def _whole_loads(self, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        for n in (self.left, self.right):
+    def _corner(
+        self, block: WorkTile, tile: Visit, depth: int, corners: list[Corner], corner: Corner
+    ) -> Iterator[Item]:
+        plan, pieces = self.plan, list(chunks(depth, self.plan.load_k))
+        for n in (self.left, self.right) if corner.is_first else ():
             if self.modes[n] == "whole" and n not in self.lifted:
                 yield self._load(n, block, tile)
+        if self.modes[self.right] == "panel" and corner.band[0] == 0:
+            held = corner.is_first, sum(corner.panel) == max(sum(c.panel) for c in corners)
+            yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
+        body = partial(self._piece, block, tile, corner)
+        yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
+        if plan.loops_over_k and len(pieces) > 2:
+            yield Repeat("k", range(1, len(pieces) - 1), partial(_middle, body, plan.load_k))
+        else:
+            for k, size in pieces[1:-1]:
+                yield from body(k, size, starts=False, ends=False)
+        if len(pieces) > 1:
+            yield from body(*pieces[-1], starts=False, ends=True)
+        yield from self._drains(block, tile, corner, corners)
 
     def _parts(self, block: WorkTile, tile: Visit) -> tuple[int, list[Corner]]:
         """Return how deep the product's sum is, and its corners in order."""

@@ -519,6 +519,8 @@ class GroupBlock(ResidentBlock):
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""
+        if self.tiling.combine_cycles and s in self.frame.phase.finish:
+            return replace(self.work, element_cycles=self.tiling.combine_cycles, constant="combine_cycles")
         if self.work.repeats == 1:
             return self.work
         axes = {a for n in (*s.written, *s.read) if n in self.frame.phase.names for a in self.frame.axes(n)}

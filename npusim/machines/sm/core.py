@@ -83,6 +83,8 @@ class SmTiling:
         Instructions for each score to see where keys end.
     clears
         Kernels before it that clear a counter.
+    combine_cycles
+        Of a core for each element of a block's result, where a library merges splits.
     """
 
     groups: int = 1
@@ -104,6 +106,7 @@ class SmTiling:
     widths: Mapping[str, int] = field(default_factory=dict)
     bounds: float = 0.0
     clears: int = 0
+    combine_cycles: float = 0.0
 
 
 @dataclass

@@ -217,7 +217,7 @@ class GroupModel:
         """Return the same of products of single warps, which load their operands first, and their instructions."""
         spec, size = self.tensor.mma, get_format(a.fmt).size_bytes
         down = max(1, work.warps // work.across)
-        rows = ceil_div(step.dst.rows, down * FRAGMENT_ROWS)
+        rows = ceil_div(max(work.rows, step.dst.rows), down * FRAGMENT_ROWS)
         columns = ceil_div(step.dst.cols, work.across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
@@ -370,7 +370,7 @@ def elements(tile: Operand, work: GroupWork) -> float:
         each = WARP_LANES if tile.cols > 1 else 1
         return tile.rows * tile.cols / (work.warps * each)
     down = max(1, work.warps // (work.across * work.repeats))
-    rows = ceil_div(tile.rows, down * FRAGMENT_ROWS)
+    rows = ceil_div(max(work.rows, tile.rows), down * FRAGMENT_ROWS)
     if tile.cols == 1:
         return rows * LANE_ROWS
     columns = ceil_div(max(work.columns, tile.cols), work.across * FRAGMENT_COLUMNS)

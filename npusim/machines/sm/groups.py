@@ -114,7 +114,9 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     """
     products, note = attention_products(phase), ""
     if products is None:
-        return plain_tiling(device), ""
+        library, plain = warp_issue(device).library, plain_tiling(device)
+        cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
+        return replace(plain, combine_cycles=cycles.value) if cycles is not None else plain, ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
@@ -124,7 +126,10 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
     tile = BlockTile.of(kernel, phase, products, fields)
+    if fields.kernel == "fa2":  # whole tiles, however few rows are live
+        tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     work, groups = layout_of(tile, engine)
+    work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     registers = registers_of(tile, fields, device.name, most, work)
     count = registers.count + registers.spilled

@@ -33,6 +33,7 @@ from npusim.machines.sm.core import (
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
+from npusim.machines.sm.published import chosen_fa2
 from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
@@ -68,14 +69,14 @@ _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
 )
 #: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
 #: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
-#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), one without a pipeline, a library's kernel (stages: none).
+#: 128 rows, 32 to 128 keys, 4 or 8 warps, 2 to 4 stages), and of a library's kernel (stages: none).
 PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
     (
         _tile(64, 128, 4, 3),
         _tile(128, 128, 8, 3),
         _tile(64, 64, 4, 3),
-        _tile(64, 128, 4, 1),
+        _tile(64, 32, 4, 3),
         _tile(64, 128, 4, None),
         _tile(64, 64, 4, None),
     ),
@@ -142,11 +143,13 @@ class SmMachine(Machine):
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
             return tiling, ()
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
+        if tiling.kernel == "fa2":
+            return chosen_fa2(tiling, problem, self.device), ()
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
-        if getattr(tiling, "kernel", None) in KERNELS:
+        if getattr(tiling, "kernel", None) in ("fa2", *KERNELS):
             return ()
         if self.has_lanes:
             return LANES

@@ -102,7 +102,7 @@ def _sizes(rows: int, plain: int, causal: int = 0, masked: int = 0) -> tuple[Siz
 KERNELS: Mapping[str, SpecialisedKernel] = MappingProxyType(
     {
         "cudnn": SpecialisedKernel(
-            tiles={2: dict.fromkeys((64, 128, 256), _sizes(128, 128))},
+            tiles={2: dict.fromkeys((64, 128, 192, 256), _sizes(128, 128))},
             depth=(2, 2),
             turns="exponentials",
             turn_dims={2: (0, 256)},

@@ -1,0 +1,28 @@
+"""Presets of FlashAttention-2's precisions, by core family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from npusim.algorithms.flash import FlashPrecision
+
+FA2_FP32 = FlashPrecision("fa2_fp32", kernel="pto")
+ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
+PRECISIONS = MappingProxyType(
+    {
+        "ascend": (
+            FA2_FP32,
+            # PASA figure 2: S leaves the matrix unit unscaled in float16; that store is where it overflows.
+            replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
+            # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
+            FlashPrecision("fa16", **ALL_HALF),
+        ),
+        # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
+        # row sum left to right (golden/README.md).
+        "nvidia": (replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained"),),
+        # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
+        "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
+    }
+)
