@@ -122,7 +122,9 @@ class Schedule:
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         seen = " of the keys that are seen" if self.sees else ""
-        hooked = " (scores without its hook; a reference has it)" if self.is_hooked else ""
+        hooked = (
+            " (scores without its hook, whose effect is in the error; a reference= has it)" if self.is_hooked else ""
+        )
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def program(
