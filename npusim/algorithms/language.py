@@ -238,7 +238,8 @@ class Value:
         f"{NOT_YET}; maximum(a, b) takes the larger, where(mask, a, b) chooses element by element",
     )
     __float__ = __int__ = __index__ = _refused("{} as a plain number", NOT_YET)
-    __iter__ = __getitem__ = __abs__ = __pow__ = _refused("{} in an operation that kernels do not have", WORDS)
+    __iter__ = _refused("{} taken apart", "tiles(k, v) gives a tile for each operand that it takes")
+    __getitem__ = __abs__ = __pow__ = _refused("{} in an operation that kernels do not have", WORDS)
 
 
 Source = Value | TileNumber | float

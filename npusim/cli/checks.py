@@ -87,7 +87,7 @@ def check(
         raise SpecError(f"--reason {reason}: goes with --update")
     if junit is not None:
         check_file_writable(junit)  # before the work, not after it
-    share, number = o.share(tolerance, "--tolerance", most=1), count(1)
+    share, number = o.share(tolerance, "--tolerance"), count(1)
     with progress("checking") as advance:
         outcomes = check_baselines(
             folder, tolerance=share, update=update, reason=reason, on_case=lambda _, total: advance(next(number), total)

@@ -40,7 +40,7 @@ Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers o
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
-MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a larger relative RMSE.", panel=_HOW)]
+MaxRmse = Annotated[float | None, o.option("--max-rmse R", "Reject a relative RMSE above it: 1e-3.", panel=_HOW)]
 Finite = Annotated[bool, o.option("--finite", "Reject outputs with NaN or Inf.", panel=_HOW)]
 Out = Annotated[
     Path | None,
@@ -102,7 +102,7 @@ def explore(
     keep what is done and bound what is left; --resume goes on.
     """
     from npusim.explore.search import Options
-    from npusim.report.search import exploration_document, exploration_table
+    from npusim.report.search import about_of, exploration_document, exploration_table
 
     if plot is not None:
         altair()  # refuses before the work, not after it
@@ -127,7 +127,9 @@ def explore(
     show_either(
         json,
         lambda: exploration_document(name, done, exploration, last),
-        lambda: exploration_table(name, done, exploration, last, top=top, is_pareto=pareto, is_robust=robust),
+        lambda: exploration_table(
+            name, done, exploration, last, about_of(path), top=top, is_pareto=pareto, is_robust=robust
+        ),
     )
     if done:
         say(f"wrote {path}")
@@ -203,9 +205,12 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
     from npusim.explore.space import spec_of
 
     load, device, digest = request.load(), request.machine(), spec_of(request, axes).digest()[:6]
-    keys = request.seq_kv or request.seq or load.seq_kv or load.seq
-    schedule = Path(request.schedule.rpartition(":")[2] or request.schedule).name
-    return Path("runs") / "_".join(f"explore-{schedule}-{load.name}-{keys}-{device.name}-{digest}.csv".split())
+    inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
+    if isinstance(request.tensors, str | Path):
+        inputs = Path(request.tensors).stem
+    names = map(str, axes.get("schedule", (request.schedule,)))
+    schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
+    return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{device.name}-{digest}.csv".split())
 
 
 def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def _devices() -> list[str]:
-    from npusim.config.load import list_devices
+    from npusim.config.packaged import list_packaged
 
-    return list_devices()
+    return list_packaged("hwconfigs")  # nodes of several devices too
 
 
 def _workloads() -> list[str]:
@@ -55,15 +55,16 @@ def count(option: str) -> Callable[[str], int]:
     return lambda text: text if isinstance(text, int) else whole_number(option, text)
 
 
-def share(text: str, option: str, *, most: float = math.inf) -> float:
-    """Return ``1%`` or ``0.01`` as a share below ``most``; raise `SpecError` naming the option."""
+def share(text: str, option: str) -> float:
+    """Return ``1%`` or ``0.01`` as a share below 1; raise `SpecError` naming the option."""
+    from npusim.config.model import percent_or_share
+
     try:
-        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+        value = float(str(percent_or_share(text)))
     except ValueError:
         value = -1.0
-    if not 0 <= value < most:
-        limit = f" from 0 to below {most:g} (or {most * 100:g} %)" if math.isfinite(most) else ", 0 or more"
-        raise SpecError(f"{option} {text}: write a share{limit}: 0.01, or 1%")
+    if not 0 <= value < 1:
+        raise SpecError(f"{option} {text}: write a share from 0 to below 1 (or 100 %): 0.01, or 1%")
     return value
 
 

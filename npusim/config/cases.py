@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from npusim.config.document import read_document, read_text
 from npusim.config.load import validated
 from npusim.config.model import (
+    Band,
     Count,
     HeadCount,
     NonNegativeInt,
@@ -283,7 +284,7 @@ class MeasurementCase(_Options):
     workload: MeasuredWorkload
     baseline: Baseline | None = None
     measured: Measured
-    band: PositiveFloat | None = Field(default=None, description="relative error allowed")
+    band: Band | None = Field(default=None, description="relative error allowed")
 
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:
@@ -311,7 +312,7 @@ class MeasurementFile(SpecModel):
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: PositiveFloat | None = Field(default=None, description="for cases without their own")
+    band: Band | None = Field(default=None, description="for cases without their own")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")

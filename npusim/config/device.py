@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from npusim.config.engine import DmaEngine, EngineSpec, FixpipeEngine, MatrixEngine, VectorUnit
+from npusim.config.messages import suggest
 from npusim.config.model import Name, SpecModel, Text, entry, fault_at
 from npusim.config.packaged import clash, installed
 from npusim.config.quantity import Choice, HardwareModel, Positive, PositiveWhole, Quantity, WholeQuantity, format_limit
@@ -240,6 +241,16 @@ class DeviceSpec(HardwareModel):
                         )
                     for link in route.links:
                         _known(f"{key}.links", link, set(self.links))
+        return self
+
+    @model_validator(mode="after")
+    def _links_are_crossed(self) -> Self:
+        engines = [engine for core in self.cores.values() for engine in core.engines.values()]
+        routes = [route for engine in engines for route in getattr(engine, "routes", {}).values()]
+        crossed = {"l2", "hbm", *(link for route in routes for link in route.links)}
+        for link in self.links:
+            if link not in crossed:
+                raise fault_at(f"links.{link}", f"no engine's route crosses it{suggest(link, sorted(crossed))}")
         return self
 
     @model_validator(mode="after")

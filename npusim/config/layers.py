@@ -77,7 +77,8 @@ class ModelProblem(LayerProblem):
     """``layers`` layers, each attention and an FFN of width ``intermediate`` or ``experts``, between vocabularies.
 
     With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for
-    both ends.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
+    both ends.  ``model_kv_heads``: of the whole model, fewer than the devices hold where these hold copies; 0: all they
+    hold.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
     come from products of low rank.  ``local``: the attention of ``local_layers`` of the layers, of the same sizes but
     with a window or chunk; they are taken to be spread evenly.
     """
@@ -86,6 +87,7 @@ class ModelProblem(LayerProblem):
     intermediate: PositiveInt
     gated: StrictBool = False
     vocab: NonNegativeInt = 0
+    model_kv_heads: NonNegativeInt = 0
     tied: StrictBool = False
     parameters: NonNegativeInt = 0
     experts: Experts | None = None
@@ -150,6 +152,12 @@ class ModelProblem(LayerProblem):
     def flops(self) -> int:
         """Return the operations of one layer on one device, of one with experts where there are such."""
         return self.layer_flops(is_dense=not self.dense_layers < self.layers)
+
+    @property
+    def copied(self) -> int:
+        """Return the parameters that devices hold of KV heads that others hold too."""
+        copies = self.ranks * self.kv_heads - (self.model_kv_heads or self.ranks * self.kv_heads)
+        return 0 if self.latent else self.layers * copies * (self.head_dim + self.value_head_dim) * self.hidden
 
     def weights(self) -> Parameters:
         """Return the parameters that the shapes say, of all devices."""

@@ -32,6 +32,18 @@ def _counted(value: object) -> object:
 Count = Annotated[PositiveInt, BeforeValidator(_counted)]
 StrictFloat = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
+
+
+def percent_or_share(value: object) -> object:
+    """Return ``"15%"`` as 0.15, and all else, such as a share written as a number, as it is."""
+    try:
+        return float(value.strip()[:-1]) / 100 if isinstance(value, str) and value.strip().endswith("%") else value
+    except ValueError:
+        return value
+
+
+#: A relative error that is allowed: 0.15, or 15%.
+Band = Annotated[PositiveFloat, Field(lt=1), BeforeValidator(percent_or_share)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(min_length=1)]
 #: Longest name: with a schedule, a length and an ending it still makes a file name.

@@ -210,6 +210,7 @@ class Workload(CallFields):
         sizes = {name: getattr(self, name) for name in names}
         if local is not None and local != attention:
             sizes |= {"local": local, "local_layers": self.local_layers}
+        sizes["model_kv_heads"] = self.kv_heads
         return ModelProblem.around(
             attention, ranks=ranks, vocab=self.vocab or 0, parameters=self.parameters or 0, **sizes
         )

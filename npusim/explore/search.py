@@ -134,6 +134,7 @@ class Search:
         #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
         self._least: dict[int, float] = {}
         self._lowest = math.inf
+        self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
         self._stage = ""
         self._deadline = time.time() + (self.options.budget_s or math.inf)
 
@@ -210,7 +211,7 @@ class Search:
         self._stage = stage or self._stage
         if self.options.on_progress is not None:
             best = min((us for front in self._fronts.values() for us, _ in front), default=None)
-            bounds = (bound for entries in self._waiting.values() for bound, _ in entries)
+            bounds = (bound for e in (*self._waiting.values(), *self._later.values()) for bound, _ in e)
             done, remaining = len(self.outcomes), min(self._lowest, min(bounds, default=math.inf))
             remaining_us = remaining if math.isfinite(remaining) else None
             self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
@@ -284,10 +285,10 @@ class Search:
             self._seed(workers, remaining)
         self._survey(workers, remaining)
         if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
-            later = self._put_aside()
+            self._later = self._put_aside()
             self._compute_bits(workers, self._waiting_families())
             self._simulate(workers)
-            self._waiting |= later
+            self._waiting, self._later = self._waiting | self._later, {}
             self._compute_bits(workers, self._waiting_families())
         self._simulate(workers)
         self._merge()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -184,7 +185,8 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     """
     if isinstance(name, str) and name in registry:
         return registry[name]
-    near = difflib.get_close_matches(str(name), registry, n=6, cutoff=0.6)
+    spelled = re.sub(r"^(b?)f(?:p|loat)?(\d+)$", r"\1float\2", str(name))  # fp32, bf16, f16
+    near = [spelled] if spelled in registry else difflib.get_close_matches(str(name), registry, n=6, cutoff=0.6)
     if near:
         raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
     shown = sorted(registry)

@@ -49,7 +49,7 @@ class Machine:
         """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""
         return ()
 
-    def declared(self, tiling: Any) -> Any:
+    def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
         """Return the tiling with what the machine declares in place of fields that nobody named, still unnamed."""
         return tiling
 

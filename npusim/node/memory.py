@@ -148,9 +148,9 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
 
     more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
     ranks = next((n for n in more if holds(_on(p, n))), None)
-    ways += [f"{ranks} devices"] if ranks else []
+    ways += [f"{ranks} devices (--hw, a node file of your own)"] if ranks else []
     bits = next((b for b in (8, 4) if holds(p, b / 8)), None)
-    ways += [f"weights of {bits} bits"] if bits else []
+    ways += [f"weights of {bits} bits (not modelled: 16)"] if bits else []
     offloaded = memory_plan(p, machine, output=output)
     if offloaded.fits:
         ways.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")

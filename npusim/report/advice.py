@@ -85,6 +85,8 @@ def decoding(record: RunRecord) -> str | None:
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
     lines, fields = [], record.tiling
+    if fields.get("kernel") in ("fa2", "fa3"):  # they cut keys and pack heads by their own rules
+        return None
     working, groups = len(timing.group_ends), record.device.group_count
     if working < groups:
         part, split = "", "split_kv, which splits keys over cores, or"

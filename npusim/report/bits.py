@@ -77,10 +77,14 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:
-    """Yield what the run's precision and the schedule's other presets gave on the same rows."""
-    rows = []
+    """Yield what the schedule's other presets give: time, and error over that of the run's own on the same rows."""
+    rows, own = [], next((p.relative_rmse for p in record.presets if p.precision == record.precision), None)
     for p in record.presets:
+        if own and p.precision == record.precision:
+            continue
         error = "not finite" if p.relative_rmse is None else f"relative RMSE {p.relative_rmse:.1e}"
+        if own and p.relative_rmse is not None:
+            error = f"{p.relative_rmse / own:.2f} of {record.precision}'s error"
         time = "" if p.latency_us is None else f" {format_duration(p.latency_us * 1e-6)},"
         rows.append(f"{p.precision}{time} {error}")
     if rows:

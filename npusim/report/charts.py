@@ -475,17 +475,19 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     known = [c["value"] for c in cells if c["value"] is not None]
     dark = (min(known) + max(known)) / 2 if known else 0.0
     colour = alt.Color("value:Q", title="us", scale={"range": "ramp"}, legend={"orient": "top"})
-    written = alt.Text("value:Q", format=",.1f")
+    written, small = alt.Text("value:Q", format=",.1f"), {"fontSize": alt.expr("clamp(bandwidth('x') / 4.5, 6, 11)")}
     there = base.transform_filter("datum.value != null")
     layers = [there.mark_rect().encode(color=colour)]
     if any(value <= dark for value in known):
-        layers.append(there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale").encode(text=written))
+        pale = there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale", **small)
+        layers.append(pale.encode(text=written))
     if any(value > dark for value in known):
-        layers.append(there.transform_filter(f"datum.value > {dark}").mark_text(style="deep").encode(text=written))
+        deep = there.transform_filter(f"datum.value > {dark}").mark_text(style="deep", **small)
+        layers.append(deep.encode(text=written))
     if any(c["value"] is None and c.get("bound") for c in cells):
         bounded = base.transform_filter("datum.value == null && datum.bound")
         least = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")
-        layers += [bounded.mark_rect(style="quiet"), least.mark_text(style="label").encode(text="least:N")]
+        layers += [bounded.mark_rect(style="quiet"), least.mark_text(style="label", **small).encode(text="least:N")]
     if any(c["value"] is None and not c.get("bound") for c in cells):
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))

@@ -115,8 +115,9 @@ def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -
         raise SpecError(f"--basis {basis}{suggest(basis, BASES)}")
     rows = [(key, fact) for key, fact in device.facts() if key.startswith(only) and basis in (None, fact.basis)]
     if not rows:
-        where = f" under --only {only!r}" if only else ""
-        raise SpecError(f"{device.name} has no number{where}{f' of basis {basis}' if basis else ''}")
+        parts = sorted({key.partition(".")[0] for key, _ in device.facts()})
+        where, of = f" under --only {only!r}" if only else "", f" of basis {basis}" if basis else ""
+        raise SpecError(f"{device.name} has no number{where}{of}{suggest(only.partition('.')[0], parts)}")
     heading = Heading(device.name, f"{device.description}; file {device.digest()}")
     if only or basis:
         return (heading, NUMBERS.grid(rows))

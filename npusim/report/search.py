@@ -42,7 +42,7 @@ _COUNTED = MappingProxyType(
         "ok": "simulated",
         "pruned": "pruned with proof",
         "infeasible": "do not fit",
-        "merged": "merged",
+        "merged": "equal to another",
         "rejected": "rejected",
         "failed": "failed",
     }
@@ -61,6 +61,7 @@ def exploration_table(
     outcomes: Sequence[PointOutcome],
     exploration: Exploration | None,
     last: Progress,
+    about: Mapping[str, Any] = MappingProxyType({}),
     *,
     top: int,
     is_pareto: bool,
@@ -69,13 +70,15 @@ def exploration_table(
     """Return the ranking of each problem and device, the fastest first, and what became of the other points.
 
     ``exploration`` is None where the search was interrupted: ``outcomes`` are then those that are done of the points
-    that ``last``, the search's last report, counts.
+    that ``last``, the search's last report, counts.  ``about`` is what the search's store says.
     """
     counts: Counter[str] = Counter(o.status for o in outcomes)
     total = max(last.points, len(outcomes))
-    count = f"{whole(len(outcomes))} of {whole(total)} points" if len(outcomes) < total else f"{whole(total)} points"
+    count = f"{whole(total)} point{'' if total == 1 else 's'}"
+    count = f"{whole(len(outcomes))} of {count}" if len(outcomes) < total else count
     statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
-    blocks: list[Block] = [Heading(f"{name}: {count}", statuses)]
+    where = f" on {about['device']}, {_subject(about)}" if "device" in about else ""
+    blocks: list[Block] = [Heading(f"{name}{where}: {count}", statuses)]
     apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
     sensitive = exploration.sensitive_to() if exploration is not None and is_robust else {}
     scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
@@ -186,7 +189,7 @@ def _margin(
         yield Cell("the only one")
     else:
         ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
-        proof = " by bound" if bounds and following == min(bounds) else ""
+        proof = ", which was not simulated: it takes that long at least" if bounds and following == min(bounds) else ""
         within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
     if best.index in sensitive:
@@ -284,17 +287,21 @@ def about_of(file: Path) -> dict[str, Any]:
         return {}
 
 
+def _subject(about: Mapping[str, Any]) -> str:
+    """Return the workload and the sizes that a search's store says it is about."""
+    sizes = problem_text(about["problem"]) if "problem" in about else ""
+    return " ".join(filter(None, (about.get("workload"), sizes)))
+
+
 def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
     """Return the part of a page on a search; ``about`` is what its store says, ``name`` its file's."""
     axes, ranked = varied(rows), _ranked(rows)
     title = f"{', '.join(about.get('schedules', ()))} on {about['device']}" if "device" in about else name
-    sizes = problem_text(about["problem"]) if "problem" in about else ""
-    subject = ": ".join(filter(None, (about.get("workload"), sizes)))
     searched = f"searched over {', '.join(axes)}" if axes else ""
     counts = Counter(str(r["status"]) for r in rows)
-    statuses = ", ".join(f"{whole(n)} {status}" for status, n in counts.items())
+    statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
     figures = tuple(_figures(rows, ranked, axes))
-    parts = (subject, searched, f"{whole(len(rows))} points: {statuses}")
+    parts = (_subject(about), searched, f"{whole(len(rows))} points: {statuses}")
     return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
 
 
@@ -328,11 +335,11 @@ def _tiles(ranked: Sequence[Row], axes: Sequence[str]) -> tuple[FigureTile, ...]
     if not ranked:
         return (FigureTile("Best", "none fits", "the reasons stand below", True),)
     best, worst = ranked[0], ranked[-1]
-    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times as fast as the slowest that fits"
+    gain = f"{worst['latency_us'] / best['latency_us']:.2f} times the best's"
     busy = f"busy {percent(best.get('busy_share') or 0.0)}"
     return (
         FigureTile("Best", f"{best['latency_us']:,.2f} us", _name(best, axes)),
-        FigureTile("Range", f"{worst['latency_us']:,.2f} us", gain),
+        FigureTile("Slowest that fits", f"{worst['latency_us']:,.2f} us", gain),
         FigureTile("Busiest pipe of the best", str(best.get("busiest") or "-"), busy),
     )
 
@@ -417,7 +424,7 @@ def map_of(rows: Sequence[Row], x: str, y: str) -> tuple[Spec, list[Row]]:
         at, status = (r.get(x), r.get(y)), str(r["status"])
         time = r["latency_us"] if status == "ok" else None
         bound = r.get("bound_us") if status == "pruned" else None
-        blank: Row = {"x": str(at[0]), "y": str(at[1]), "value": None, "bound": None, "what": status}
+        blank: Row = {"x": text_of(at[0]), "y": text_of(at[1]), "value": None, "bound": None, "what": status}
         square = squares.setdefault(at, blank)
         if time is not None and (square["value"] is None or time < square["value"]):
             square.update(value=time, what="ok")

@@ -10,6 +10,7 @@ from npusim.report.advice import advise, decoding
 from npusim.report.charts import FigureTile
 from npusim.report.inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
+from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,9 @@ def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
 
 def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]:
     band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
-    yield FigureTile("Latency", f"{timing.latency_us:,.2f} us", f"cores {timing.core_us:,.2f} us; {band}")
+    yield FigureTile(
+        "Latency", format_duration(timing.latency_s), f"cores {format_duration(timing.core_us * 1e-6)}; {band}"
+    )
     if (validated := timing.validated) is not None:
         value = "never" if validated.most_error is None else f"within {percent(validated.most_error)}"
         yield FigureTile("Validated", value, validated.text(record.schedule, record.device.name))

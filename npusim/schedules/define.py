@@ -119,6 +119,8 @@ def schedule(
         are against it.  q (rows, d) are a head's queries from ``row`` on, k (keys, d) and v (keys, dv) all of its keys,
         float64; `attention_scores` gives their scores, scaled and masked.  None: softmax(QK^T)V.
     """
+    if not isinstance(precisions, Sequence | Mapping):
+        raise SpecError(f"schedule {called}: precisions: a list is needed, as [FP32], got {precisions}")
     schedules = []
     elsewhere: type[Tiling] | None = None if families else Blocks
     elsewhere = tiling.get("", elsewhere) if isinstance(tiling, Mapping) else elsewhere and tiling
@@ -144,8 +146,8 @@ def schedule(
     return tuple(schedules)
 
 
-def _declared(tiling: Any, device: DeviceSpec) -> Any:
-    declared: Any = machine_class(device.family)(device).declared(tiling)
+def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
+    declared: Any = machine_class(device.family)(device).declared(tiling, problem, precision)
     return declared
 
 

@@ -20,7 +20,6 @@ from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.machines.sm.published import cuts_keys, packs_heads
-from npusim.schedules import split_kv
 from npusim.schedules.define import FlashTiling, attention
 from npusim.schedules.presets import PRECISIONS
 
@@ -102,6 +101,8 @@ def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> 
     kernel, tile = getattr(tiling, "kernel", None), (tiling.block_q, tiling.block_kv)
     if kernel not in ("fa2", "fa3"):
         return None
+    from npusim.schedules import split_kv
+
     is_packed = packs_heads(kernel, problem, tiling.block_q) and split_kv.may_pack(problem, tiling.block_q)
     is_cut = cuts_keys(kernel, problem, tile, machine.device)
     if not (is_packed or is_cut):

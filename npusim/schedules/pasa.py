@@ -16,7 +16,7 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
-from npusim.machines.ascend.plan import VectorFields
+from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
 
@@ -51,7 +51,7 @@ class PasaOptions(Blocks):
     )
 
 
-class PasaTiling(VectorFields, PasaOptions):
+class PasaTiling(RegisterFields, PasaOptions):
     """Tiling fields of PASA on Ascend."""
 
 

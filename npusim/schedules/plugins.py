@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import MACHINES
-from npusim.config.messages import choices
+from npusim.config.messages import choices, suggest
 from npusim.config.packaged import clash, installed
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.machines.base import Machine
@@ -162,7 +162,10 @@ def _is_schedule(value: object) -> bool:
 
 def describe(error: BaseException) -> str:
     """Return an error in words; its kind too, where the words are not ours."""
-    return str(error) if isinstance(error, NpusimError) else f"{type(error).__name__}: {error}"
+    near = ""
+    if isinstance(error, AttributeError) and error.name and error.obj is not None:
+        near = suggest(error.name, [name for name in dir(error.obj) if not name.startswith("_")]).partition("; ")[0]
+    return str(error) if isinstance(error, NpusimError) else f"{type(error).__name__}: {error}{near}"
 
 
 def place_of(error: BaseException, path: str) -> str:

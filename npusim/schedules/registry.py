@@ -65,13 +65,13 @@ class Schedule:
     outside the package, for its faults.  ``unsupported(device)``: why it does not run on a device of the family, empty
     where it does.  ``inputs``: the format of Q, K and V that it is for on a device, where a call says none; None: the
     workload's.  ``left(device)``: fields that a space of its own leaves at their defaults: without effect there, a
-    compiler's result, or chosen well already.  ``declared(tiling, device)``: with the device's own defaults in place of
-    fields that nobody named.  ``reference(q, k, v, problem, row, tiling)``: what it computes, in float64; None:
-    softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)`` says; ``models``: what a workload asks for beyond
-    plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs do not refuse it;
-    ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that an installed
-    package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may differ in length;
-    ``is_of_decoding``: such a call has one query each.
+    compiler's result, or chosen well already.  ``declared(tiling, device, problem, precision)``: with the
+    device's own defaults in place of fields that nobody named.  ``reference(q, k, v, problem, row, tiling)``: what it
+    computes, in float64; None: softmax(QK^T)V of the keys that ``sees(problem, tiling)(q, k)`` says; ``models``: what
+    a workload asks for beyond plain attention, and the schedule itself computes (``softcap``, ``window``, ...): runs
+    do not refuse it; ``is_hooked``: it does more to scores than that.  ``elsewhere``: its fields on a core family that
+    an installed package brings; None: it is for its own family alone.  ``takes_lengths``: sequences of a call may
+    differ in length; ``is_of_decoding``: such a call has one query each.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Schedule:
     unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
     left: Callable[[DeviceSpec], frozenset[str]] = lambda _device: frozenset()
-    declared: Callable[[Tiling, DeviceSpec], Tiling] = lambda tiling, _device: tiling
+    declared: Callable[[Tiling, DeviceSpec, AnyProblem, Precision], Tiling] = lambda tiling, *_of: tiling
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
     is_hooked: bool = False
@@ -122,7 +122,9 @@ class Schedule:
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
         seen = " of the keys that are seen" if self.sees else ""
-        hooked = " (scores without its hook; a reference has it)" if self.is_hooked else ""
+        hooked = (
+            " (scores without its hook, whose effect is in the error; a reference= has it)" if self.is_hooked else ""
+        )
         return f"softmax(QK^T)V{seen} in float64{hooked}" if self.origin else "float64"
 
     def program(
@@ -146,7 +148,7 @@ class Schedule:
         The program's notes say which did; ``is_hinted`` as for :meth:`program`.
         """
         self._refuse(problem, device)
-        tiling = self.declared(tiling, device)
+        tiling = self.declared(tiling, device, problem, precision)
         try:
             return tiling, self._noted(self.build(problem, tiling, device, precision), problem, device)
         except BufferOverflowError:

@@ -306,8 +306,12 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     overhead = "no framework overhead (-t overhead_us=...)"
     if tiling.overhead_us:
         overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
-    printed = paper_layers(what, memory.capacity_bytes, output=tiling.output)
-    where = layers_on_host(what, tiling, machine)
+    host, printed = "", paper_layers(what, memory.capacity_bytes, output=tiling.output)
+    if tiling.offload != "none":
+        host = (
+            f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; devices have room for those "
+            f"of {memory.gpu_layers} of {what.layers} (L_GPU; by equation 37 as printed {printed:,.1f})"
+        )
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"
         for is_offloaded, text in ((False, "on the devices"), (True, "with K and V on the host"))
@@ -317,9 +321,7 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     return (
         f"{what.layers} layers{kinds}: {rate}, {overhead}; {_weights(what)}",
         *_experts_note(what),
-        f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}; "
-        f"K and V of {where} layers on the host; L_GPU = {memory.gpu_layers} of {what.layers}, "
-        f"by equation 37 as printed {printed:,.1f}",
+        f"memory of a device: {memory.listed()}, of {format_bytes(memory.capacity_bytes)}{host}",
         f"longest prompt in tokens: {offloaded}",
     )
 
@@ -327,9 +329,10 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
 def _weights(what: ModelProblem) -> str:
     """Return the parameters of a model: stated, of its shapes, and those that a token takes."""
     weights = what.weights()
-    parts = [f"{(what.parameters or weights.total) / 1e9:.1f} billion parameters"]
-    parts += [f"its shapes {weights.total / 1e9:.1f}"] if what.parameters else []
-    parts += [f"{weights.active / 1e9:.1f} a token"] if what.experts else []
+    total, active = weights.total - what.copied, weights.active - what.copied
+    parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
+    parts += [f"its shapes {total / 1e9:.1f}"] if what.parameters else []
+    parts += [f"{active / 1e9:.1f} a token, vocabulary included"] if what.experts else []
     parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
     return ", ".join(parts)
 
@@ -343,5 +346,6 @@ def _experts_note(what: ModelProblem) -> tuple[str, ...]:
     tokens = f"{rows:,} token{'' if rows == 1 else 's'}"
     return (
         f"experts: {experts.per_token} of {experts.count} a token in {what.layers - what.dense_layers} layers; "
-        f"{tokens} of a call take {touched}, as expected of independent tokens (assumed), each on all devices",
+        f"{tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, "
+        "as expected of independent tokens (assumed), each on all devices",
     )

@@ -308,7 +308,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         problem = _part_of_layer(schedule, problem, node, cast("PartialSums", precision).partial)
     tiling = build_tiling(schedule.tiling, request.chosen_tiling(schedule.tiling))
     if node is None:
-        tiling = schedule.declared(tiling, device)
+        tiling = schedule.declared(tiling, device, problem, precision)
     ignored: tuple[str, ...] = ()
     if request.problem is None and isinstance(problem, Problem):
         ignored = workload.ignored(request.ignore, schedule.models)

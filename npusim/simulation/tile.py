@@ -96,7 +96,7 @@ def completed(plan: Plan, tiling: Tiling, held: Iterable[str]) -> Tiling:
     values = {**plan.tiling.model_dump(), **fields, **{n: v for n, v in tiling if n in named}}
     kept = named | (fields.keys() - set(SHRINKING))
     made = type(tiling).model_construct(_fields_set=set(kept), **values)
-    anew = {n for n, v in plan.schedule.declared(made, plan.device) if v != values[n]}
+    anew = {n for n, v in plan.schedule.declared(made, plan.device, plan.problem, plan.precision) if v != values[n]}
     return type(tiling).model_construct(_fields_set=kept | anew, **values)
 
 

@@ -137,7 +137,8 @@ class Variants:
         tiling = build_tiling(kind, request.chosen_tiling(kind))
         plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
         if self.is_open and plan.is_open:
-            unchanged = plan.schedule.declared(build_tiling(kind, self.request.chosen_tiling(kind)), plan.device)
+            unchanged = build_tiling(kind, self.request.chosen_tiling(kind))
+            unchanged = plan.schedule.declared(unchanged, plan.device, plan.problem, plan.precision)
             tiling = completed(replace(plan, tiling=unchanged), tiling, variant.tiling)
         return replace(plan, tiling=tiling, is_open=False)
 

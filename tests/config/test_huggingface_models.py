@@ -371,6 +371,8 @@ def test_parameters_are_those_published(
     # Shared among devices they are the same, but for what only some divide.
     shared = load.model(load.problem(tensor_parallel=4), 4).weights()
     assert shared == weights
+    spread = load.model(load.problem(tensor_parallel=load.heads), load.heads)  # some hold KV heads that others hold
+    assert load.latent or spread.weights().total - spread.copied == weights.total
 
 
 def test_layers_with_experts_are_those_of_the_model(imported: Callable[..., Workload]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def result() -> RunData:
     """Flash, 512 tokens: 20 blocks on 24 core groups, two groups on the timeline."""
-    return run("flash", seq=512, numerics=False, trace_groups=(0, 1))
+    return run("flash", seq=512, tiling={"kernel": "pto", "block_kv": 256}, numerics=False, trace_groups=(0, 1))
 
 
 @pytest.fixture(scope="session")

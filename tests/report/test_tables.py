@@ -54,7 +54,9 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 %"
     assert verdict(record).text.startswith("latency-bound, 60 % launch, 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
-    assert verdict(replace(record, timing=other)).text.endswith(", 1.2 ms (never measured; others here ± 30 %)")
+    assert verdict(replace(record, timing=other)).text.endswith(
+        ", 1.2 ms (never measured; other kernels of this device ± 30 %)"
+    )
     busy = replace(timing.busiest, busy_cycles=timing.cycles)
     ended = tuple(replace(u, group=g) for g, u in enumerate([busy] * record.device.group_count))
     early = [replace(u, end_cycles=timing.cycles // 2) for u in ended[1:]]

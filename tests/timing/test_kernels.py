@@ -14,8 +14,11 @@ from npusim.errors import SpecError, TilingError
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend import pricing
+from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.pricing import vector_cycles
 from npusim.run import run
+from npusim.schedules.define import FlashTiling
+from npusim.schedules.flash import PRECISIONS
 from npusim.timing import METHODS
 
 if TYPE_CHECKING:
@@ -94,6 +97,21 @@ def test_a_tile_that_is_handed_over_costs_its_cycles() -> None:
     assert [shared.queues[0][i].busy_cycles - busy[1][i].busy_cycles for i in vector] == [8 * 1000]
     terms = flash(tiling={"block_kv": 256}).timing.term_cycles  # type: ignore[union-attr]
     assert terms["flags.tile_extra_cycles"] == pytest.approx(0.85 * terms["flags.tile_cycles"])
+
+
+def test_without_a_kernel_or_a_tile_a_prefill_is_canns_and_a_decode_and_a_tile_are_the_presets() -> None:
+    machine, presets = AscendMachine(load_device("ascend_910b2")), {p.name: p for p in PRECISIONS["ascend"]}
+
+    def declared(precision: str = "fa2_fp32", seq_q: int = 128, **fields: Any) -> Any:
+        problem = Problem(heads=24, seq_q=seq_q, seq_kv=4096, head_dim=128)
+        return machine.declared(FlashTiling(**fields), problem, presets[precision])
+
+    cann = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "kernel": "cann", "pipeline": "core", "deal": "balanced"}
+    assert cann.items() <= dict(declared()).items()
+    assert declared(vector_rows=16).vector_rows == 16
+    assert declared(order="serial").pipeline is None
+    for other in (declared(block_kv=512), declared(kernel="pto"), declared(seq_q=1), declared("fa16_32")):
+        assert (other.kernel, other.vector_rows, other.pipeline) in {(None, None, None), ("pto", None, None)}
 
 
 def gemm(m: int = 512, n: int = 512, k: int = 1024, **tiling: Any) -> RunData:

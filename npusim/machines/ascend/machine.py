@@ -43,6 +43,7 @@ class PublishedKernel(NamedTuple):
     deal: BlockOrder = "round_robin"
     together: int = 1
     has_extra: bool = False
+    is_of_a_tile: bool = False  #: whose tile is named with it: else what runs is the vendor's
 
 
 #: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
@@ -51,14 +52,20 @@ class PublishedKernel(NamedTuple):
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
         "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
-        "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True),
+        "pto": PublishedKernel(
+            "PTO's, with barriers where they are needed", "needed", has_extra=True, is_of_a_tile=True
+        ),
         "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
     }
 )
 
-#: What CANN's attention does on a vector unit with registers: the tile and order of FlashAttention Lite's last version,
-#: blocks by length, stages through from block to block (ring of three tasks, ops-transformer flash_attention_score).
-REGISTER_TILE: Mapping[str, int] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
+#: CANN's attention where nobody names a kernel or a tile: stages on through all blocks (ring of three tasks,
+#: ops-transformer flash_attention_score), blocks by length.
+CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": KERNELS["cann"].deal})
+#: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
+MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
+#: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
+REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
 #: How its rows are written: in one function a stage, transposed, in four chains.
 REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
@@ -95,9 +102,9 @@ class AscendMachine(Machine):
         self.group = AscendGroup(device)
         self.row_cores = len(self.group.vector_cores)
 
-    def fitted(self, tiling: Any, _problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
+    def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
-        tiling = self.declared(tiling)
+        tiling = self.declared(tiling, problem, precision)
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
@@ -118,22 +125,30 @@ class AscendMachine(Machine):
             return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
         return SETTINGS
 
-    def declared(self, tiling: Any) -> Any:
+    def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
 
-        With registers: slices of whole registers, and of a kernel that is nobody else's CANN's tile and order.
+        Of a kernel that is nobody else's CANN's tile and order; with registers slices of whole registers in any case.
         """
-        if not (has_registers(self.device) and isinstance(tiling, VectorFields)):
+        if not isinstance(tiling, VectorFields):
             return tiling
-        known, named = type(tiling).model_fields, tiling.model_fields_set
-        fields: dict[str, object] = {"vector_rows": REGISTER_TILE["vector_rows"]}
-        if "pipeline" in known and tiling.order == "rolling":  # type: ignore[attr-defined]
-            fields["pipeline"] = "core"
-        if "kernel" in known and known["kernel"].default is None:
-            fields["deal"] = "balanced"
-            fields |= {} if {"block_q", "block_kv"} & named else REGISTER_TILE
-        open_fields = {n: value for n, value in fields.items() if n not in named}
-        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **open_fields})
+        known, fields = type(tiling).model_fields, dict[str, object]()
+        is_open = "kernel" in known and known["kernel"].default is None
+        has_tile = not tiling.model_fields_set.isdisjoint({"block_q", "block_kv"})
+        if has_registers(self.device):
+            fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
+            if is_open:
+                fields |= {"deal": CANN["deal"]} if has_tile else {**CANN, **REGISTER_TILE}
+        elif is_open and not has_tile and getattr(tiling, "kernel", "") is None:
+            preset = KERNELS[getattr(precision, "kernel", "") or "cann"]
+            # CANN's decode is another kernel, of which no order is known.
+            if preset.is_of_a_tile and problem.seq_q >= self.group.fractal:
+                fields = {**CANN, **MEMORY_TILE, "kernel": "cann"}
+        if getattr(tiling, "order", "") != "rolling":
+            fields.pop("pipeline", None)
+        named = tiling.model_fields_set
+        made = {n: value for n, value in fields.items() if n in known and n not in named}
+        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""

@@ -240,7 +240,8 @@ class KernelFields(RegisterFields):
 
     kernel: KernelName | None = Field(
         default=None,
-        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result",
+        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result; "
+        "of a prefill without a tile CANN's, with its own",
     )
     barriers: Barriers | None = Field(
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"

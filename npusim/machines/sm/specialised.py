@@ -11,7 +11,7 @@ Left out: lanes keep their parts of row sums till the block ends, where a sum he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, pairwise
 from types import MappingProxyType
@@ -55,6 +55,8 @@ class SpecialisedKernel:
     tiles
         By the bytes of an element, then by head dim as it is computed (others are filled up to the next): rows and
         keys plain, causal, and with any other mask.
+    narrow
+        The same where V has 128 columns or fewer.
     depth
         Tiles of K and of V, and of Q, in shared memory; fewer where they do not fit.
     turns, turn_dims
@@ -83,6 +85,7 @@ class SpecialisedKernel:
     starts_longest: bool = False
     counts: Literal["always", "masked"] = "masked"
     bounds: float = 0.0
+    narrow: Mapping[int, tuple[Size, Size, Size]] = field(default_factory=dict)
 
     def head_dim(self, called: str, fmt: str, dim: int) -> int:
         """Return the head dim that it computes; raise `TilingError` where it has no layout for one."""
@@ -133,6 +136,7 @@ KERNELS: Mapping[str, SpecialisedKernel] = MappingProxyType(
             ahead=1,
             is_flexible=True,
             starts_longest=True,
+            narrow={192: _sizes(128, 128, 128, 96)},
         ),
     }
 )
@@ -163,7 +167,10 @@ def chosen_tile(called: str, tiling: Any, problem: Any, device: DeviceSpec) -> A
     if fixed := sorted(named & {"warps", "stages", "registers", "spilled_registers", "residents", "launch"}):
         raise TilingError(f"{', '.join(fixed)}: without effect on kernel={called}, which decides them; leave them out")
     dim = kernel.head_dim(called, problem.dtype, max(problem.head_dim, problem.value_head_dim))
-    sizes = kernel.tiles[get_format(problem.dtype).size_bytes][dim]
+    # As in hopper/tile_size.h, for 16 bits.
+    is_narrow = problem.value_head_dim <= 128 and get_format(problem.dtype).size_bytes == 2
+    whole = kernel.tiles[get_format(problem.dtype).size_bytes][dim]
+    sizes = kernel.narrow.get(dim, whole) if is_narrow else whole
     rows, keys = sizes[int(problem.causal) if problem.seen.is_plain else 2]
     wanted = tiling.block_q if "block_q" in named else rows, tiling.block_kv or keys
     if wanted != (rows, keys) and not kernel.is_flexible:
