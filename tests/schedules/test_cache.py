@@ -85,7 +85,7 @@ def test_every_schedule_reads_a_cache(schedule: str, hw: str, fmt: str) -> None:
 def test_bytes_of_memory_halve_and_vectors_work_more(hw: str) -> None:
     sizes = {"heads": 8, "kv_heads": 8, "seq_q": 1, "seq_kv": 4096, "head_dim": 128}
     plain, cached = (
-        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8})
+        run("split_kv", problem=Problem(**sizes, **more), hw=hw, numerics=False, tiling={"splits": 8}, l2="clean")
         for more in ({}, {"cache": "int8"})
     )
     assert cached.problem.kv_bytes() == 2 * 8 * 4096 * (128 + 4)

@@ -70,11 +70,11 @@ def test_shared_memory_is_carved_out_of_the_cache_for_all_blocks_that_fit() -> N
 
 def test_a_compilers_table_says_what_an_iteration_accesses() -> None:
     # measurements/h200_loop_counts.csv: 284 LDL and 222 STL in the loop of 64 x 256, one stage.
-    assert compiled_registers("h200", "flash", "float16", 128, False, 64, 256, 1, 4) == (255, 284, 81920, 506)
-    half = compiled_registers("h200", "flash", "float16", 128, True, 64, 64, 2, 4)
+    assert compiled_registers("sm_90", "flash", "float16", 128, False, 64, 256, 1, 4) == (255, 284, 81920, 506)
+    half = compiled_registers("sm_90", "flash", "float16", 128, True, 64, 64, 2, 4)
     assert half is not None
-    assert compiled_registers("h200", "flash", "bfloat16", 128, True, 64, 64, 2, 4) == half
-    assert compiled_registers("h200", "flash", "float16", 96, False, 64, 64, 2, 4) is None
+    assert compiled_registers("sm_90", "flash", "bfloat16", 128, True, 64, 64, 2, 4) == half
+    assert compiled_registers("sm_90", "flash", "float16", 96, False, 64, 64, 2, 4) is None
 
 
 def test_spills_cost_what_they_access_and_an_iteration_its_control_too() -> None:

@@ -129,7 +129,7 @@ def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
     done = execute(small.program, lambda *_: bytes_of)
     ((_, copied),) = done.tensors.written(small.program.tensors["target"]).items()
     assert (copied == bytes_of).all()
-    device, size = load_device("h200"), 256 << 20
+    device, size = load_device("h200"), 2 << 30
     large = npusim.run("copy", hw="h200", problem=CopyProblem(bytes=size), numerics=False)
     assert large.latency_us == pytest.approx(2 * size / float(device.link("hbm").bytes_per_s.value) * 1e6, rel=0.05)
     problem = CopyProblem(bytes=1 << 20)
