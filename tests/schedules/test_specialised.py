@@ -151,6 +151,16 @@ def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository:
     assert max(errors) < 0.15
 
 
+def test_times_hold_on_shapes_measured_afterwards(repository: Path) -> None:
+    cudnn, fa2 = (
+        errors_of(repository / "tests" / "silicon" / "h200_production.yaml", names)
+        for names in ("cudnn_b[13]*", "fa2_*")
+    )
+    assert statistics.median(cudnn) < 0.05
+    assert cudnn[int(0.9 * len(cudnn))] < 0.10
+    assert statistics.median(fa2) < 0.10
+
+
 def test_times_of_flashattention_2_where_it_cuts_keys(shared_folder: Path) -> None:
     errors = errors_of(shared_folder / "measurements" / "h200_production.yaml", "h200_flash_*")
     assert len(errors) == 2
