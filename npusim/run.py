@@ -89,12 +89,15 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     kind
         Which layers, where a model has several kinds: ``"global"``, or ``"local"`` with a window or chunk; None: those
         with most to see, and a note says what the others take.
-    softcap, alibi
+    softcap, alibi, bias
         What is done to scores: a score s becomes ``softcap tanh(s / softcap)``; a head's slope times the distance is
-        added.
-    lengths, page, cache
-        Keys of each sequence, where they differ; of how many keys the pages are in which K and V lie; the format that
-        they are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a token and head.
+        added; a tensor is, ``"shared"`` by heads or one of each ``"head"``.
+    lengths, query_lengths, page
+        Keys of each sequence, where they differ; queries of each, the last of it (1: a decoding step beside prompts);
+        of how many keys the pages are in which K and V lie.
+    cache, cache_scale
+        The format that K and V are stored in, ``"int8"`` or ``"float8_e4m3fn"``, with a scale a ``"token"`` and head, a
+        ``"head"``, or so many tokens.
     phase
         ``"decode"``: one query a sequence, over all ``seq`` keys.
     ignore

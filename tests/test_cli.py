@@ -466,8 +466,8 @@ def test_unwritable_folder_is_refused_before_the_simulation(elsewhere: Path, mon
 
 
 def test_compare_shows_what_changed() -> None:
-    _ok("run", "flash", *QUICK, "-o", "a", "--trace", "none")
-    _ok("run", "flash", *QUICK, "-t", "block_kv=256", "-o", "b", "--trace", "none")
+    for name, keys in (("a", 512), ("b", 256)):
+        _ok("run", "flash", *QUICK, "-t", f"block_q=128,block_kv={keys},depth=2", "-o", name, "--trace", "none")
     text = _ok("compare", "a", "b/result.json")
     assert "tiling.block_kv  512 -> 256" in text
     assert "cycles  " in text
@@ -503,7 +503,7 @@ def test_explore_ranks_points_and_keeps_misfits(elsewhere: Path) -> None:
     arguments = ("explore", "flash", "-f", "block_kv=256,512", "-f", "block_q=128,2048", "--seq", "256", "-j1")
     result = _npusim(*arguments)
     assert result.exit_code == 0
-    assert "flash: 4 points   2 simulated, 2 do not fit" in result.stdout
+    assert "B1 N5 S256 d128 causal float16: 4 points   2 simulated, 2 do not fit" in result.stdout
     assert "best" in result.stdout
     assert "first at block_kv=256 block_q=2048" in result.stdout
     match = re.search(r"wrote (runs/explore-flash-pangu_38b-256-ascend_910b2-[0-9a-f]{6}\.csv)", result.stderr)

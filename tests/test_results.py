@@ -76,8 +76,11 @@ def test_presets_stand_beside_a_pasa_run_with_the_same_figures_as_alone(result: 
         assert preset.relative_rmse == alone.numerics.error.rmse  # type: ignore[union-attr]
         assert preset.latency_us == alone.latency_us
     text = str(result)
-    figures = ((p.precision, f"{p.latency_us:.2f} us", f"relative RMSE {p.relative_rmse:.1e}") for p in result.presets)
-    presets = "; ".join(f"{name} {time}, {error}" for name, time, error in figures)
+    own, *others = result.presets
+    presets = "; ".join(
+        f"{p.precision} {p.latency_us:.2f} us, {p.relative_rmse / own.relative_rmse:.2f} of fp16_mean's error"
+        for p in others
+    )
     assert f"presets     {presets} (of rows 128..255 of head 0)" in text
     assert text.count("(of rows 128..255 of head 0)") == 2  # of other arithmetic too
     assert not npusim.run("flash", seq=64, presets=True, trace_groups=()).presets

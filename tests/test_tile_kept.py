@@ -25,7 +25,7 @@ def test_a_choice_is_read_back_until_a_file_of_the_package_changes(monkeypatch: 
     first = chosen()
     monkeypatch.setattr(tile, "_tried_out", refuse)
     assert chosen() == first != tile.TileChoice()
-    for other in ({"warm": True}, {"overrides": {"flags.cross_core_latency_cycles": 12345}}, {"causal": False}):
+    for other in ({"l2": "warm"}, {"overrides": {"flags.cross_core_latency_cycles": 12345}}, {"causal": False}):
         with pytest.raises(SpecError, match="tried anew"):
             chosen(**other)
     monkeypatch.setattr(cache, "package_stamp", lambda: "another")

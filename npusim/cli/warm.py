@@ -1,7 +1,7 @@
 """``npusim warm``: compile ahead what runs usually need."""
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show_json
+from npusim.cli.console import progress, say, show_json, show_lines
 from npusim.cli.help import Verbs
 from npusim.report.text import document
 
@@ -28,4 +28,4 @@ def warm(json: o.Json = False) -> None:
     elif folder is None:
         say("nothing is kept: no cache folder can be written")
     else:
-        say(f"machine code is kept in {folder}")
+        show_lines([[(f"{len(runs)} runs compiled; machine code is kept in {folder}", "")]])

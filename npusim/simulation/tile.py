@@ -186,7 +186,7 @@ def remembered(
     """
     if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
         return make()
-    can_compile = find_spec("numba") is not None, os.environ.get("NUMBA_DISABLE_JIT")
+    can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, device.model_dump_json(), *map(repr, call)
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
     name = f"{stamp.hex()[:2]}.{kind}"  # so many files at most
@@ -197,6 +197,13 @@ def remembered(
     if json.loads(text) == value:
         cache.store(name, stamp, text.encode(), is_silent=True)
     return value
+
+
+def _has_numba() -> bool:
+    try:
+        return find_spec("numba") is not None
+    except ImportError:  # of a finder that refuses it
+        return False
 
 
 def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:

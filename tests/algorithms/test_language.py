@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         [("o + pv", 'o + pv.to("bfloat16")')], 7,
         "ADD of o (row x value, float32) and pv.to('bfloat16') (row x value, bfloat16): their formats differ",
     ),
-    "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; known names: bfloat16"),
+    "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; near names: float16"),
     "a state of no format": ([("0.0, F", '0.0, "single"')], 2, "unknown number format 'single'"),
     "if on a value": (
         [(LAST, "        if s.max() > 0: o = o + pv\n")], 7,

@@ -10,10 +10,6 @@ import pytest
 import npusim
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
-from npusim.config.problem import GemmProblem
-from npusim.node.machine import RunningCollective
-from npusim.simulation.node import time_on_node
-from tests.node.test_simulate import simulated_anew
 
 LIMIT_S = 1.0
 REPEATS = 3
@@ -47,27 +43,3 @@ def test_eighty_layers_with_32k_tokens_take_two_seconds(capsys: Any) -> None:
     with capsys.disabled():
         print(f"\n80 layers: {min(seconds):.2f} s, {result.latency_us:,.0f} us")
     assert min(seconds) < 2 * LIMIT_S
-
-
-@pytest.mark.bench
-def test_collectives_in_step_are_repeated_several_times_faster_than_simulated(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    machine, seconds = load_node_device("ascend_910b2_x8"), []
-    for is_repeated in (True, False):
-        if not is_repeated:
-            monkeypatch.setattr(RunningCollective, "_begin", simulated_anew)
-        program = npusim.run(
-            "gemm_allreduce",
-            hw=machine,
-            problem=GemmProblem(m=64000, n=4096, k=128),
-            tiling={"blocks": 500},
-            numerics=False,
-            trace_groups=(),
-        ).program
-        start = time.process_time()
-        time_on_node(program, machine, "auto")
-        seconds.append(time.process_time() - start)
-    with capsys.disabled():
-        print(f"\n500 collectives: {seconds[0]:.2f} s repeated, {seconds[1]:.2f} s simulated")
-    assert 2 * seconds[0] < seconds[1]

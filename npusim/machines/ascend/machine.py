@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import BlockOrder, dealt
+from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself
@@ -130,7 +131,7 @@ class AscendMachine(Machine):
 
         Of a kernel that is nobody else's CANN's tile and order; with registers slices of whole registers in any case.
         """
-        if not isinstance(tiling, VectorFields):
+        if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
             return tiling
         known, fields = type(tiling).model_fields, dict[str, object]()
         is_open = "kernel" in known and known["kernel"].default is None
