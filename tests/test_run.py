@@ -71,7 +71,7 @@ def test_real_input_gives_the_same_bits_again_and_with_every_timing_method(real:
     assert (bits(again) == bits(real)).all()
     for method in ("des", "block"):
         last = npusim.run("flash", workload="smollm2", tensors=REAL, causal=True, rows=[1023], method=method)
-        assert (bits(last)[:, :, -128:] == bits(real)[:, :, -128:]).all()
+        assert (bits(last)[:, :, -64:] == bits(real)[:, :, -64:]).all()
     assert real.output.shape == (1, 3, 1024, 64)
 
 
@@ -80,7 +80,7 @@ def test_tensors_by_name_by_path_and_as_arrays_are_the_same(real: npusim.RunResu
     assert path is not None
     for source in (path, str(path), load_tensors(path)):
         result = npusim.run("flash", workload="smollm2", tensors=source, causal=True, rows=[1023])
-        assert (bits(result)[:, :, -128:] == bits(real)[:, :, -128:]).all()
+        assert (bits(result)[:, :, -64:] == bits(real)[:, :, -64:]).all()
 
 
 def test_two_runs_agree_in_bits_and_cycles() -> None:

@@ -19,7 +19,7 @@ from npusim import formats
 from npusim.config.problem import SinkData
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
-from npusim.ir.tile import GlobalTile, Operand, Tile
+from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.result import Diagnosis, Magnitudes
 
@@ -245,7 +245,7 @@ class Underflow:
 
     def _finish_rows(self, row_sum: object, total: Doubles) -> None:
         """Add the lost share of finished rows."""
-        if not isinstance(row_sum, Tile):
+        if not isinstance(row_sum, Tile | RingTile):
             return
         share = np.divide(self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total))
         self.lost_mass += float(summed(share.ravel()))
@@ -253,13 +253,14 @@ class Underflow:
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
         """Return the lost sums of some rows, (lanes, rows), kept where the row sum ``l`` lies."""
-        assert isinstance(row_sum, Tile)  # state lives as long as a block, never in a ring
+        assert isinstance(row_sum, Tile | RingTile)  # in a ring where a core goes on to its next block
+        space = row_sum.space if isinstance(row_sum, Tile) else row_sum.ring.space
         first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
         end, lanes = first + row_sum.rows, len(self._blocks)
-        known = self._lost.get(row_sum.space, np.zeros((lanes, 0)))
+        known = self._lost.get(space, np.zeros((lanes, 0)))
         if known.shape[1] < end:
             known = np.concatenate([known, np.zeros((lanes, end - known.shape[1]))], axis=1)
-            self._lost[row_sum.space] = known
+            self._lost[space] = known
         return known[:, first:end]
 
 

@@ -92,7 +92,7 @@ def limit_words(record: RunRecord, timing: TimingRecord) -> str:
     if busiest is None:
         return "nothing ran"
     link = max(shares, key=lambda name: shares[name], default="")
-    if link and shares[link] >= LINK_SHARE:
+    if link and shares[link] >= max(LINK_SHARE, timing.busy_share(busiest)):
         return f"{link}-bound"
     if timing.overlap is not None and timing.overlap.parts_us:
         part, us = max(timing.overlap.parts_us.items(), key=lambda item: item[1])
@@ -139,7 +139,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
         yield "measured", cells(text, style="" if timing.validated.cases else "warn")
     if is_full or timing.band:
         yield "method", cells(f"{method_text(timing.method, timing.band)} ({whole(timing.operations)} operations)")
-    yield "limit", cells(_limit(timing))
+    yield "limit", cells(_limit(record, timing))
     unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1], default=("", 0))
     if unit and timing.cycles and (is_full or least > timing.cycles):
         time, share = _duration(timing.core_us * least / timing.cycles), percent(least / timing.cycles)
@@ -203,7 +203,7 @@ def _bounds(timing: TimingRecord, pipe: str) -> str:
     return ", ".join(f"{words} {percent(c / total)}" for words, c in ranked if c >= _LEAST_BOUND * total)
 
 
-def _limit(timing: TimingRecord) -> str:
+def _limit(record: RunRecord, timing: TimingRecord) -> str:
     busiest = timing.busiest
     if busiest is None:
         return "nothing ran"
@@ -211,6 +211,9 @@ def _limit(timing: TimingRecord) -> str:
     whose = "the time" if timing.overlap is not None else "the cores' time"
     busy, bounds = f"{track.pipe} of {track.core}, busy {percent(share)} of {whose}", _bounds(timing, track.pipe)
     busy += f" (bound by {bounds})" if bounds else ""
+    if (word := limit_words(record, timing)) in {f"{name}-bound" for name in timing.link_bytes}:
+        link = word.removesuffix("-bound")
+        return f"{link}, at {percent(_shares(record, timing)[link])} of its bandwidth; the busiest pipe is {busy}"
     return busy if share >= BOUND_SHARE else f"pipes wait for one another; the busiest is {busy}"
 
 

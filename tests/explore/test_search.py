@@ -35,12 +35,13 @@ FIELDS = {"block_kv": [256, 512], "block_q": [128, 100, 2048]}
 
 
 def test_every_point_has_its_time_or_its_reason() -> None:
-    found = explore("flash", FIELDS, seq=256, tiling={"depth": 1}, exhaustive=True)
+    held = {"depth": 1, "kernel": "tilelang", "deal": "round_robin"}  # a run has nothing left to choose
+    found = explore("flash", FIELDS, seq=256, tiling=held, exhaustive=True)
     assert [o.status for o in found.outcomes] == ["ok", "infeasible", "infeasible"] * 2
     assert "100 must be a multiple of 16" in found.outcomes[1].reason
     assert "UB" in found.outcomes[2].reason
     assert "\n" not in found.outcomes[2].reason
-    alone = run("flash", seq=256, tiling={"depth": 1, **found.outcomes[0].point}, numerics=False)
+    alone = run("flash", seq=256, tiling={**held, **found.outcomes[0].point}, numerics=False)
     assert found.outcomes[0].cycles == alone.cycles
     assert found.outcomes[0].latency_us == alone.latency_us
 
@@ -209,7 +210,7 @@ def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatc
 def test_a_planted_race_stops_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = AscendGroup.ub_kept
     monkeypatch.setattr(AscendGroup, "ub_kept", lambda *given: kept(*given[:-1], 1))
-    with pytest.raises(RaceError, match="ring alpha"):
+    with pytest.raises(RaceError, match=r"ring (alpha|l) "):
         explore("flash", {"block_kv": [64, 128], "depth": [2, 3]}, seq=512)
 
 
@@ -228,7 +229,7 @@ def test_a_race_in_points_that_cannot_win_stops_the_search(
         return kept(group, core, name, size, 1 if is_planted else depth)
 
     monkeypatch.setattr(AscendGroup, "ub_kept", planted)
-    with pytest.raises(RaceError, match="ring alpha"):
+    with pytest.raises(RaceError, match=r"ring (alpha|l) "):
         explore("flash", fields, seq=512, tensor_parallel=8, check_all=check_all)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from npusim.ir.walk import Template
 
 CASES = [
-    ("flash", "ascend_910b2", {}),
+    ("flash", "ascend_910b2", {"pipeline": "block"}),
     ("flash", "ascend_910b2", {"depth": 3, "kernel": "tilelang", "block_q": 64}),
     ("pasa", "ascend_910b4", {"deal": "balanced"}),
     ("two_level", "ascend_910b1", {}),

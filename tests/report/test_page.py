@@ -306,7 +306,7 @@ def test_the_page_of_a_search_says_what_was_searched(tmp_path: Path) -> None:
     search(Request("flash", seq=256, numerics=False), {"depth": (1, 2)}, Options(jobs=1, store=table))
     texts = " ".join(_Reader(saved_page([table])).texts)
     assert "flash on ascend_910b2" in texts
-    assert "pangu_38b: B1 N5 S256 d128 causal float16; searched over depth; 2 points" in texts
+    assert "pangu_38b B1 N5 S256 d128 causal float16; searched over depth; 2 points" in texts
     table.with_suffix(".sqlite").unlink()
     assert "2 points" in " ".join(_Reader(saved_page([table])).texts), "a table alone is shown too"
 

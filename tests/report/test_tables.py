@@ -64,6 +64,10 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert verdict(uneven).text.startswith(f"{busy.pipe}-bound, 60 % launch, load balance 52 %, ")
     full = replace(timing, link_bytes={"hbm": round(timing.core_us * 1.45e6 * 0.9)})
     assert verdict(replace(record, timing=full)).text.startswith("hbm-bound, ")
+    assert "  limit      hbm, at 90.0 % of its bandwidth; " in plain(run_table(replace(record, timing=full)))
+    both = replace(record, timing=replace(full, uses=ended))  # a pipe is busier than the link
+    assert verdict(both).text.startswith(f"{busy.pipe}-bound, ")
+    assert f"  limit      {busy.pipe} of " in plain(run_table(both))
     assert "output not finite" in verdict(record_of(overflowed)).text
     assert verdict(replace(record, timing=None)).text == "no time and no bits"
 

@@ -32,20 +32,23 @@ def test_defaults_fit_every_head_size_of_published_kernels(schedule, sizes) -> N
         problem = Problem(heads=2, seq_q=1024, head_dim=sizes[0], value_head_dim=sizes[1], dtype=dtype, causal=causal)
         tiling, program = schedule.fitted(problem, schedule.tiling(), device, schedule.precision())
         assert program.phases
-        changed = [f"{k}={v}" for k, v in tiling if v != getattr(schedule.tiling(), k)]
+        declared = schedule.declared(schedule.tiling(), device, problem, schedule.precision())
+        changed = [f"{k}={v}" for k, v in tiling if v != getattr(declared, k)]
         said = [note for note in program.notes if "smaller than the default" in note]
         assert [note.partition(":")[0].split() for note in said] == ([changed] if changed else [])
 
 
 def test_a_run_says_which_default_is_smaller_and_computes_with_it() -> None:
     problem = Problem(heads=1, seq_q=128, head_dim=256)
-    declared = FlashTiling()  # taken as it is; left to the run, a block of 64 rows is faster
+    declared = FlashTiling(block_q=128)  # taken as it is; left to the run, a block of 64 rows is faster
     result = run("flash", problem=problem, tiling=declared, rows="all", trace_groups=())
     assert result.tiling.vector_rows == 8  # type: ignore[attr-defined]
     assert "vector_rows=8: smaller than the default, which does not fit here" in result.notes
     assert result.numerics is not None
     assert result.numerics.error.rmse < 1e-3
-    usual = run("flash", problem=Problem(heads=1, seq_q=128, head_dim=128), numerics=False, trace_groups=())
+    usual = run(
+        "flash", problem=Problem(heads=1, seq_q=128, head_dim=128), tiling=declared, numerics=False, trace_groups=()
+    )
     assert usual.tiling.vector_rows is None  # type: ignore[attr-defined]
     assert not [note for note in usual.notes if "smaller" in note]
 

@@ -15,7 +15,7 @@ from npusim.timing.trace_head import first_spans
     ("schedule", "options", "until"),
     [
         ("flash", {"seq": 4096}, 20_000),
-        ("pasa", {"seq": 2048}, 15_000),
+        ("pasa", {"seq": 8192}, 15_000),
         ("pasa", {"seq": 4096}, 60_000),
         ("volta_flash", {"seq": 8192}, 20_000),
     ],
