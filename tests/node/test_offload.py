@@ -43,7 +43,8 @@ def test_parts_are_what_the_operations_took_and_the_shared_memory_of_the_host_is
     assert set(parts) == {"offload", "cpu", "return"}
     assert sum(parts.values()) * 1e6 == pytest.approx(result.latency_us)
     assert "no pipe is the limit" not in str(result)
-    assert "limit      CPU of host0" in str(result)
+    assert "limit      dram, at " in str(result)
+    assert "the busiest pipe is CPU of host0" in str(result)
     assert result.timing.link_bytes["dram"] > 8 * TOKEN.kv_bytes()  # type: ignore[union-attr]
     alone = TOKEN.model_copy(update={"ranks": 1})
     assert us(problem=alone) < us() / 7  # one device's heads have all of the memory
