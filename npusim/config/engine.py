@@ -279,8 +279,10 @@ class IssueSpec(SpecModel):
     Warps that compute and products that run slow each other down: both need issue slots and registers.
     """
 
-    product_issue_factor: Positive = Field(description="issue slots a cycle that running products take from arithmetic")
-    product_compare_factor: Positive = Field(description="of the pipe of comparisons and conversions, likewise")
+    product_issue_factor: Quantity = Field(
+        description="issue slots a cycle that running products take from arithmetic, beside those of their instructions"
+    )
+    product_compare_factor: Quantity = Field(description="of the pipe of comparisons and conversions, likewise")
     issue_product_factor: Quantity = Field(description="of a product's time, for each issue slot a cycle of arithmetic")
     warp_issue_cycles: Positive = Field(description="from one instruction of a lone warp to the next, on average")
     special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
@@ -387,6 +389,11 @@ class SyncProductSpec(SpecModel):
     m_elements: PositiveWhole
     n_elements: PositiveWhole
     pipe_cycles: Positive = Field(description="of its sub-core")
+    instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
+    lane_copies_count: PositiveWhole | None = Field(
+        default=None,
+        description="lanes that each hold an element of an operand, so that it is loaded for each; default: one",
+    )
     load_cycles: Positive = Field(description="of a lone warp for a load of a 16 x 16 matrix into registers")
     latency_cycles: WholeQuantity = Field(description="of a phase of products, from its last one to its results' use")
 
@@ -416,10 +423,21 @@ class GroupProductSpec(SpecModel):
         return self
 
 
-class WarpMatrixEngine(MatrixEngine):
-    """The matrix units of a multiprocessor, fed by warps from registers: TENSOR.
+class GroupMatrixEngine(MatrixEngine):
+    """The matrix units of a multiprocessor: products of a warp, on Hopper also of a warp group.
 
-    ``fractals`` are one warp's product; its machine instructions depend on the accumulators.
+    ``fractals`` are a warp's product by input format; `SyncProductSpec` and `GroupProductSpec` say how long.
+    """
+
+    model: Literal["group_matrix"]  # type: ignore[assignment]
+    mma: SyncProductSpec
+    wgmma: GroupProductSpec | None = None
+
+
+class WarpMatrixEngine(GroupMatrixEngine):
+    """Volta's, whose products are followed lane by lane: ``fractals`` are one quad pair's, ``mma`` those of a warp.
+
+    A product's machine instructions depend on the accumulators.
     """
 
     model: Literal["warp_matrix"]  # type: ignore[assignment]
@@ -428,17 +446,6 @@ class WarpMatrixEngine(MatrixEngine):
     def steps_of(self, accumulator_format: str) -> MmaStepsSpec:
         """Return the steps for a format of accumulators; raise `SpecError` naming those there are."""
         return entry(self.steps, accumulator_format, f"no product adds up in {accumulator_format}; there are: ")
-
-
-class GroupMatrixEngine(MatrixEngine):
-    """The matrix units of a multiprocessor from Turing on: products of a warp, on Hopper also of a warp group.
-
-    ``fractals`` are a warp's product by input format; `SyncProductSpec` and `GroupProductSpec` say how long.
-    """
-
-    model: Literal["group_matrix"]  # type: ignore[assignment]
-    mma: SyncProductSpec
-    wgmma: GroupProductSpec | None = None
 
 
 class WarpIssue(SpecModel):

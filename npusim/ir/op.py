@@ -252,6 +252,10 @@ class GroupWork:
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
     spilled_bytes, far_bytes
         Registers that are stored to local memory and loaded: in the cache, and beyond it.
+    instructions
+        Of a warp beside those, as counted in the compiled kernel.
+    passes
+        Of each of those through shared memory, which is one with the cache that loads come through.
     block_bytes
         That a block moves at its start and end; none but in its first operation.
     is_step
@@ -284,6 +288,8 @@ class GroupWork:
     lookups: int = 0
     copies: int = 0
     loads: int = 0
+    instructions: int = 0
+    passes: int = 1
     spilled_bytes: int = 0
     far_bytes: int = 0
     block_bytes: int = 0

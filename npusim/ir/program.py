@@ -179,8 +179,9 @@ class Share(NamedTuple):
     """Work that a warp group does beside the others of its core, each kind of work at one speed.
 
     ``is_product``: for the tensor cores, else arithmetic.  Alone it takes ``cycles``, of which the other
-    numbers are the parts that it keeps busy, in 2^-20: issue slots, the pipe of comparisons and
-    conversions, that of special functions, the tensor cores, shared memory.
+    numbers are the parts that it keeps busy, in 2^-20: issue slots, the fuller of the pipes narrower than a
+    warp (comparisons and conversions, and on 16 lanes multiply-adds), that of special functions, the tensor
+    cores, shared memory.
     """
 
     is_product: bool

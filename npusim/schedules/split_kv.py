@@ -164,9 +164,8 @@ class AttentionPace:
 # 3 to 7 % (root mean square; a call of the V100 42 % off), good enough to order splits by.
 #: On the 910B2 and the 950.
 ASCEND = AttentionPace(block=4000, tile=700, bytes_per_cycle=100)
-#: On the V100.  A second resident block takes half as long again, with 128 rows as long again:
-#: none counts.
-STAGED = AttentionPace(block=2300, tile=900, bytes_per_cycle=11.7)
+#: On the V100, where an iteration's own instructions take longer than its products.
+STAGED = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: On the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: Time of two resident blocks over that of one (H200, 160 and 256 blocks on 132 multiprocessors).

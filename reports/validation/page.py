@@ -186,7 +186,7 @@ def _v100() -> Section:
         flash = _us("volta_flash", "v100", problem)
         rate = (problem.flops() / flash) / 1e6
         for operators in ("eager", "eager_float32"):
-            ratio = _us("standard", str(study.HERE / "v100_library.yaml"), problem, operators=operators) / flash
+            ratio = _us("standard", "v100", problem, operators=operators) / flash
             lines.append(
                 [
                     "yes" if causal else "no",

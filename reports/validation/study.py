@@ -35,6 +35,7 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("papers", HERE.parent / "nodes" / "measured_papers.yaml"),
     ("papers", HERE.parent / "nodes" / "measured_offload.yaml"),
     ("papers", HERE / "measured_v100.yaml"),
+    ("V100", HERE / "measured_xformers.yaml"),
     ("whole models", HERE.parent / "nodes" / "measured_models.yaml"),
 )
 #: Vectors and kernels recorded on hardware, outside the repository.

@@ -73,7 +73,6 @@ WRONG = (
     ("run fp8_attention --hw a10", "fp8_attention: a10 has no FP8 matrix unit, nor one"),
     ("run flash --hw t4 --dtype bfloat16", "no arithmetic is stated for bfloat16: the"),
     ("run flash --hw t4 -t stages=2", "stages: 2 tiles under way need asynchronous copies,"),
-    ("run standard --hw v100", "standard: v100's file says nothing of warp groups beside one another"),
     ("run tiling_allreduce --hw h200", "schedule 'tiling_allreduce' has no mapping for"),
     ("run two_level --hw h200", "schedule 'two_level' has no mapping for nvidia"),
     ("run flash -C", "Option '-C' requires an argument."),

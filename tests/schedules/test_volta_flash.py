@@ -260,7 +260,11 @@ def test_it_runs_on_its_own_device_and_its_fields_can_be_explored() -> None:
     fields = {"block_kv": (32, 64), "smem": ("plain", "padded"), "arrangement": ("4x1", "2x2")}
     found = explore("volta_flash", fields, problem=problem(512), exhaustive=True)
     assert len(found.feasible) == 8
-    assert {outcome.point["smem"] for outcome in found.feasible[:4]} == {"padded"}
+    # Rows that follow one another without a gap make banks conflict: of two tiles that differ so, the padded is faster.
+    cycles = {tuple(sorted(o.point.items())): o.cycles for o in found.feasible}
+    plain = {key: value for key, value in cycles.items() if ("smem", "plain") in key}
+    padded = {tuple((n, "padded" if n == "smem" else v) for n, v in key): value for key, value in plain.items()}
+    assert all(cycles[key] < value for key, value in padded.items())
 
 
 def test_accumulators_can_be_explored() -> None:

@@ -29,7 +29,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
 from npusim.machines.sm.group_cost import ACCESS_BYTES
 from npusim.machines.sm.groups import GROUP_WARPS
-from npusim.units import ceil_div
+from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,10 @@ class ResidentBlock:
         self.keeps_operands = tiling.stages > 1
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
-        self.shared = tuple(n for n in frame.visited if any(n in s.read for s in products))
+        staged = (*frame.held, *frame.visited) if tiling.slice_elements else frame.visited
+        self.shared = tuple(n for n in staged if any(n in s.read for s in products))
+        #: Loaded once a block.
+        self.held = tuple(n for n in frame.held if n not in self.shared)
         #: Read by products too: what rows make of a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
@@ -86,11 +89,15 @@ class ResidentBlock:
 
     def _place_operands(self, who: str, *, has_products: bool) -> None:
         frame, tiling = self.frame, self.tiling
+        sums = {self.frame.axes(s.rows[0].srcs[0])[1] for s in self.how} if tiling.slice_elements else ()
 
         def ring(
             n: str, name: str, space: str, depth: int, producers: tuple[str, ...], others: tuple[str, ...] = ()
         ) -> Ring:
             rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
+            if n in self.shared and sums:
+                is_row = frame.axes(n)[0] in sums and frame.axes(n)[1] not in sums
+                rows, pitch = (tiling.slice_elements, pitch) if is_row else (rows, tiling.slice_elements)
             return self.core.allocator.ring(
                 space,
                 f"{who} {name}",
@@ -103,8 +110,8 @@ class ResidentBlock:
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in frame.held}
-        for n in frame.visited:
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in self.held}
+        for n in dict.fromkeys((*frame.visited, *self.shared)):
             if n not in self.shared and self._is_copied(n):
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
@@ -112,11 +119,12 @@ class ResidentBlock:
                 self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
             elif is_staged:
                 # The load of the next operand may wait for this one.
-                others = loader if tiling.stages == 1 and n != self.shared[-1] else ()
+                others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
                 self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader, others)
         self.near = dict(self.loaded)
         for n in self.shared:
-            self.near[n] = ring(n, label(n), SMEM, tiling.depth, self.warps if is_staged else loader)
+            depth = 2 if tiling.slice_elements else tiling.depth
+            self.near[n] = ring(n, label(n), SMEM, depth, self.warps if is_staged else loader)
             self.loaded.setdefault(n, self.near[n])
         for n in self.prepared:
             self.near[n] = ring(n, label(n), SMEM, 1, self.warps)
@@ -184,7 +192,7 @@ class ResidentBlock:
     def items(self, block: WorkTile) -> Iterator[Item]:
         """Yield one block in program order."""
         frame, shares = self.frame, self._shares(block.rows)
-        for n in self.frame.held:
+        for n in self.held:
             yield self._load(n, block, WHOLE)
         yield from self._start(shares)
         for loop in frame.phase.loops:
@@ -216,6 +224,9 @@ class ResidentBlock:
             for product in stages if not s.is_product else ():
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
                     yield from self._stage_operands(product, block, tile)
+        if self.tiling.lanes and self.core.has_libraries and tile.cols and self.how:
+            step = GroupWork(GROUP_WARPS, generation="mma", is_step=True, barriers=1)
+            yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
 
     def _stage(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield a stage of all groups, each on its share of the rows."""
@@ -249,7 +260,7 @@ class ResidentBlock:
     def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
         """Return a group's view of what stays in its place for the whole block."""
         frame = self.frame
-        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in frame.held)
+        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
 
     # ---------------------------------------------------------------- operands
 
@@ -344,7 +355,7 @@ class ResidentBlock:
         run: list[Step] = []
         steps = bind(self.tables[s], self._bindings(s, block, tile, group, share), s.name)
         for step in self.frame.with_computed_masks(steps):
-            if self.core.has_exponential_unit and step.opcode is Opcode.EXP and step.dst.cols > 1:
+            if self.tiling.lanes and step.opcode is Opcode.EXP and step.dst.cols > 1:
                 yield self._op(s.name, s, group, FMA, tuple(run))
                 yield self._op(step.name, s, group, MUFU, (step,))
                 run = []
@@ -418,6 +429,10 @@ def _accumulator(s: Stage) -> str:
     return f"{s.name} accumulator"
 
 
+#: A line of the cache that loads of global memory come through (CUDA C++ Programming Guide, global memory).
+LINE_BYTES = 128
+
+
 class GroupBlock(ResidentBlock):
     """The ``number``-th resident block of a core with concurrent warp groups: software stages, warps' other work."""
 
@@ -433,7 +448,9 @@ class GroupBlock(ResidentBlock):
             yield from super()._tile(stages, block, tile)
             return
         operands = tuple(dict.fromkeys(n for s in products for n in s.rows[0].srcs if n in self.shared))
-        if self.tiling.stages == 1 and operands:
+        if self.tiling.slice_elements:
+            yield from self._sliced_tile(stages, block, tile)
+        elif self.tiling.stages == 1 and operands:
             yield from self._staged_tile(stages, operands, block, tile)
         else:
             yield from super()._tile(stages, block, tile)
@@ -444,10 +461,11 @@ class GroupBlock(ResidentBlock):
         copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
         if self.keeps_operands:
             slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
-        elif self.tiling.stages == 1 and operands:
+        elif self.tiling.stages == 1 and operands and not self.tiling.slice_elements:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
-        work = replace(self.work, copies=copies, is_step=True, barriers=1, lookups=int(self.tiling.walks_blocks))
+        barriers, lookups = self.tiling.barriers, int(self.tiling.walks_blocks)
+        work = replace(self.work, copies=copies, is_step=True, barriers=barriers, lookups=lookups)
         spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
         for warps in self.warps:
             if spilled.spilled_bytes or spilled.far_bytes:
@@ -477,6 +495,45 @@ class GroupBlock(ResidentBlock):
                 yield from (self._product if s.is_product else self._rows)(s, block, tile, group, rows)
             if s.is_product and left:
                 yield from self._store(n := left.pop(0), block, tile, last=n != self.shared[0])
+
+    def _sliced_tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield a tile whose products add up slice by slice, each loaded while the one before is multiplied."""
+        for n in self.frame.visited:
+            if n not in self.shared:
+                yield self._load(n, block, tile)
+        for s in stages:
+            if s.is_product:
+                yield from self._sliced_product(s, block, tile)
+            else:
+                yield from self._stage(s, block, tile)
+
+    def _sliced_product(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        frame, how, row, queue = self.frame, self.how[s], s.rows[0], self.warps[0]
+        slice_instructions = self.tiling.slice_instructions
+        dst = self._part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
+        for span in chunks(frame.cols(row.srcs[0], block, tile), self.tiling.slice_elements):
+            operands: list[Operand] = []
+            for n in row.srcs:
+                if n not in self.near:
+                    operands.append(self._part(0, n, block.rows, frame.cols(n, block, tile)).part(0, block.rows, *span))
+                    continue
+                is_row = frame.axes(n)[0] == frame.axes(row.srcs[0])[1]
+                source = frame.cut(n, block, tile, *((span, None) if is_row else (None, span)))
+                shape = source.rows, source.cols, source.fmt
+                step = Step(Opcode.COPY, self.loaded[n].fill(*shape), (source,), name=n)
+                yield TileOp(f"{frame.label(n)}.load", self.loader, LDG, (step,))
+                step = Step(Opcode.COPY, self.near[n].fill(*shape), (self.loaded[n].front(*shape),))
+                work = self._slice_work(step.dst, slice_instructions if n == row.srcs[1] else 0)
+                yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
+                operands.append(self.near[n].front(*shape))
+            step = Step(Opcode.MATMUL, dst, tuple(operands), replace(how, accumulate=how.accumulate or span[0] > 0))
+            yield TileOp(f"{s.name}.mma", queue, TENSOR, (step,), group=self._product_work(s))
+
+    def _slice_work(self, slot: Operand, instructions: int) -> GroupWork:
+        """Return what warps do to bring a slice to shared memory: its rows are parts of a line of the cache."""
+        loads = ceil_div(slot.payload_bytes, ACCESS_BYTES * WARP_LANES * self.work.warps)
+        passes = 1 + ceil_div(LINE_BYTES, max(1, slot.payload_bytes // slot.rows))
+        return replace(self.work, loads=loads, passes=passes, instructions=instructions)
 
     def _accesses(self, n: str, block: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block accesses a tile of an operand."""
@@ -514,6 +571,8 @@ class GroupBlock(ResidentBlock):
         if work.repeats > 1 and left not in self.near:
             work = replace(work, repeats=1, across=work.repeats)
         awaited = not self.how[s].accumulate or self.tiling.stages == 1
+        if self.tiling.slice_elements:
+            return replace(work, barriers=1, fences=1)
         barriers = 0 if work.is_specialised or left not in self.near else 1
         return replace(work, is_awaited=awaited, barriers=barriers)
 

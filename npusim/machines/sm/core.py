@@ -65,6 +65,11 @@ class SmTiling:
         How warp groups execute it, where they run concurrently.
     stages
         Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
+    slice_elements, slice_instructions
+        Of what products add up, that comes at once where operands come slice by slice; of a warp for each, beside what
+        is counted.
+    barriers
+        Of an iteration.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
     walks_blocks
@@ -96,6 +101,9 @@ class SmTiling:
     holds_in_registers: bool = False
     work: GroupWork | None = None
     stages: int = 0
+    slice_elements: int = 0
+    slice_instructions: int = 0
+    barriers: int = 1
     spilled_bytes: int = 0
     far_bytes: int = 0
     walks_blocks: bool = False
@@ -116,6 +124,7 @@ class Tally:
     cycles: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
     pipes: dict[str, float] = field(default_factory=dict)
+    issued: float = 0.0  #: instructions of a sub-core's warps
 
     def add(self, constant: str, cycles: float) -> None:
         """Put cycles down to a constant."""
@@ -140,18 +149,17 @@ class SmCore:
     not, every tile is held against the size of the register file.
     """
 
-    def __init__(self, device: DeviceSpec, work_bytes: int = 0) -> None:
+    def __init__(self, device: DeviceSpec, work_bytes: int = 0, *, has_groups: bool = False) -> None:
         self.device = device
         core = device.core(SM)
         issue = core.engines.get(WARPS)
-        #: Whether the file describes warps, and whether groups of them run concurrently.
+        #: Whether the file describes warps.
         self.has_warps = isinstance(issue, WarpIssue)
-        self.has_concurrent_warp_groups = has_concurrent_warp_groups(device)
+        self.has_libraries = has_libraries(device)
         #: Whether tiles reach shared memory through registers, as there is no asynchronous copy.
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
-        self.has_exponential_unit = MUFU in core.engines and not self.has_concurrent_warp_groups
         spaces = memories(device, SM)
-        if self.has_concurrent_warp_groups:
+        if has_groups:
             # What a thread has no register for is spilled; blocks that a core has no room for are not resident.
             for name in (RF, SMEM):
                 spaces[name] = AddressSpace(name, work_bytes, spaces[name].alignment_bytes)
@@ -187,10 +195,20 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     return engine
 
 
-def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
-    """Return whether a device's warp groups run concurrently, as its file says how."""
+def has_libraries(device: DeviceSpec) -> bool:
+    """Return whether a device's file says how warp groups work beside one another, as libraries' kernels do."""
     issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
     return isinstance(issue, WarpIssue) and issue.sharing is not None
+
+
+def has_lanes(device: DeviceSpec) -> bool:
+    """Return whether tiles of attention lie in the lanes of a device's warps (Volta)."""
+    return SM in device.cores and isinstance(device.cores[SM].engines.get(TENSOR), WarpMatrixEngine)
+
+
+def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
+    """Return whether attention is executed by warp groups that work beside one another, whatever the lanes."""
+    return has_libraries(device) and not has_lanes(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +320,11 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
-    kernel: Literal["triton", "fa2", "fa3", "cudnn"] | None = Field(
+    kernel: Literal["triton", "fa2", "fa3", "cudnn", "xformers"] | None = Field(
         default=None,
         description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; FlashAttention-2's "
-        "or -3's; cuDNN's; default: one that masks all of its tiles where stages are said, else a library's",
+        "or -3's; cuDNN's; xformers' memory-efficient one; default: one that masks all of its tiles where stages are "
+        "said, else a library's",
     )
 
 
@@ -347,6 +366,11 @@ class SmFields(GroupFields, BlockFields):
         description="blocks start head by head, or those with most keys first",
         json_schema_extra=lightest("any"),
     )
+
+    def check_library(self, device: str) -> None:
+        """Raise `TilingError` for a library's kernel that a device with lanes does not run."""
+        if self.kernel is not None:
+            raise TilingError(f"kernel: {self.kernel} does not run on {device}; xformers does")
 
     @property
     def keys(self) -> int:

@@ -66,9 +66,13 @@ def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
 
 @dataclass
 class Count:
-    """Instructions of a warp, cycles of a sub-core's narrow pipes, and what waits for results."""
+    """Instructions of a warp, cycles of a sub-core's narrow pipes, and what waits for results.
+
+    ``multiply``: of multiply-adds, where their pipe is narrower than a warp.
+    """
 
     issued: float = 0.0
+    multiply: float = 0.0
     compare: float = 0.0
     special: float = 0.0
     shared: float = 0.0
@@ -149,6 +153,7 @@ class GroupModel:
         if work.consumers:
             return None
         parts = {"step_cycles": float(work.is_step * s.step_cycles.value)}
+        parts["warp_issue_cycles"] = work.instructions * s.warp_issue_cycles.value
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
             if count and work.generation not in costs:
                 raise SpecError(f"{self.device.name}: {at}.{name}_cycles says nothing of {work.generation}")
@@ -160,7 +165,8 @@ class GroupModel:
             return None
         count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
         issued = work.is_step * s.step_instructions_count.value + count * s.access_instructions_count.value
-        tally.pipes[LSU] = memory = count * work.warps * WARP_BYTES / self.memory_bytes
+        issued += work.instructions
+        tally.pipes[LSU] = memory = count * work.passes * work.warps * WARP_BYTES / self.memory_bytes
         return shared(cycles, issue=issued * warps, memory=memory)
 
     # ---------------------------------------------------------------- products
@@ -225,9 +231,11 @@ class GroupModel:
         is_loaded = memory_of(a) == "SMEM" or work.across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = ceil_div(work.warps, self.subcores)
+        loads *= spec.lane_copies_count.value if spec.lane_copies_count else 1
         busy, memory = products * spec.pipe_cycles.value * warps, loads * work.warps * WARP_BYTES / self.memory_bytes
         lone = max(busy, memory, loads * spec.load_cycles.value)
-        return busy, memory, lone, float(spec.latency_cycles.value), (products + loads) * warps
+        issued = products * (spec.instructions_count.value if spec.instructions_count else 1) + loads
+        return busy, memory, lone, float(spec.latency_cycles.value), issued * warps
 
     def _without_tensor(self, step: Step, depth: int, work: GroupWork, tally: Tally) -> Share:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
@@ -260,7 +268,8 @@ class GroupModel:
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
         gaps = self._gaps(steps) if is_beside else 0.0
-        lone = max(s.warp_issue_cycles.value * count.issued, count.compare * warps, count.issued * warps, 1.0)
+        narrow = max(count.compare, count.multiply)
+        lone = max(s.warp_issue_cycles.value * count.issued, narrow * warps, count.issued * warps, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
             slots, at = s.instruction_slots_factor.value, "sharing.specialised"
@@ -275,7 +284,7 @@ class GroupModel:
         return shared(
             ceil(max(lone / 2, lone - gaps)),
             issue=slots * count.issued * warps,
-            compare=count.compare * warps,
+            compare=narrow * warps,
             special=special,
             memory=count.shared * work.warps,
         )
@@ -320,8 +329,11 @@ class GroupModel:
         per_element = spec.op(name).instructions_count.value if name in spec.ops else 1
         issued = values / spec.packed(name, fmt) * per_element
         count.issued += issued
+        cycles = issued * WARP_LANES / spec.lanes_count.value
         if pipe == ALU:
-            count.compare += issued * WARP_LANES / spec.lanes_count.value
+            count.compare += cycles
+        elif cycles > issued:
+            count.multiply += cycles
 
     def _special(self, step: Step, values: float, count: Count) -> None:
         """Count exponentials and logarithms: float32 inside, to the base 2."""

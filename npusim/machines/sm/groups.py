@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from npusim.config.device_tables import compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
@@ -22,6 +22,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import REGISTER_BYTES, SM, SPILL, TENSOR, WARPS, SmTiling, engine_of, occupancy, warp_issue
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
+from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
 GROUP_ROWS, GROUP_WARPS = 64, 4
+#: Rows of a warp of CUTLASS's kernels before sm_80 (kernel_forward.h, WarpShape).
+CUTLASS_ROWS = 32
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
@@ -128,7 +131,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tile = BlockTile.of(kernel, phase, products, fields)
     if fields.kernel == "fa2":  # whole tiles, however few rows are live
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
-    work, groups = layout_of(tile, engine)
+    work, groups = layout_of(tile, engine, is_cutlass=fields.kernel == XFORMERS)
     work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     registers = registers_of(tile, fields, device.architecture, most, work)
@@ -161,17 +164,22 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )
+    tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
 
 
-def layout_of(tile: BlockTile, engine: GroupMatrixEngine) -> tuple[GroupWork, int]:
-    """Return how a group of warps executes the block, and how many groups there are."""
+def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = False) -> tuple[GroupWork, int]:
+    """Return how a group of warps executes the block, and how many groups there are.
+
+    ``is_cutlass``: warps have 32 rows each, not as few as can be.
+    """
     warps = tile.warps
     if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
         return GroupWork(warps, generation="mma"), 1
     if tile.rows < GROUP_ROWS or engine.wgmma is None:
-        down = min(warps, tile.rows // FRAGMENT_ROWS) if tile.rows >= GROUP_ROWS else 1
+        each = CUTLASS_ROWS if is_cutlass else FRAGMENT_ROWS
+        down = min(warps, tile.rows // each) if tile.rows >= GROUP_ROWS else 1
         return GroupWork(warps, across=warps // down, generation="mma"), 1
     groups = warps // GROUP_WARPS
     is_repeated = groups > 1 and tile.rows < GROUP_ROWS * groups
@@ -197,7 +205,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
 
     ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
     """
-    shared = estimated_shared(tile, work)
+    shared = xformers_shared(tile) if fields.kernel == XFORMERS else estimated_shared(tile, work)
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
     rows = (
@@ -252,6 +260,12 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
     return max(q + (k + v) * (tile.stages - (0 if is_wgmma else 1)) + p, out)
 
 
+def xformers_shared(tile: BlockTile) -> int:
+    """Return the shared memory of xformers' block: two slices of Q and K, then P beside two of V."""
+    slices, half = 2 * XFORMERS_COUNTS["slice_elements"], tile.size_bytes
+    return half * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
+
+
 def plain_tiling(device: DeviceSpec) -> SmTiling:
     """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
     issue = warp_issue(device)
@@ -302,11 +316,19 @@ ALIGNED_BYTES = 16
 
 
 def library_tile(
-    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int = 1, edges: int | None = None
+    m: int,
+    n: int,
+    k: int,
+    cores: int,
+    tiling: GpuGemmFields,
+    heads: int = 1,
+    edges: int | None = None,
+    area: int | None = None,
 ) -> tuple[int, int, int]:
     """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay.
 
-    ``edges``: rows and columns together that fit a core's shared memory; none, or where no choice does: all are tried.
+    ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
+    none, or where no choice does: all are tried.
     """
 
     def time(choice: tuple[int, int, int]) -> tuple[float, int]:
@@ -323,7 +345,9 @@ def library_tile(
         for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
     )
     choices = list(product(rows, columns, splits))
-    return min([c for c in choices if edges is None or c[0] + c[1] <= edges] or choices, key=time)
+    fitting = [c for c in choices if (edges is None or c[0] + c[1] <= edges) and (area is None or c[0] * c[1] <= area)]
+    best: tuple[int, int, int] = min(fitting or choices, key=time)
+    return best
 
 
 def library_tiling(
@@ -333,10 +357,17 @@ def library_tiling(
 
     A warp group for 64 rows, copies by warps of their own.
     """
-    size, stages, issue = get_format(a.fmt).size_bytes, fields.stages, warp_issue(device)
+    size, issue = get_format(a.fmt).size_bytes, warp_issue(device)
+    is_staged = issue.copies.value == "staged"
+    if is_staged:  # cuBLAS's before sm_80: two stages of 32, through registers (CUTLASS, default_gemm_configuration.h)
+        sizes = {"block_k": 32, "stages": 2}
+        fields = fields.model_copy(update={n: v for n, v in sizes.items() if n not in fields.model_fields_set})
+    stages = fields.stages
     edges = issue.block_memory_bytes.value // (stages * fields.block_k * size)
     heads, cores = c.batch * c.heads, device.group_count.value
-    m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges)
+    # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
+    area = issue.registers_count.value // 4 if is_staged else None
+    m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges, area)
     k = fields.block_k
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
@@ -345,7 +376,8 @@ def library_tiling(
             f"shared memory: {stages} stages of {m}x{k} and {k}x{n} = {format_bytes(shared)} > {format_bytes(most)}"
         )
     engine = engine_of(device, TENSOR, GroupMatrixEngine)
-    work = GroupWork(GROUP_WARPS, generation="mma" if engine.wgmma is None else "wgmma", is_specialised=True)
+    generation: Literal["mma", "wgmma"] = "mma" if engine.wgmma is None else "wgmma"
+    work = GroupWork(GROUP_WARPS, across=2 if is_staged else 1, generation=generation, is_specialised=True)
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
         work = replace(

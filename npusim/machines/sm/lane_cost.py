@@ -6,7 +6,9 @@ so that a pipe of which each sub-core has its own counts the cycles of one sub-c
 
 The steps of an operation follow one another, each when the first results of the one before are
 there (``latency_cycles``): a warp issues in order.  Within a product, loads of B from shared memory
-and matrix instructions overlap; the longer of the two is what the warps take.
+and matrix instructions overlap; the longer of the two is what the warps take.  That is their time alone;
+operations of other blocks slow it down as far as both ask for one pipe, or for issue slots: a scheduler issues
+one instruction a cycle.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.machines.sm.core import FMA, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of
+from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.units import ceil_div, chunks, round_up
 
@@ -40,21 +43,29 @@ if TYPE_CHECKING:
     Addresses = Callable[[int, int], int]
 
 
+#: What operations share, and the pipe behind it; comparisons are FMA's here.
+_SHARED = ("compare", FMA), ("special", MUFU), ("tensor", TENSOR), ("memory", LSU)
+
+
 class LaneModel:
     """The costs of operations that lie in the lanes of warps."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.key = f"cores.{SM}.engines"
-        self.subcores = engine_of(device, WARPS, WarpIssue).subcores_count.value
+        issue = engine_of(device, WARPS, WarpIssue)
+        self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
         self.tensor = engine_of(device, TENSOR, WarpMatrixEngine)
         self.lanes = {name: engine_of(device, name, LanePipe) for name in (FMA, MUFU)}
         self.shared = engine_of(device, LSU, SharedMemoryPipe)
         self.banks = bank_model(self.shared)
+        self.memory_bytes = self.shared.banks_count.value * self.shared.bank_bytes.value
+        self.is_staged = issue.copies.value == "staged"
 
     def cost(self, op: TileOp) -> Cost:
         """Return the cost of an operation of warps: its own pipe first, its results are there when it ends.
 
-        One without steps takes no pipe: warps without rows only keep step.
+        One without steps takes no pipe: warps without rows only keep step.  Where the file does not say how warps share
+        pipes, an operation has them to itself.
         """
         tally = Tally()
         for step in op.steps:
@@ -62,7 +73,12 @@ class LaneModel:
         if op.steps and not tally.pipes:
             raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {SM}")
         pipes = sorted(tally.pipe_cycles(), key=lambda pipe: pipe[0] != f"{SM}.{op.engine}")
-        return Cost(max(1, ceil(tally.cycles)), terms=tuple(tally.terms.items()), pipe_cycles=tuple(pipes))
+        cycles, terms = max(1, ceil(tally.cycles)), tuple(tally.terms.items())
+        if self.sharing is None or not op.steps:
+            return Cost(cycles, terms=terms, pipe_cycles=tuple(pipes))
+        busy = {what: tally.pipes.get(pipe, 0.0) for what, pipe in _SHARED}
+        share = shared(cycles, is_product=op.steps[0].opcode is Opcode.MATMUL, issue=tally.issued, **busy)
+        return Cost(0, terms=terms, pipe_cycles=tuple(pipes), share=share)
 
     def add(self, step: Step, tally: Tally) -> None:
         """Add the cost of one step."""
@@ -92,6 +108,7 @@ class LaneModel:
         sharing = ceil_div(plan.warps, self.subcores)
         busy = down * across * depth * steps.pipe_cycles * sharing
         tally.take(TENSOR, busy, f"{self.key}.{TENSOR}.steps.{step.attributes.accumulator_format}.step_cycles")
+        tally.issued += down * across * depth * steps.steps_count.value * sharing
         cycles = product_cycles(steps, chains=down * across * sharing, depth=depth)
         loads = 0
         operands = ((a, mma.a, down, False), (step.srcs[1], mma.b, across, step.attributes.transpose_b))
@@ -101,6 +118,7 @@ class LaneModel:
                 each = load_cycles(held, tile_of(source), plan, self.banks, is_transposed=is_transposed)
                 accesses = ceil_div(depth * count * held.values * BYTES_OF_HALF, plan.access_bytes)
                 loads += accesses * each * plan.warps
+                tally.issued += accesses * sharing
         if loads:
             tally.take(LSU, loads, self._phase(plan))
             cycles = max(cycles, loads) + self.shared.latency_cycles.value
@@ -119,6 +137,15 @@ class LaneModel:
     def _store(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         loads = store_cycles(tile_of(step.dst), plan, self.banks)
         tally.take(LSU, loads, self._phase(plan))
+        if self.sharing is not None and self.is_staged:
+            # What is stored came through the cache, which is one with shared memory, 16 bytes a thread at a time.
+            size = step.dst.payload_bytes
+            accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)
+            tally.take(LSU, size / self.memory_bytes, f"{self.key}.{LSU}.bank_bytes")
+            tally.issued += (
+                accesses * self.sharing.access_instructions_count.value * ceil_div(plan.warps, self.subcores)
+            )
+            tally.cycles += accesses * self.sharing.load_cycles["mma"].value
         tally.cycles += loads + self.shared.latency_cycles.value
 
     def _phase(self, plan: WarpPlan) -> str:
@@ -128,6 +155,7 @@ class LaneModel:
     def _shuffle(self, count: int, plan: WarpPlan, tally: Tally) -> None:
         busy = count * plan.warps * self.shared.shuffle_cycles.value
         tally.take(LSU, busy, f"{self.key}.{LSU}.shuffle_cycles")
+        tally.issued += count * ceil_div(plan.warps, self.subcores)
         tally.cycles += busy + self.shared.shuffle_latency_cycles.value
 
     # ---------------------------------------------------------------- lanes
@@ -159,7 +187,9 @@ class LaneModel:
             return
         spec = self.lanes[pipe]
         count = ceil_div(values, spec.packed(name, fmt)) * spec.op(name).instructions_count.value
-        each = ceil_div(WARP_LANES, spec.lanes_count.value) * ceil_div(plan.warps, self.subcores)
+        warps = ceil_div(plan.warps, self.subcores)
+        each = ceil_div(WARP_LANES, spec.lanes_count.value) * warps
+        tally.issued += count * warps
         tally.take(pipe, count * each, f"{self.key}.{pipe}.ops.{name}.instructions_count")
         tally.cycles += count * each + spec.latency_cycles.value
 

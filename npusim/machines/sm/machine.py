@@ -28,12 +28,13 @@ from npusim.machines.sm.core import (
     SmFields,
     SmTiling,
     has_concurrent_warp_groups,
+    has_libraries,
     warp_issue,
 )
 from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
-from npusim.machines.sm.published import chosen_fa2
+from npusim.machines.sm.published import XFORMERS, chosen_fa2, chosen_xformers
 from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
         {"block_q": 64, "warps": 4, "arrangement": "2x2", **_LONGEST},
         {"block_q": 64, "block_kv": 32, "warps": 4, "arrangement": "2x2", **_LONGEST},
         {"block_q": 64, "warps": 8, "arrangement": "1x4", **_LONGEST},
+        {"block_q": 128, "block_kv": 64, "warps": 8, "arrangement": "2x2", **_LONGEST},
         _LONGEST,
     ),
     ({"block_kv": 32}, {"block_kv": 64}),
@@ -137,7 +139,10 @@ class SmMachine(Machine):
             return tiling, ()
         if tiling.kernel is not None and tiling.kernel in KERNELS:
             return chosen_tile(tiling.kernel, tiling, problem, self.device), ()
+        if tiling.kernel == XFORMERS:
+            return chosen_xformers(tiling, problem, precision, self.device), ()
         if self.has_lanes:
+            tiling.check_library(self.device.name)
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
@@ -149,7 +154,7 @@ class SmMachine(Machine):
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
-        if getattr(tiling, "kernel", None) in ("fa2", *KERNELS):
+        if getattr(tiling, "kernel", None) in ("fa2", XFORMERS, *KERNELS):
             return ()
         if self.has_lanes:
             return LANES
@@ -185,9 +190,10 @@ class SmMachine(Machine):
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
-        if self.has_groups:
-            if phase.operator:
-                return operator_tiling(self.device, phase), ""
+        is_library = getattr(tiling, "kernel", None) == XFORMERS
+        if phase.operator and has_libraries(self.device):
+            return operator_tiling(self.device, phase), ""
+        if self.has_groups or is_library:
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
             if fields.kernel is not None and fields.kernel in KERNELS and attention_products(phase) is not None:
                 return specialised_tiling(fields.kernel, phase, self.device)
@@ -198,8 +204,10 @@ class SmMachine(Machine):
         """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""
         tile = ChainTile.of(phase)
         if tile is None:
-            is_rows = not any(s.is_product for s in phase.stages)
-            return (self._lanes if self._lanes and is_rows else plain_lanes(phase)), ""
+            if any(s.is_product for s in phase.stages):
+                return plain_lanes(phase), ""
+            plain = plain_tiling(self.device) if has_libraries(self.device) else plain_lanes(phase)
+            return self._lanes or plain, ""
         chosen, self._lanes, room = fitted(
             tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
         )
@@ -214,7 +222,7 @@ class SmMachine(Machine):
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         how.pop("role", None)  # of accumulated tiles the last is the result
-        if not self.has_groups:
+        if not has_libraries(self.device):
             raise SpecError(
                 f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
             )
@@ -235,19 +243,19 @@ class SmMachine(Machine):
         """
         listed = list(phases)
         most = max(tiling.residents * tiling.groups for _, tiling in listed)
-        core = SmCore(self.device, most * self.device.memory.gm.capacity_bytes.value)
+        works = [tiling.work for _, tiling in listed]
+        core = SmCore(self.device, most * self.device.memory.gm.capacity_bytes.value, has_groups=any(works))
         queues: dict[str, Queue] = {}
         built = []
         for phase, tiling in listed:
-            if core.has_warps and not self.has_groups and not tiling.lanes:
+            if core.has_warps and not tiling.work and not tiling.lanes:
                 raise SpecError(
                     f"{self.device.name}: {name} does not say how its tiles lie in a warp's lanes, which this device's "
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
             core.allocator.start_phase()
             frame, work = Frame(phase), tiling.work
-            kind = GroupBlock if self.has_groups else ResidentBlock
-            kind = SpecialisedBlock if work is not None and work.consumers else kind
+            kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             for resident in residents:
@@ -259,7 +267,7 @@ class SmMachine(Machine):
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
-            "consumers": max((t.work.consumers for _, t in listed if t.work is not None), default=0),
+            "consumers": max((work.consumers for work in works if work is not None), default=0),
             "clears": sum(t.clears for _, t in listed),
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)

@@ -77,7 +77,7 @@ def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
     written: set[str] = set()
     for phase in program.phases:
         touched = {t.region.tensor.name: t.region.tensor for t in phase.footprint(phase.blocks[:1])}
-        heads = max(t.heads for t in touched.values())
+        heads = max((t.heads for t in touched.values()), default=1)
         places = max((b.place for b in phase.blocks), default=0) + 1
         first = places * max(1, len(phase.dealt))
         for name, tensor in touched.items():

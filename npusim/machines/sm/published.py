@@ -1,7 +1,8 @@
-"""Tiles of FlashAttention-2, and how FlashAttention-2 and -3 cut keys and pack heads: their published rules as data.
+"""Tiles of FlashAttention-2 and xformers, and how FlashAttention-2 and -3 cut keys and pack heads: published rules.
 
 Source: Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp and src/flash_fwd_launch_template.h;
-hopper/heuristics.h.  The rules of splits are `npusim.algorithms.split_rules`.
+hopper/heuristics.h; facebookresearch/xformers, csrc/attention/cuda/fmha/kernel_forward.h (also CUTLASS's example 41,
+and PyTorch's memory-efficient attention).  The rules of splits are `npusim.algorithms.split_rules`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.split_rules import RULES, call_of
 from npusim.errors import TilingError
+from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import SM, warp_issue
 from npusim.units import round_up
 
@@ -30,6 +32,42 @@ FA2_SMALL = MappingProxyType({(96, True): (64, 64, 4), (128, True): (64, 64, 4),
 TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), (64, 64, 4)
 #: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
 FA2_SPLIT_ROWS, FA2_SPLIT_WARPS, FA2_SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
+
+
+#: Of xformers, for float16 before sm_80: rows and keys of a block up to a head dim, and four warps on 32 x 32 each
+#: (kernel_forward.h, kNumWarpsPerBlock).
+XFORMERS, XFORMERS_TILES, XFORMERS_WARPS = "xformers", ((64, 64, 64), (128, 32, 128)), 4
+#: Warps that are to fit a multiprocessor, which bounds registers (kernel_forward.h, getWarpsPerSm).
+XFORMERS_RESIDENT = 12
+#: Operands come 32 elements of the sum at a time (ThreadK).  Instructions of a slice beside products and accesses, and
+#: barriers outside of slices: of CUTLASS's example 41 compiled for sm_70 (tests/silicon/xformers.json).
+XFORMERS_COUNTS: Mapping[str, Any] = MappingProxyType({"slice_elements": 32, "slice_instructions": 111, "barriers": 11})
+
+
+def chosen_xformers(tiling: Any, problem: Any, precision: Any, device: DeviceSpec) -> Any:
+    """Return a tiling with xformers' tile, which lies in registers and shared memory by itself.
+
+    Raises `TilingError` for fields that say another tile, heads that it has no layout for, and devices on which it
+    copies asynchronously.
+    """
+    issue, dim = warp_issue(device), max(problem.head_dim, problem.value_head_dim)
+    if issue.copies.value != "staged" or issue.sharing is None:
+        raise TilingError(f"kernel: {XFORMERS} is described for sm_70 and sm_75, not for {device.name}")
+    if problem.dtype != "float16":
+        raise TilingError(f"dtype: kernel={XFORMERS} multiplies float16 here, not {problem.dtype}")
+    if (precision.scores, precision.product) != ("float32", "float32"):
+        raise TilingError(f"kernel: {XFORMERS} adds up in float32; --precision acc_fp32, or fa2_fp32 of flash")
+    tile = next((t[1:] for t in XFORMERS_TILES if dim <= t[0]), None)
+    if tile is None:
+        raise TilingError(f"kernel: {XFORMERS} keeps O in registers up to head_dim {XFORMERS_TILES[-1][0]}, not {dim}")
+    unit = issue.register_unit_count.value
+    registers = issue.registers_count.value // XFORMERS_RESIDENT // unit * unit // WARP_LANES
+    own = {"block_q": tile[0], "block_kv": tile[1], "warps": XFORMERS_WARPS, "stages": 1, "kernel": XFORMERS}
+    for name in sorted(tiling.model_fields_set - {"launch", "residents"}):
+        if name not in own or getattr(tiling, name) != own[name]:
+            has = f"kernel={XFORMERS} has tiles of {tile[0]} x {tile[1]} with {XFORMERS_WARPS} warps"
+            raise TilingError(f"{name}: {getattr(tiling, name)}; {has} and decides the rest; leave it out")
+    return tiling.model_copy(update={**own, "registers": registers, "spilled_registers": 0})
 
 
 def fa2_tile(problem: Any, device: DeviceSpec) -> tuple[int, int, int]:

@@ -1,0 +1,89 @@
+"""Libraries' kernels on a V100: xformers' attention slice by slice, unfused attention, and measured times of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.problem import Problem
+from npusim.errors import TilingError
+from npusim.validate.times import validate_times
+
+MEASURED = Path(__file__).parents[2] / "reports" / "validation" / "measured_xformers.yaml"
+
+
+def run(problem: Problem, hw: str = "v100", precision: str = "acc_fp32", **tiling: object) -> Any:
+    schedule = "volta_flash" if hw == "v100" else "flash"
+    return npusim.run(schedule, problem=problem, hw=hw, precision=precision, tiling=tiling, rows="all")
+
+
+def of(seq: int, dim: int, **changes: Any) -> Problem:
+    return Problem(heads=2, kv_heads=2, seq_q=seq, seq_kv=seq, head_dim=dim, dtype="float16", **changes)
+
+
+@pytest.mark.parametrize(("seq", "dim", "tile"), [(150, 64, (64, 64)), (200, 128, (32, 128)), (100, 48, (64, 64))])
+def test_slices_of_a_sum_leave_the_bits_of_whole_tiles(seq: int, dim: int, tile: tuple[int, int]) -> None:
+    problem = of(seq, dim, causal=True)
+    ours = run(problem, kernel="xformers")
+    assert (ours.tiling.block_q, ours.tiling.block_kv) == tile
+    whole = run(problem, block_q=128, block_kv=tile[1], q="shared", launch="in_order")
+    if whole.tiling.block_kv == tile[1]:
+        assert np.array_equal(ours.output, whole.output)
+    assert "3 resident blocks of 4 warps (limit: registers), 168 registers" in ours.notes[0]
+
+
+def test_des_agrees_where_operands_come_in_slices() -> None:
+    a, b = (
+        npusim.run(
+            "volta_flash",
+            problem=of(300, 64),
+            precision="acc_fp32",
+            tiling={"kernel": "xformers"},
+            numerics=False,
+            method=method,
+        )
+        for method in ("des", "steady")
+    )
+    assert a.cycles == b.cycles
+
+
+def test_it_runs_on_a_t4_too() -> None:
+    assert run(of(128, 64), hw="t4", precision="fa2_fp32", kernel="xformers").cycles > 0
+
+
+@pytest.mark.parametrize(
+    ("hw", "precision", "dim", "tiling", "message"),
+    [
+        ("h200", "fa2_fp32", 64, {}, "kernel: xformers is described for sm_70 and sm_75, not for h200"),
+        ("v100", "acc_fp16", 64, {}, "kernel: xformers adds up in float32"),
+        ("v100", "acc_fp32", 256, {}, "kernel: xformers keeps O in registers up to head_dim 128, not 256"),
+        ("v100", "acc_fp32", 64, {"block_q": 128}, "block_q: 128; kernel=xformers has tiles of 64 x 64 with 4 warps"),
+        ("v100", "acc_fp32", 64, {"kernel": "fa2"}, "kernel: fa2 does not run on v100; xformers does"),
+    ],
+)
+def test_what_it_has_no_layout_for_is_refused(
+    hw: str, precision: str, dim: int, tiling: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TilingError, match=message):
+        run(of(128, dim), hw, precision, **({"kernel": "xformers"} | tiling))
+
+
+def test_a_measured_v100_is_met_within_a_quarter_and_their_ratio_within_a_half() -> None:
+    fused, unfused = validate_times(MEASURED).residuals
+    assert max(abs(r.relative_error) for r in (fused, unfused)) < 0.25
+    ratio = (1 + fused.relative_error) / (1 + unfused.relative_error)
+    assert 1 / 1.5 < ratio < 1.5
+
+
+def test_unfused_attention_pays_for_its_scores_in_a_layer_too() -> None:
+    latency = {
+        name: npusim.run(
+            "layer", workload="opt_30b", hw="v100_x8", seq=2048, tiling={"attention": name}, numerics=False
+        ).latency_us
+        for name in ("flash", "standard")
+    }
+    assert latency["standard"] > 1.03 * latency["flash"]
