@@ -10,17 +10,14 @@ from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
-from npusim.numerics.evaluate import compared_block
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
 from npusim.simulation.robustness import (
+    Compared,
     alternative_arithmetics,
     arithmetic_uncertainty,
     assumed_variants,
-    block_of,
-    block_rmse,
-    compared_rows,
     finite_choices,
 )
 from npusim.simulation.tile import program_of
@@ -130,24 +127,25 @@ def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
     variants = assumed_variants(program, plan)
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
-    compared = compared_rows(bits) if bits.rows else ""
+    compared = str(Compared.of(bits)) if bits.rows else ""
     return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
 
 
 def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) -> tuple[PresetOutcome, ...]:
     """Return what the run's precision and the schedule's other presets give, with the same matrix arithmetic.
 
-    Their errors are those of the same rows, a sample of the run's: `compared_block`.
+    Their errors are those of the same rows, a sample of the run's: `Compared`.
     """
     outcomes: list[PresetOutcome] = []
 
-    def add(name: str, block: NDArray[Any], timing: TimingResult | None) -> None:
+    def add(name: str, rows: NDArray[Any], timing: TimingResult | None) -> None:
         latency_us = None if timing is None else timing.latency_s * 1e6
-        outcomes.append(PresetOutcome(name, block_rmse(block, plan, at), latency_us))
+        rmse, standard_error = compared.rmse(rows, plan)
+        outcomes.append(PresetOutcome(name, rmse, latency_us, standard_error))
 
     if not bits.rows:
         return ()
-    at = compared_block(bits.rows)
+    compared = Compared.of(bits)
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -159,8 +157,8 @@ def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) ->
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)
         if not outcomes:
-            add(plan.precision.name, bits.rows[at], own_timing)
-        add(name, block_of(program, plan, at), timing)
+            add(plan.precision.name, compared.rows, own_timing)
+        add(name, compared.under(program, plan), timing)
     return tuple(outcomes)
 
 
