@@ -163,7 +163,7 @@ def _reach(spreads: Sequence[Spread]) -> str:
     most = max((s for s in spreads if s.differing), key=lambda s: s.rmse or 0.0, default=None)
     if most is None or not most.rmse:
         return ""
-    error = f" \N{PLUS-MINUS SIGN} {percent(most.standard_error)}" if most.standard_error else ""
+    error = f" \N{PLUS-MINUS SIGN} {most.standard_error * 100:.0f} %" if most.standard_error >= 0.005 else ""
     return f"; another moves the outputs by up to {most.rmse:.1e}{error}"
 
 
