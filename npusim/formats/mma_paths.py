@@ -219,18 +219,22 @@ class GroupedMultiplier:
         fraction = unit.fraction_bits or 0
         for first in range(0, len(left), unit.block // unit.group):
             part = slice(first, first + unit.block // unit.group)
-            sums = left[part] @ right[part] * (a_part[part, :, None] * b_part[part, None, :])
+            sums = np.zeros((*left[part].shape[:2], c.shape[1]))
+            for k in range(unit.group):  # exact: multiples of 1/4, at most 576
+                sums += left[part, :, k, None] * right[part, k, None, :]
+            sums *= a_part[part, :, None] * b_part[part, None, :]
             powers = a_power[part, :, None] + b_power[part, None, :]
             # Of c 0 is no term.
             own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
             top = np.maximum(powers.max(axis=0), own)
-            total = np.trunc(np.ldexp(sums, fraction + powers - top)).sum(axis=0)
-            total += np.trunc(np.ldexp(c.astype(np.float64), fraction - top))
+            total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))
+            for one, power in zip(sums, powers, strict=True):  # whole numbers below 2^53
+                total += np.trunc(np.ldexp(one, fraction + power - top))
             value = np.ldexp(total, top - fraction)
             rounded = value.astype(np.float32)
             away = np.abs(rounded.astype(np.float64)) > np.abs(value)
             inward = np.where(away & (np.abs(value) < 2.0**128), np.nextafter(rounded, np.float32(0.0)), rounded)
-            c[...] = np.where(np.isinf(c), c + sums.sum(axis=0).astype(np.float32) * 0, inward + np.float32(0.0))
+            c[...] = np.where(np.isinf(c) & ~np.isnan(total), c, inward + np.float32(0.0))
 
 
 def expanded(scale: Array, block: int, *, is_left: bool) -> Array:
