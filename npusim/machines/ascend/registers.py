@@ -49,7 +49,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
     }
 )
 #: What functions are made of.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
-#: Rsqrt is one instruction of the 910B whose float32 is off by more than 1e-4, so that it advises Sqrt and Div, as here.
+#: Rsqrt is one instruction of the 910B, off by more than 1e-4 in float32: it advises Sqrt and Div instead, as here.
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"), Opcode.RSQRT: ("sqrt", "div")}
 )
