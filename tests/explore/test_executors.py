@@ -157,5 +157,3 @@ def test_jobs_choose_the_executor() -> None:
         assert isinstance(two, ProcessExecutor)
     with pytest.raises(NpusimError, match="jobs: 0 must be at least 1"), executor(0):
         pass
-    with pytest.raises(NpusimError, match="write local, or a scheduler's address"), executor(2, "nowhere"):
-        pass
