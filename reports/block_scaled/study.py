@@ -97,7 +97,8 @@ def _stored(x: Array, fmt: str, rule: str | None, axis: int) -> Array:
     if fmt in BLOCK_FORMATS:
         return quantize(x, fmt, rule=rule, axis=axis).values()
     factor = np.abs(x).max() / 448.0 if fmt == "float8_e4m3fn" else np.abs(x).max() / 16.0
-    return widen(cast(x / factor, fmt, overflow="saturate")).astype(np.float64) * factor
+    stored: Array = widen(cast(x / factor, fmt, overflow="saturate")).astype(np.float64) * factor
+    return stored
 
 
 def _blocks(keys: int) -> Array:
