@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
@@ -332,6 +333,13 @@ class GroupModel:
         name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
+        if step.attributes.variant.startswith("exp2.fa4"):
+            # Of each element: the whole part by an addition that rounds down, what is left, a multiply-add a power; the
+            # largest with -127, a shift and an integer addition (FlashAttention-4, ex2_emulation_2).
+            powers = len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0])
+            self._issue("mul", values * (3 + powers), "float32", count)
+            self._issue("compare", values * 3, "", count)
+            return
         if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
