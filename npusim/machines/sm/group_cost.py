@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
+#: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
+#: what is left; a maximum with -127, a shift and an integer addition.
+POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
@@ -334,11 +337,9 @@ class GroupModel:
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
         if step.attributes.variant.startswith("exp2.fa4"):
-            # Of each element: the whole part by an addition that rounds down, what is left, a multiply-add a power; the
-            # largest with -127, a shift and an integer addition (FlashAttention-4, ex2_emulation_2).
             powers = len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0])
-            self._issue("mul", values * (3 + powers), "float32", count)
-            self._issue("compare", values * 3, "", count)
+            self._issue("mul", values * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
+            self._issue("compare", values * POLYNOMIAL_COMPARISONS, "", count)
             return
         if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
