@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
@@ -43,6 +43,35 @@ class GemmFields(Tiling):
         multiple_of=16,
         description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
     )
+    load_a: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of A, where B's differs (stepKa)"
+    )
+    load_b: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of B, where A's differs (stepKb)"
+    )
+    full_load: Literal["a", "b", "both"] | None = Field(
+        default=None, description="operands that are loaded whole for all tiles of a core's share; default: none"
+    )
+    single_m: int | None = Field(
+        default=None, ge=16, description="rows of C that one core goes through (singleCoreM); default: a tile's"
+    )
+    single_n: int | None = Field(
+        default=None, ge=16, description="columns of C that one core goes through (singleCoreN); default: a tile's"
+    )
+    slots_l1a: int | None = Field(
+        default=None, ge=1, description="pieces of A that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l1b: int | None = Field(
+        default=None, ge=1, description="pieces of B that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l0a: int | None = Field(default=None, ge=1, description="pieces in L0A at most (dbL0A); default: 2")
+    slots_l0b: int | None = Field(default=None, ge=1, description="pieces in L0B at most (dbL0B); default: 2")
+    slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
+    nd2nz: Literal["mte2", "vector"] | None = Field(
+        default=None,
+        description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
+        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3, else mte2",
+    )
     swizzle: int = Field(
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
     )
@@ -51,8 +80,9 @@ class GemmFields(Tiling):
     )
 
 
-def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
-    """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
+def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:
+    """Return tiles of C column by column within bands of so many rows of tiles."""
+    rows = blocks[0].rows
 
     def order(block: WorkTile) -> tuple[int, ...]:
         (_, row, _), (_, col, _) = block.spans
@@ -64,12 +94,16 @@ def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[Wo
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
     """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
-    a, b = (GlobalTensor(*of, fmt, "input") for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n)))
+    column = machine.column(fmt) if problem.operands == "nz" else 0
+    a, b = (
+        GlobalTensor(*of, fmt, "input", column=column)
+        for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n))
+    )
     c = GlobalTensor("c", 1, problem.count, m, n, p.output, "output")
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
         return list(phases)
-    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in phases]
+    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle)) for phase in phases]
 
 
 class CopyFields(Tiling):
