@@ -118,6 +118,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.MAX: _binary(formats.maximum),
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
+        Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
