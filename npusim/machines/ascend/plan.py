@@ -203,6 +203,55 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
 
 
+class GemmFields(Tiling):
+    """Tile of C and the piece of k; the defaults are the vendor's best (ascend.md section 3.2)."""
+
+    block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
+    block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
+    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
+    load_k: int | None = Field(
+        default=None,
+        ge=16,
+        multiple_of=16,
+        description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
+    )
+    load_a: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of A, where B's differs (stepKa)"
+    )
+    load_b: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of B, where A's differs (stepKb)"
+    )
+    full_load: Literal["a", "b", "both"] | None = Field(
+        default=None, description="operands that are loaded whole for all tiles of a core's share; default: none"
+    )
+    single_m: int | None = Field(
+        default=None, ge=16, description="rows of C that one core goes through (singleCoreM); default: a tile's"
+    )
+    single_n: int | None = Field(
+        default=None, ge=16, description="columns of C that one core goes through (singleCoreN); default: a tile's"
+    )
+    slots_l1a: int | None = Field(
+        default=None, ge=1, description="pieces of A that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l1b: int | None = Field(
+        default=None, ge=1, description="pieces of B that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l0a: int | None = Field(default=None, ge=1, description="pieces in L0A at most (dbL0A); default: 2")
+    slots_l0b: int | None = Field(default=None, ge=1, description="pieces in L0B at most (dbL0B); default: 2")
+    slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
+    nd2nz: Literal["mte2", "vector"] | None = Field(
+        default=None,
+        description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
+        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3, else mte2",
+    )
+    swizzle: int = Field(
+        default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
+    )
+    unit_flag: bool = Field(
+        default=False, description="whether one half of the accumulators drains while the other still adds up"
+    )
+
+
 #: Whose published kernel is taken.
 KernelName = Literal["cann", "pto", "tilelang"]
 
