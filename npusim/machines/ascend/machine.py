@@ -101,13 +101,15 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
 ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
 
 
-def is_off(cols: int, fmt: str) -> bool:
-    """Whether CANN's MatMulV3 has vector cores make fractals of rows: off 256 bytes, and not short.
+#: Rows whose size is no multiple of the first and beyond the second CANN's MatMulV3 has vector cores make fractals of.
+#: source: ops-transformer c29bc10, mat_mul_v3 matmul_v3_base_tiling.cpp, nd2nzA and nd2nzB
+ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_GM2L0 there
 
-    Source: ops-transformer c29bc10, mat_mul_v3/op_host/op_tiling/matmul_v3_base_tiling.cpp, nd2nzA and nd2nzB.
-    """
+
+def is_off(cols: int, fmt: str) -> bool:
+    """Whether rows are off `ALIGNED_BYTES` and not short."""
     size = cols * get_format(fmt).size_bytes
-    return size % 256 != 0 and size > 384
+    return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
 class AscendMachine(Machine):
