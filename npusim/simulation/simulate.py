@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
@@ -13,13 +13,7 @@ from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
-from npusim.simulation.robustness import (
-    Compared,
-    alternative_arithmetics,
-    arithmetic_uncertainty,
-    assumed_variants,
-    finite_choices,
-)
+from npusim.simulation.robustness import Compared, arithmetic_uncertainty, assumed_variants, finite_choices
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
@@ -54,19 +48,16 @@ def run_plan(plan: Plan) -> RunData:
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    plan, program = program_of(plan)
-    built = BuiltPlan(plan, program)
     groups = traced_groups(r.trace_groups, device.group_count.value)
-    built.check()
-    timed = partial(built.timing, groups, r.progress, r.timeline)
-    if not (r.numerics and device.is_timed and r.method != "des"):
-        timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
-    else:
-        with compiled_meanwhile(alternative_arithmetics(program)) as is_compiling:
-            timing = None if is_compiling else timed()
-            bits = _evaluate(plan, program)
-            timing = timing or timed()
-    presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
+    words = (r.schedule, r.hw, plan.precision.name, getattr(plan.problem, "dtype", ""))
+    is_twofold = r.numerics and device.is_timed and r.method != "des" and all(isinstance(word, str) for word in words)
+    with compiled_meanwhile("npusim.simulation.warm", *map(str, words)) if is_twofold else nullcontext():
+        plan, program = program_of(plan)
+        built = BuiltPlan(plan, program)
+        built.check()
+        timing = built.timing(groups, r.progress, r.timeline)
+        bits = evaluate_plan(plan, program) if r.numerics else ComputedBits()
+        presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
     notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
 
@@ -119,7 +110,7 @@ class BuiltPlan:
         return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
-def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
+def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
     """Return the bits of an attention program, with their uncertainty and finite alternatives."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
