@@ -302,7 +302,7 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, order.",
+            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks.",
             panel="How",
             shown="all",
         ),

@@ -311,7 +311,7 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-# ---------------------------------------------------------------- roofs and memories
+# ---------------------------------------------------------------- roofs
 
 
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
@@ -356,41 +356,6 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
         downs.mark_text(style="label", dy=17).encode(text="label:N", color=alt.Undefined),
     ]
     return finished(alt.layer(*layers), CHART_HEIGHT, marks=marks, roofs=roofs)
-
-
-def memory_bars(memories: Sequence[Row]) -> Spec:
-    """Return shares of memories: rows ``name``, ``used_bytes`` (allocated), ``capacity_bytes``, ``held_bytes``."""
-    alt = altair()
-    rows = [
-        {
-            **m,
-            "used": m["used_bytes"] / m["capacity_bytes"],
-            "held": None if m["held_bytes"] is None else m["held_bytes"] / m["capacity_bytes"],
-        }
-        for m in memories
-    ]
-    names = names_of(rows, "name")
-    x = alt.X(
-        "used:Q",
-        title="share of capacity",
-        scale={"domain": [0, 1.08], "nice": False},
-        axis={"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]},
-    )
-    tips = tooltip(
-        name="memory",
-        used="allocated|share",
-        used_bytes="bytes allocated|number",
-        capacity_bytes="bytes there|number",
-        held="held at most|share",
-    )
-    base = chart_of("memories").encode(y=rows_axis(names, "name"), tooltip=tips)
-    layers = [
-        base.mark_bar(height={"band": 0.75}, style="quiet").encode(x=x),
-        base.transform_filter("datum.held != null").mark_bar(height={"band": 0.32}).encode(x="held:Q"),
-        base.mark_text(style="label", align="left", dx=4).encode(x=x, text=alt.Text("used:Q", format=".0%")),
-        chart_of("limit").mark_rule(style="limit").encode(x="x:Q"),
-    ]
-    return finished(alt.layer(*layers), ROW_HEIGHT * len(names), memories=rows, limit=[{"x": 1}])
 
 
 # ---------------------------------------------------------------- bits
