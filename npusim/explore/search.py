@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
-from npusim.errors import SpecError, TilingError
+from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of

@@ -127,7 +127,8 @@ class NumericResult(NumericRecord):
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
     or Inf where it is not finite; ``variants`` one block of rows under each of other programs
-    (`npusim.numerics.evaluate.compared_block`).  ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
+    (`npusim.numerics.evaluate.compared_block`).  ``row_sums`` is there in a run's result: its device says how their
+    ``row_sum_orders`` are known.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
