@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from npusim.report.text import Block, Grid
 
@@ -433,42 +433,3 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
     return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
-
-
-def score_bars(scores: Mapping[str, Any]) -> Spec:
-    """Return how many scores have which magnitude, and the ends of their format's range."""
-    alt = altair()
-    limit = math.log2(scores["largest"])
-    rows = [
-        {
-            "from": c["exponent"],
-            "to": c["exponent"] + 1,
-            "count": c["count"],
-            "beyond": 2.0 ** c["exponent"] >= scores["largest"],
-            "what": f"2^{c['exponent']} to 2^{c['exponent'] + 1}",
-        }
-        for c in scores["counts"]
-    ]
-    least, most = min(r["from"] for r in rows), max((limit, *(r["to"] for r in rows)))
-    x = alt.X(
-        "from:Q",
-        title="magnitude of the scores, as a power of 2",
-        scale={"domain": [min(max(least, most - 40) - 1, limit - 8), most + 2], "nice": False},
-        axis={"tickMinStep": 1},
-    )
-    y = alt.Y(
-        "count:Q",
-        title="scores",
-        axis={"format": "~s", "tickCount": 4},
-        scale={"domain": [0, 1.15 * max(r["count"] for r in rows)]},  # the limit's name stands above all bars
-    )
-    base = chart_of("rows").encode(x=x, x2="to", y=y, tooltip=tooltip(what="magnitude", count="scores|number"))
-    ends = [{"x": limit, "label": f"largest of {scores['format']}"}]
-    end = chart_of("ends").encode(x="x:Q")
-    layers = [
-        base.transform_filter("!datum.beyond").mark_bar(orient="vertical", binSpacing=1, clip=True),
-        base.transform_filter("datum.beyond").mark_bar(orient="vertical", binSpacing=1, style="broken", clip=True),
-        end.mark_rule(style="limit"),
-        end.mark_text(style="label", align="right", dx=-5, baseline="top").encode(text="label:N", y=alt.value(2)),
-    ]
-    return finished(alt.layer(*layers), 200, rows=rows, ends=ends)

@@ -177,7 +177,7 @@ def right(param: Any, rng: random.Random) -> str:
             return rng.choice(_presets())
         case "fields":
             name, _, value = rng.choice(_tiling_values()).partition("=")
-            return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', 'block_q:256:64', '1,2'))}"
+            return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', '1,2'))}"
     values = shlex.split(PLAUSIBLE.get(param.name, "")) or sum((seen().get(o, ()) for o in param.opts), ()) or ("x",)
     return rng.choice(values)
 
