@@ -1,0 +1,151 @@
+"""The text of TTIR as nested operations, each with the file and line of the kernel that it comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from npusim.errors import ProgramError
+
+#: Names of formats in TTIR.
+FORMATS = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+}
+_LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+_RESULT = re.compile(r"%([\w#]+)(?::(\d+))? = (.*)")
+_FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
+
+
+class Line(NamedTuple):
+    """Where in the kernel's source something is."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation: its results and operands by name, its text, the type behind its colon, and its region."""
+
+    name: str
+    results: list[str]
+    operands: list[str]
+    text: str
+    type: str
+    line: Line
+    body: list[Operation] = field(default_factory=list)
+    attributes: str = ""
+
+    def number(self, key: str) -> int:
+        """Return a whole number among its attributes."""
+        match = re.search(rf"\b{key} = (-?\d+)", self.text)
+        assert match is not None, (key, self.text)
+        return int(match[1])
+
+    def fail(self, why: str) -> ProgramError:
+        """Return the error of what has no counterpart here, at the kernel's line."""
+        return ProgramError(f"{self.line}: {why}")
+
+
+class Function(NamedTuple):
+    """A kernel: its parameters with their types, and its operations."""
+
+    name: str
+    parameters: dict[str, str]
+    operations: list[Operation]
+
+
+def read(text: str) -> Function:
+    """Return the kernel of a module of TTIR."""
+    where = _locations(text)
+    head = _FUNCTION.search(_LOCATION.sub("", text))
+    assert head is not None
+    parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
+    stack: list[list[Operation]] = [[]]
+    lines = iter(text.splitlines())
+    while "tt.func public" not in next(lines):
+        pass
+    for line in lines:
+        bare, at = _LOCATION.sub("", line).strip(), where(line)
+        if not bare or bare.startswith(("^", "#")):
+            continue
+        if bare.startswith("}"):
+            body = stack.pop()
+            if not stack:
+                return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
+            outer = stack[-1][-1]
+            if "else" in bare:
+                raise outer.fail("an if with an else of values that are stored or carried; write tl.where")
+            outer.body, outer.attributes, outer.line = body, bare, outer.line if outer.line.number else at
+            outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
+            continue
+        stack[-1].append(_operation(bare, at))
+        if bare.endswith("{"):
+            stack.append([])
+    raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+
+
+def _operation(text: str, line: Line) -> Operation:
+    results = list[str]()
+    if match := _RESULT.match(text):
+        name, count, text = match.groups()
+        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    kind = re.match(r'"?([\w.]+)"?', text)
+    assert kind is not None
+    plain = text if kind[1] == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
+    type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
+    return Operation(kind[1], results, re.findall(r"%([\w#]+)", plain), text, type_, line)
+
+
+def _locations(text: str) -> Locations:
+    return Locations(dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE)))
+
+
+class Locations:
+    """What the numbers of locations stand for."""
+
+    def __init__(self, table: dict[str, str]) -> None:
+        self.table = table
+
+    def __call__(self, line: str) -> Line:
+        """Return the kernel's line that the last location of a line of text names."""
+        last = re.findall(r"loc\((#loc\w*)\)", line)
+        return self._resolved(last[-1]) if last else Line("", 0)
+
+    def files(self) -> set[str]:
+        """Return the files that the kernel's code is from."""
+        return {m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text))}
+
+    def _resolved(self, text: str) -> Line:
+        text = self.table.get(text, text)
+        if match := re.match(r'"([^"]*)":(\d+):\d+$', text):
+            return Line(match[1], int(match[2]))
+        if match := re.match(r"callsite\((.*) at (.*)\)$", text):
+            callee, caller = self._resolved(match[1]), self._resolved(match[2])
+            return caller if not callee.number or _is_tritons(callee.file) else callee
+        match = re.match(r'"[^"]*"\((.*)\)$', text)
+        return self._resolved(match[1]) if match else Line("", 0)
+
+
+def _is_tritons(file: str) -> bool:
+    return "/triton/" in file.replace("\\", "/")
+
+
+def files_of(text: str) -> set[str]:
+    """Return the files, none of Triton's own, that a module's code is from."""
+    return {f for f in _locations(text).files() if not _is_tritons(f)}
+
+
+def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the element type of a type: none for a scalar."""
+    match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
+    return (tuple(int(n) for n in match[1].split("x")[:-1]), match[2]) if match else ((), type_)
