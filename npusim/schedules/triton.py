@@ -27,7 +27,7 @@ from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import Compiled, Source, compiled, source_of
 from npusim.ttir.phase import Grid
-from npusim.ttir.reader import Choices, Reader
+from npusim.ttir.reader import Choices, read_launch
 from npusim.ttir.text import read
 from npusim.ttir.values import Tensor
 from npusim.units import ceil_div
@@ -230,9 +230,7 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     constexprs = {q.name for q in launch.source.parameters if q.is_constexpr}
     words = {n: _word(value, is_constexpr=n in constexprs) for n, value in arguments.items()}
     made = _compiled(launch, words, tiling, machine)
-    choices = choices_of(p, made, machine)
-    function = read(made.ttir)
-    reader = Reader(function, arguments, (x, y, z), choices)
+    reader = read_launch(read(made.ttir), arguments, (x, y, z), choices_of(p, made, machine))
     phase = Grid(reader).phase(problem, machine.mask_kind(tiling), p)
     return [_timed(launch, phase, made, tiling, p, machine)]
 

@@ -192,8 +192,8 @@ class Grid:
             ids = ", ".join(map(str, self.reader.ids[program]))
             first = int((at + count)[program].max())
             raise ProgramError(
-                f"{load.line}: {load.of}: program ({ids}) reads up to {called or 'element'} {first - 1} of {whole}, and no "
-                "mask keeps it from that: mask=... of tl.load, or sizes that divide"
+                f"{load.line}: {load.of}: program ({ids}) reads up to {called or 'element'} {first - 1} of {whole}, "
+                "and no mask keeps it from that: mask=... of tl.load, or sizes that divide"
             )
         count = np.minimum(count, whole - at)
         if called == "key" and load.is_walked:

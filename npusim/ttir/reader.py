@@ -46,6 +46,8 @@ _NUMBERS: Mapping[str, Callable[[float, float], float]] = {
     "/": lambda a, b: a / b if b else math.nan,
     "maximum": max,
 }
+#: Numbers of a row may be any: what two of them give alike is known.
+_STAND_INS = (0.7, -3.1)
 #: Operations that are refused, and what to do instead.
 _REFUSED = {
     "tt.atomic_rmw": "atomics: let each program store its part, and add the parts in a kernel of its own",
@@ -73,6 +75,10 @@ class Choices:
     exp2: str = ""
     exp: str = ""
     log2: str = "log2.correct"
+
+
+class UnlikeLoopsError(Exception):
+    """Of two loops one contracts what the other, with a mask between, does not."""
 
 
 @dataclass
@@ -106,6 +112,20 @@ class Store:
     value: Floats
     left: list[Integers]
     line: Line
+
+
+def read_launch(
+    function: Function, arguments: Mapping[str, Any], grid: tuple[int, int, int], choices: Choices
+) -> Reader:
+    """Return a kernel at a launch; two loops of which one has a mask are read without contractions."""
+    try:
+        return Reader(function, arguments, grid, choices)
+    except UnlikeLoopsError:
+        reader = Reader(function, arguments, grid, replace(choices, fuses=False))
+    reader.notes.append(
+        f"{function.name}: of two loops that without a mask contracts multiplications and additions; here neither does"
+    )
+    return reader
 
 
 class Reader:
@@ -243,16 +263,15 @@ class Reader:
             method(op, *([] if is_nested else [self.values[n] for n in op.operands]))
 
     def _arith_constant(self, op: Operation) -> None:
-        text, _, type_ = op.text.removeprefix("arith.constant ").rpartition(" : ")
+        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
         text = text.removeprefix("dense<").removesuffix(">")
         shape, fmt = self._shape(type_)
         if fmt in FORMATS:
             value = float_of(text, fmt)
             self.values[op.results[0]] = Number(value, literal(value), shape)
         else:
-            self.values[op.results[0]] = constant(
-                {"true": 1, "false": 0}.get(text) or int(text.replace("false", "0")), shape
-            )
+            words = {"true": 1, "false": 0}
+            self.values[op.results[0]] = constant(words[text] if text in words else int(text), shape)
 
     def _tt_get_program_id(self, op: Operation) -> None:
         self.values[op.results[0]] = Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None])
@@ -336,8 +355,8 @@ class Reader:
             if len(blocks) == 1
             else tuple(self._join(x, y) for x, y in zip(blocks[0].axes, blocks[1].axes, strict=True))
         )
-        pads = [x.value if isinstance(x, Number) else x.pad for x in (a, b)]  # type: ignore[union-attr]
-        pad = None if None in pads else _NUMBERS[how](*pads)  # type: ignore[arg-type]
+        pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
+        pad = pads.pop() if len(pads) == 1 else None
         text, scaled = self._combined(op, how, a, b)
         self._bind(
             op, Floats(text, axes, blocks[0].fmt, None if pad is None or math.isnan(pad) else pad, scaled=scaled)
@@ -407,7 +426,11 @@ class Reader:
             self._function(op, x, "exp({} * ln2)", lambda v: 2.0**v)
 
     def _math_exp(self, op: Operation, x: Any_) -> None:
-        self._function(op, x, f"exp({{}}, {self.choices.exp!r})", math.exp)
+        if self.choices.exp2:  # as Triton compiles it for NVIDIA: ex2 of x log2 e
+            self.numbers["log2e"] = float(np.float32(math.log2(math.e)))
+            self._function(op, x, f"exp({{}} * log2e, {self.choices.exp2!r})", math.exp)
+        else:
+            self._function(op, x, f"exp({{}}, {self.choices.exp!r})", math.exp)
 
     def _math_log2(self, op: Operation, x: Any_) -> None:
         self._function(op, x, f"log({{}}, {self.choices.log2!r})", lambda _: math.nan)
@@ -475,7 +498,8 @@ class Reader:
         if axis in self.cuts and x.pad != neutral:
             masked = "not known" if x.pad is None else x.pad
             raise op.fail(
-                f"a {kind} along an axis that a mask cuts, where what is masked is {masked}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded"
+                f"a {kind} along an axis that a mask cuts, where what is masked is {masked}: tl.where(mask, x, "
+                f"{neutral}) before it, or other={neutral} where it is loaded"
             )
         self._bind(op, Floats(f"{self.text(x)}.{kind}()", x.axes[:-1], x.fmt, None))
 
@@ -723,9 +747,19 @@ class Reader:
         def plain(walk: Walk) -> list[str]:
             return [text for text, _ in walk.lines if " = where(mask, " not in text]
 
+        if plain(first) != plain(second) and self.choices.fuses:
+            raise UnlikeLoopsError
         if plain(first) != plain(second) or self.walks[:-2]:
             raise op.fail("a second loop over tiles that does other than the first: make it a kernel of its own")
         first.lines = first.lines if first.is_masked else second.lines
+
+
+def _pad(x: Any_, other: float) -> float:
+    """Return what a value has where a mask hides a column; of numbers of a row anything finite; NaN: not known."""
+    if isinstance(x, Number):
+        return x.value
+    assert isinstance(x, Floats)
+    return other if x.axes[-1] is None else math.nan if x.pad is None else x.pad
 
 
 def _types(text: str) -> list[str]:
@@ -760,4 +794,6 @@ def op_shape(op: Operation) -> str:
 
 
 #: Names that a kernel of tiles has already.
-_WORDS = frozenset({"exp", "log", "tanh", "maximum", "where", "tiles", "full", "fma", "inf", "mask", "ln2", "lambda"})
+_WORDS = frozenset(
+    {"exp", "log", "tanh", "maximum", "where", "tiles", "full", "fma", "inf", "mask", "ln2", "log2e", "lambda"}
+)

@@ -70,7 +70,7 @@ def read(text: str) -> Function:
     head = _FUNCTION.search(_LOCATION.sub("", text))
     assert head is not None
     parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
-    stack: list[list[Operation]] = [[]]
+    stack, names = list[list[Operation]]([[]]), Names()
     lines = iter(text.splitlines())
     while "tt.func public" not in next(lines):
         pass
@@ -80,6 +80,7 @@ def read(text: str) -> Function:
             continue
         if bare.startswith("}"):
             body = stack.pop()
+            names.leave()
             if not stack:
                 return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
             outer = stack[-1][-1]
@@ -88,10 +89,43 @@ def read(text: str) -> Function:
             outer.body, outer.attributes, outer.line = body, bare, outer.line if outer.line.number else at
             outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
             continue
-        stack[-1].append(_operation(bare, at))
+        op = _operation(bare, at)
+        stack[-1].append(op)
+        names.resolve(op, opens=bare.endswith("{"))
         if bare.endswith("{"):
             stack.append([])
     raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+
+
+class Names:
+    """Names by region: of two regions beside one another both may have a name, which is made another in the second."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._scopes: list[dict[str, str]] = [{}]
+
+    def resolve(self, op: Operation, *, opens: bool) -> None:
+        """Make an operation's names unique; with ``opens`` what follows is its region."""
+        is_loop = op.name == "scf.for"
+        inner = {0, *range(4, len(op.operands), 2)} if is_loop else set[int]()
+        op.operands = [n if i in inner else self._of(n) for i, n in enumerate(op.operands)]
+        op.results = [self._define(n) for n in op.results]
+        if opens:
+            self._scopes.append({})
+            op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
+
+    def leave(self) -> None:
+        """End a region."""
+        self._scopes.pop()
+
+    def _of(self, name: str) -> str:
+        return next((s[name] for s in reversed(self._scopes) if name in s), name)
+
+    def _define(self, name: str) -> str:
+        unique = f"{name}@{len(self._known)}" if name in self._known else name
+        self._known.add(unique)
+        self._scopes[-1][name] = unique
+        return unique
 
 
 def _operation(text: str, line: Line) -> Operation:

@@ -230,5 +230,5 @@ def literal(value: float) -> str:
 
 def plain_name(name: str) -> str:
     """Return the user's name of a value, without the number that TTIR adds."""
-    base = re.sub(r"\W", "", re.sub(r"_\d+$", "", name.partition("#")[0])) or "t"
+    base = re.sub(r"\W", "", re.sub(r"_\d+$", "", re.split("[#@]", name)[0])) or "t"
     return f"t{base}" if base[0].isdigit() else base
