@@ -15,18 +15,20 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from npusim.config.device import FAMILIES
-from npusim.config.problem import Problem
 from npusim.config.tiling import Tiling, with_fields
 from npusim.errors import SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields
+from npusim.machines.sm.core import GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import Compiled, Source, compiled, source_of
-from npusim.ttir.phase import Grid
+from npusim.ttir.phase import LaunchGrid
 from npusim.ttir.reader import Choices, read_launch
 from npusim.ttir.text import read
 from npusim.ttir.values import Tensor
@@ -39,21 +41,18 @@ if TYPE_CHECKING:
     from npusim.schedules.define import Phases
     from npusim.schedules.registry import Schedule
 
-#: Releases before which Triton makes no code for tensor cores (3.6.0: sm_75 adds up in lanes).
+#: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
 TENSOR_CORES = 80
-#: Triton's defaults of a launch.
-WARPS, STAGES = 4, 3
-_OPTIONS = {"num_warps": WARPS, "num_stages": STAGES}
-_FUNCTIONS: Mapping[str, Any] = {
-    "cdiv": ceil_div,
-    "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(),
-    "min": min,
-    "max": max,
-    "int": int,
-    "float": float,
-    "sqrt": math.sqrt,
-    "log2": math.log2,
-}
+#: Triton's default of a launch, and the most tiles under way that times are known of.
+STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
+AXES = "xyz"
+#: log2 e as a kernel's float32 has it.
+LOG2_E32 = float(np.float32(LOG2_E))
+_OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
+_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
+    | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
+)
 _NODES = (
     ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Compare,
     ast.cmpop, ast.BoolOp, ast.boolop, ast.IfExp, ast.Call, ast.Attribute, ast.Tuple, ast.Subscript,
@@ -93,11 +92,13 @@ class TritonPrecision:
         return {}
 
 
-PRECISIONS = {
-    "ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),),
-    "nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False)),
-    "cpu": (TritonPrecision("plain", sum_order="", contracts=False),),
-}
+PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
+    {
+        "ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),),
+        "nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False)),
+        "cpu": (TritonPrecision("plain", sum_order="", contracts=False),),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ class Launch:
 
     source: Source
     grid: str
-    arguments: tuple[tuple[str, str], ...]
+    arguments: Mapping[str, str]
     constants: tuple[tuple[str, Any], ...]
-    options: tuple[tuple[str, int], ...]
+    options: Mapping[str, int]
 
 
 def load(name: str) -> tuple[Schedule, ...]:
@@ -122,14 +123,12 @@ def load(name: str) -> tuple[Schedule, ...]:
     return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
     launch = launch_of(name.partition("::")[2], path, changed)
-    of_problem = problem_of(launch)
     called = launch.source.name
     fields = {n: (value, f"constexpr of {called}") for n, value in launch.constants}
-    options = dict(launch.options)
-    defaults = {"warps": options["num_warps"], "stages": options["num_stages"]}
+    defaults = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
     bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
     for base in bases.values():
         if twice := fields.keys() & base.model_fields.keys():
@@ -149,7 +148,6 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
             for family, base in bases.items()
         },
         families=tuple(FAMILIES),
-        problem=of_problem,
         origin=f"{path}:{launch.source.line}",
         models=(),
         summary=f"Triton's kernel {called}",
@@ -195,9 +193,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
             raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} is given nothing: {p.name}=...")
         given.setdefault(p.name, p.default)
     constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
-    return Launch(
-        source, ast.unparse(call.func.slice), tuple(given.items()), tuple(constants.items()), tuple(options.items())
-    )
+    return Launch(source, ast.unparse(call.func.slice), given, tuple(constants.items()), options)
 
 
 def _plain(text: str) -> Any:
@@ -208,74 +204,50 @@ def _plain(text: str) -> Any:
         return None
 
 
-def problem_of(launch: Launch) -> type[Any]:
-    """Return which problem a launch's names are of."""
-    del launch
-    return Problem
-
-
 def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a launch on a problem's tensors."""
-    names, arguments = names_of(problem), dict[str, Any]()
-    constants = {n: getattr(tiling, n) for n, _ in launch.constants}
-    for parameter in launch.source.parameters:
-        n, text = parameter.name, dict(launch.arguments)[parameter.name]
-        arguments[n] = constants[n] if n in constants else evaluated(launch, n, text, names | constants)
-    _check_arguments(launch, arguments)
-    wanted = evaluated(launch, "grid", launch.grid, names | constants)
+    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
+    arguments = {n: names[n] if n in dict(launch.constants) else evaluated(launch, n, names) for n in launch.arguments}
+    words = dict[str, object]()
+    for q in launch.source.parameters:
+        value = arguments[q.name]
+        if not isinstance(value, Tensor | int | float | str | None):
+            raise SpecError(f"{launch.source.name}: {q.name}: a tensor or a number is needed, got {value!r}")
+        is_constant = q.is_constexpr or isinstance(value, bool | str | None)
+        words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
+    if not any(isinstance(x, Tensor) and x.role == "output" for x in arguments.values()):
+        raise SpecError(f"{launch.source.name}: no argument is the output, o")
+    wanted = evaluated(launch, "grid", names)
     grid = tuple(int(g) for g in (wanted if isinstance(wanted, tuple) else (wanted,)))
-    x, y, z = (*grid, 1, 1)[:3]
-    if min(grid) < 1 or len(grid) > 3:
+    if min(grid) < 1 or len(grid) > len(AXES):
         raise SpecError(f"{launch.source.name}: a grid of {' x '.join(map(str, grid))} programs")
-    constexprs = {q.name for q in launch.source.parameters if q.is_constexpr}
-    words = {n: _word(value, is_constexpr=n in constexprs) for n, value in arguments.items()}
-    made = _compiled(launch, words, tiling, machine)
-    reader = read_launch(read(made.ttir), arguments, (x, y, z), choices_of(p, made, machine))
-    phase = Grid(reader).phase(problem, machine.mask_kind(tiling), p)
-    return [_timed(launch, phase, made, tiling, p, machine)]
-
-
-def _timed(launch: Launch, phase: Any, made: Compiled, tiling: Any, p: TritonPrecision, machine: Any) -> Any:
-    """Return the phase with the registers that the compiler says, where a machine takes any."""
-    loops = phase.loops
-    stages = re.search(r"tt\.num_stages = (\d+)", made.ttir)
-    phase = replace(phase, arithmetic=p.arithmetic, loops=loops)
-    if not getattr(machine, "has_groups", False):
-        return phase
-    told: dict[str, Any] = {"stages": max(1, min(4, int(stages[1]) if stages else tiling.stages))}
-    if machine.device.architecture and machine.device.family == "nvidia" and warpless(machine):
-        told["stages"] = 1
-    if made.registers and tiling.registers is None:
-        told |= {"registers": min(255, max(16, made.registers)), "spilled_registers": made.spilled}
-        told |= {"shared_bytes": made.shared_bytes}
-    fields = tiling.model_copy(update=told)
-    lies, note = machine.fields_for(launch.source.name, machine.ordered(phase, fields), fields)
-    note = note.replace("registers as given", "registers of the compiler") if made.registers else note
-    return replace(phase, notes=(*phase.notes, *([note] if note else []))), lies
-
-
-def warpless(machine: Any) -> bool:
-    """Return whether a device's copies go through registers, one stage at a time."""
-    from npusim.machines.sm.core import warp_issue
-
-    return warp_issue(machine.device).copies.value == "staged"
-
-
-def _compiled(launch: Launch, words: Mapping[str, object], tiling: Any, machine: Any) -> Compiled:
-    device, options = machine.device, dict(launch.options)
-    architecture = device.architecture if device.family == "nvidia" else ""
+    device, options = machine.device, launch.options
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    has_cores = bool(architecture) and int(architecture.removeprefix("sm_")) >= TENSOR_CORES
-    return compiled(launch.source, architecture if has_cores else "", words, options)
+    is_nvidia = device.family == "nvidia"
+    has_code = is_nvidia and int(device.architecture.rpartition("_")[2] or 0) >= TENSOR_CORES
+    made = compiled(launch.source, device.architecture if has_code else "", words, options)
+    fuses = is_nvidia and p.contracts and (made.fuses or not has_code)
+    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
+    if not p.exp_variant.startswith("exp2."):
+        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp)
+    reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
+    phase = replace(LaunchGrid(reader).phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    return [_told(launch, phase, made, tiling, machine) if getattr(machine, "has_groups", False) else phase]
 
 
-def choices_of(p: TritonPrecision, made: Compiled, machine: Any) -> Choices:
-    """Return what TTIR leaves open, as a precision and the compiled code say it."""
-    is_nvidia = machine.device.family == "nvidia"
-    fuses = p.contracts and (made.fuses or (is_nvidia and not made.registers))
-    exp2 = p.exp_variant if p.exp_variant.startswith("exp2.") else ""
-    return Choices(p.accumulate == "fresh", fuses, exp2, "" if exp2 else p.exp_variant)
+def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any) -> Any:
+    """Return the phase with what the compiler says of it: stages, registers, shared memory."""
+    stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
+    is_staged = warp_issue(machine.device).copies.value == "staged"
+    told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
+    if made.registers and tiling.registers is None:
+        told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
+    fields = tiling.model_copy(update=told)
+    lies, note = machine.fields_for(launch.source.name, machine.ordered(phase, fields), fields)
+    note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 
 
 def names_of(problem: Any) -> dict[str, Any]:
@@ -301,8 +273,9 @@ def names_of(problem: Any) -> dict[str, Any]:
     }
 
 
-def evaluated(launch: Launch, what: str, text: str, names: Mapping[str, Any]) -> Any:
-    """Return an expression of a launch; raise `SpecError` for what is none, or names that there are not."""
+def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
+    """Return an argument of a launch, or its grid; raise `SpecError` for what is no expression of the names."""
+    text = launch.grid if what == "grid" else launch.arguments[what]
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):
         is_known = isinstance(node, _NODES) and not (isinstance(node, ast.Attribute) and node.attr not in _ATTRIBUTES)
@@ -315,19 +288,3 @@ def evaluated(launch: Launch, what: str, text: str, names: Mapping[str, Any]) ->
         return eval(compile(tree, "<launch>", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
     except (ArithmeticError, TypeError, ValueError, IndexError, KeyError) as error:
         raise SpecError(f"{launch.source.name}: {what}={text}: {error}") from None
-
-
-def _check_arguments(launch: Launch, arguments: Mapping[str, Any]) -> None:
-    for n, value in arguments.items():
-        if not isinstance(value, Tensor | int | float | str | None):
-            raise SpecError(f"{launch.source.name}: {n}={dict(launch.arguments)[n]}: a tensor or a number is needed")
-    outputs = [n for n, x in arguments.items() if isinstance(x, Tensor) and x.role == "output"]
-    if not outputs:
-        raise SpecError(f"{launch.source.name}: no argument is the output: o")
-
-
-def _word(value: Any, *, is_constexpr: bool) -> object:
-    """Return an argument as the compiler is told of it."""
-    if isinstance(value, Tensor):
-        return value.fmt
-    return (value,) if is_constexpr or isinstance(value, bool | None) else value

@@ -12,41 +12,35 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim import cache
 from npusim.errors import SpecError
-from npusim.ttir.text import files_of
+from npusim.ttir.text import Locations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Releases whose TTIR was read: 3.6.0 in tests, and 3.9.0.
+#: Releases whose TTIR was read: 3.6.0 in tests, and 3.9.
 FIRST, BEYOND = (3, 6), (3, 10)
 #: Triton's names of formats in signatures.
-POINTERS = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float64": "fp64",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "int8": "i8",
-}
+POINTERS = MappingProxyType(
+    {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+    | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+)
 #: The architecture whose TTIR is taken where a device is no GPU of NVIDIA.
-PLAIN = "sm_90"
+PLAIN = 90
 _ALIGNMENT = 16
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of a kernel; ``default``: its text, empty where there is none."""
 
     name: str
@@ -55,8 +49,7 @@ class Parameter:
     line: int
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A kernel in its file."""
 
     path: str
@@ -67,9 +60,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Compiled:
-    """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes, instructions of its main loop.
+    """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
 
-    ``fuses``: whether multiplications and additions were contracted.  Registers are 0 where no code was made.
+    ``fuses``: whether multiplications and additions were contracted.
     """
 
     ttir: str
@@ -77,7 +70,6 @@ class Compiled:
     spilled: int = 0
     shared_bytes: int = 0
     fuses: bool = False
-    loop: Mapping[str, int] | None = None
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +108,7 @@ def _is_kernel(node: ast.FunctionDef) -> bool:
 def compiled(
     source: Source, architecture: str, arguments: Mapping[str, object], options: Mapping[str, int]
 ) -> Compiled:
-    """Return what Triton makes of a kernel for an architecture (``sm_90``; empty: TTIR alone).
+    """Return what Triton makes of a kernel for an architecture (by its number behind ``_``; empty: TTIR alone).
 
     ``arguments``: for each parameter a format (of what a pointer is to), ``(number,)`` of a constant, or a number, of
     which the compiler is told, as by a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is
@@ -125,15 +117,9 @@ def compiled(
     signature = {n: _type(value) for n, value in arguments.items()}
     constants = {n: _constant(value) for n, value in arguments.items() if signature[n] == "constexpr"}
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
-    call = (
-        source.name,
-        architecture,
-        sorted(signature.items()),
-        sorted(constants.items()),
-        aligned,
-        sorted(options.items()),
-    )
-    stamp = cache.digest("triton", source.path, call, _content(source.path))
+    call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
+    made_by = _release(), tuple(f.name for f in fields(Compiled))
+    stamp = cache.digest("triton", *made_by, source.path, source.name, architecture, call, _content(source.path))
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
         document = json.loads(kept)
@@ -141,7 +127,7 @@ def compiled(
             return Compiled(**document)
     with cache.alone(name):
         made = _compile(source, architecture, (signature, constants, aligned), options)
-    files = {f: _content(f) for f in sorted(files_of(made.ttir))}
+    files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
     cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
     return made
 
@@ -171,17 +157,16 @@ def _is_aligned(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
 
 
-def _triton() -> Any:
-    """Return Triton; raise `SpecError` where it is missing, or of a release that was not tried."""
+def _release() -> str:
+    """Return Triton's release; raise `SpecError` where it is missing, or was not tried."""
     try:
         release = version("triton")
     except PackageNotFoundError:
         raise SpecError('Triton is not installed, which compiles kernels: pip install "npusim[triton]"') from None
-    tried = tuple(int(n) for n in release.split(".")[:2])
-    if not FIRST <= tried < BEYOND:
-        range_ = f"{FIRST[0]}.{FIRST[1]} to before {BEYOND[0]}.{BEYOND[1]}"
-        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {range_}")
-    return import_module("triton")
+    if not FIRST <= tuple(int(n) for n in release.split(".")[:2]) < BEYOND:
+        tried = f"{FIRST[0]}.{FIRST[1]} to before {BEYOND[0]}.{BEYOND[1]}"
+        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {tried}")
+    return release
 
 
 def _compile(
@@ -190,11 +175,11 @@ def _compile(
     call: tuple[dict[str, str], dict[str, object], list[str]],
     options: Mapping[str, int],
 ) -> Compiled:
-    triton = _triton()
+    triton = import_module("triton")
     gpu, written_of = import_module("triton.backends.compiler").GPUTarget, import_module("triton.compiler").ASTSource
     signature, constants, aligned = call
     function = _module(source.path, _content(source.path)).__dict__[source.name]
-    target = gpu("cuda", int((architecture or PLAIN).removeprefix("sm_")), 32)
+    target = gpu("cuda", int(architecture.rpartition("_")[2] or PLAIN), 32)
     attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
     written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
     try:
@@ -203,10 +188,16 @@ def _compile(
         made = triton.compile(written, target=target, options=dict(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
-    usage, code = (_tool("cuobjdump", option, made.asm["cubin"]) for option in ("-res-usage", "--dump-sass"))
-    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))  # type: ignore[index]
-    fuses = "fma.rn" in made.asm["ptx"]
-    return Compiled(made.asm["ttir"], registers, stack // 4, made.metadata.shared, fuses, main_loop(code))
+    tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
+    ttir = made.asm["ttir"]
+    for file in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
+        ttir = ttir.replace(f'"{file}"', f'"{source.path}"') if Path(file).name == Path(source.path).name else ttir
+    return Compiled(ttir, registers, stack // 4, made.metadata.shared, "fma.rn" in made.asm["ptx"])
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
@@ -230,36 +221,6 @@ def _told(error: Exception, source: Source) -> str:
     at = re.search(r"at (\d+):\d+", str(error))
     line = source.line + int(at[1]) if at else source.line
     return f"{source.path}:{line}: Triton refuses {source.name}: {type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def _tool(name: str, option: str, cubin: bytes) -> str:
-    tool = Path(str(_triton().__file__)).parent / "backends" / "nvidia" / "bin" / name
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([tool, option, file.name], check=True, capture_output=True, text=True).stdout
-
-
-_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)[^;]*?(0x[0-9a-f]+)?\s*;")
-_PRODUCTS = ("HMMA", "HGMMA", "QGMMA", "QMMA")
-
-
-def main_loop(code: str) -> dict[str, int]:
-    """Return how many instructions of each kind the loop with most products has, else the longest one."""
-    lines = [(int(m[1], 16), m[2], m[3]) for m in _INSTRUCTION.finditer(code)]
-    loops = [(int(to, 16), at) for at, name, to in lines if name == "BRA" and to and int(to, 16) < at]
-    if not loops:
-        return {}
-
-    def weight(loop: tuple[int, int]) -> tuple[int, int]:
-        return sum(loop[0] <= at <= loop[1] and name in _PRODUCTS for at, name, _ in lines), loop[1] - loop[0]
-
-    first, last = max(loops, key=weight)
-    counts = dict[str, int]()
-    for at, name, _ in lines:
-        if first <= at <= last:
-            counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 @lru_cache(maxsize=16)

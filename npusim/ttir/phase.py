@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,29 +23,25 @@ from npusim.ttir.text import FORMATS
 from npusim.ttir.values import RELATIONS, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.problem import Problem
     from npusim.config.seen import Seen
-    from npusim.ttir.reader import Load, Reader, Store
+    from npusim.ttir.reader import Load, Reader
+    from npusim.ttir.text import Line
     from npusim.ttir.values import Integers
 
-ROW = "row"
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from."""
 
     name: str
     file: str
     source: str
     axes: tuple[tuple[str, str], ...]
-    results: str
     lines: tuple[int, ...]
 
 
@@ -54,327 +50,223 @@ def kernel_of(written: Written) -> Kernel:
     """Return the kernel of a text; its faults are said at the lines of the user's kernel."""
     tree = ast.parse(written.source)
     for node in ast.walk(tree):
-        if hasattr(node, "lineno"):
-            located: Any = node
-            located.lineno = located.end_lineno = written.lines[min(located.lineno, len(written.lines)) - 1]
+        if isinstance(node, ast.stmt | ast.expr | ast.arg):
+            node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     words = ("exp", "log", "tanh", "maximum", "where", "tiles", "full", "fma")
     names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in words}}
     exec(compile(tree, written.file, "exec"), names)
-    return Kernel(names[written.name], written.results, dict(written.axes))
+    return Kernel(names[written.name], "out", dict(written.axes))
 
 
-class Grid:
+class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.store = reader, reader.stores[-1]
-        self.out = cast("Tensor", reader.arguments[self.store.pointer.of])
-        self.counts = sum((w.counts for w in reader.walks), np.zeros((len(reader.ids), 1), np.int64))
-        self.walked = [x for x in reader.loads.values() if x.is_walked]
-        self.fixed = [x for x in reader.loads.values() if not x.is_walked]
+        self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
+        counts = [np.arange(w.most)[None] < w.counts for w in reader.walks] or [np.ones((len(ids), 1), bool)]
+        self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
+        self.out = self._tensor(self.stored.pointer.of)
         self.names = self._names()
-        self.sizes: dict[str, int] = {}
+        self.sizes = {"row": min(self.stored.pointer.shape[0], self.out.shape[2])}
         self.walk: tuple[Integers, Integers] | None = None
-        places = self.out.places(self.store.pointer.base)
-        count = len(reader.ids)
-        self.batch, self.head, self.row, self.col = (np.broadcast_to(x, (count, 1))[:, 0] for x in places)
-        height, width = (
-            self.store.pointer.shape[-2:] if len(self.store.pointer.shape) > 1 else (self.store.pointer.shape[0], 1)
-        )
-        self.rows = np.minimum(
-            np.broadcast_to(self._left(self.store, 0), (count, 1))[:, 0], self.out.shape[2] - self.row
-        )
-        self.cols = np.minimum(
-            np.broadcast_to(self._left(self.store, -1), (count, 1))[:, 0], self.out.shape[3] - self.col
-        )
-        self.sizes[ROW] = min(height, self.out.shape[2])
-        self.column = self.called(self.store.value.axes[-1]) if len(self.store.value.axes) > 1 else ""
-        if self.column:
-            self.sizes[self.column] = min(width, self.out.shape[3])
-        self.has_columns = bool(self.column and (np.any(self.col) or np.any(self.cols < self.out.shape[3])))
+        places = self.out.places(self.stored.pointer.base)
+        self.batch, self.head, self.row, col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
+        rows, cols = (np.broadcast_to(x, (len(ids), 1)) for x in self.stored.left)
+        self.rows = np.minimum(rows, self.out.shape[2] - self.row)
+        if np.any(col) or np.any(cols < self.out.shape[3]):
+            raise self._fault(
+                self.stored.line, f"{self.out.name}: a grid over columns of the result: rows alone are cut"
+            )
         for load in reader.loads.values():
             self._place(load)
 
+    def _tensor(self, of: str) -> Tensor:
+        tensor: Tensor = self.reader.arguments[of]
+        return tensor
+
     @staticmethod
-    def _left(store: Store, axis: int) -> Integers:
-        return store.left[axis]
+    def _fault(line: Line, why: str) -> ProgramError:
+        return ProgramError(f"{line}: {why}")
 
     def _names(self) -> dict[str | None, str]:
         """Return what axes are called: the row's, what the loop walks, those of operands."""
-        r = self.reader
-        names: dict[str | None, str] = {r.root(self.store.value.axes[0]): ROW}
-        for load in self.walked:
-            along = self._along(load)
-            names.setdefault(r.root(load.axes[along]), "key")
-        pools = [
-            (self.store.value.axes, ("value", "column")),
-            *((x.axes, ("head", *(f"axis{i}" for i in range(9)))) for x in r.loads.values()),
-        ]
+        root, loads = self.reader.root, self.reader.loads.values()
+        names: dict[str | None, str] = {root(self.stored.value.axes[0]): "row"}
+        for load in loads:
+            if load.is_walked:
+                names.setdefault(root(load.axes[self._along(load)]), "key")
+        pools = [(self.stored.value.axes, ["value"]), *((x.axes, ["head", "depth", "width"]) for x in loads)]
         for axes, pool in pools:
-            for axis in map(r.root, axes):
-                if axis is not None and axis not in names:
+            for axis in filter(None, map(root, axes)):
+                if axis not in names:
                     names[axis] = next(n for n in pool if n not in names.values())
         return names
 
-    def called(self, axis: str | None) -> str:
-        """Return the name of an axis; empty for one of size 1."""
-        return "" if axis is None else self.names[self.reader.root(axis)]
+    def called(self, axes: tuple[str | None, ...]) -> str:
+        """Return the names of axes, none for those of size 1."""
+        return " ".join(self.names[self.reader.root(a)] for a in axes if a is not None)
 
     def _along(self, load: Load) -> int:
         """Return the dimension of a walked block along which it moves."""
-        tensor = cast("Tensor", self.reader.arguments[load.of])
-        moves = [bool(np.any(np.diff(x, axis=1))) for x in tensor.places(self._valid(load.pointer.base))[2:]]
-        if moves[0] == moves[1] and self.counts.max() > 1:
-            raise ProgramError(
-                f"{load.line}: {load.of} moves along {'both' if moves[0] else 'neither'} of its axes in the loop"
-            )
-        is_column = moves[1]
-        return int(is_column) if self._is_upright(load) else int(not is_column)
+        places = self._tensor(load.of).places(load.pointer.base)[2:]
+        moves = [bool(np.any(np.diff(x, axis=1))) for x in places]
+        if moves[0] == moves[1]:
+            which = "both" if moves[0] else "neither"
+            raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
+        return int(moves[1] if self._turn(load) == 1 else moves[0])
 
-    def _is_upright(self, load: Load) -> bool:
-        """Return whether the first axis of a block is the tensor's rows."""
-        tensor = cast("Tensor", self.reader.arguments[load.of])
-        return len(load.axes) < 2 or load.pointer.steps[-1] == tensor.steps[3] or load.pointer.shape[-1] == 1
-
-    def _valid(self, base: Integers) -> Integers:
-        """Return a base for all iterations, those beyond a program's last one as its last."""
-        columns = [
-            self._of_walk(
-                base[:, sum(int(v.counts.max()) for v in self.reader.walks[:i]) :] if base.shape[1] > 1 else base,
-                w.counts,
-            )
-            for i, w in enumerate(self.reader.walks)
-        ]
-        if not columns:
-            return np.broadcast_to(base, (len(self.reader.ids), 1))
-        whole = np.concatenate(columns, 1)
-        keep = np.concatenate([np.arange(int(w.counts.max()))[None] < w.counts for w in self.reader.walks], 1)
-        order = np.argsort(~keep, axis=1, kind="stable")
-        packed = np.take_along_axis(whole, order, 1)
-        last = np.maximum(self.counts - 1, 0)
-        times = np.minimum(np.arange(int(self.counts.max()))[None], last)
-        return np.take_along_axis(packed, times, 1)
-
-    def _of_walk(self, base: Integers, counts: Integers) -> Integers:
-        most = int(counts.max())
-        base = base[:, :most] if base.shape[1] > 1 else base
-        return np.broadcast_to(base, (len(self.reader.ids), most))
+    def _turn(self, load: Load) -> int:
+        """Return 1 where the first axis of a block is the tensor's rows, -1 where it is its columns."""
+        steps = self._tensor(load.of).steps
+        return 1 if load.pointer.steps[-1] == steps[3] or load.pointer.shape[-1] == 1 else -1
 
     def _place(self, load: Load) -> None:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
-        tensor = cast("Tensor", self.reader.arguments[load.of])
-        bases = tensor.places(
-            self._valid(load.pointer.base)
-            if load.is_walked
-            else np.broadcast_to(load.pointer.base[:, :1], (len(self.reader.ids), 1))
-        )
-        batch, head, *corner = bases
-        if load.is_walked and self.walk is None:
-            self.columns = tensor.places(load.pointer.base)[2 + (self._along(load) != int(not self._is_upright(load)))]
-        if tensor.shape[1] > 1 or tensor.shape[0] > 1:
-            group = self.out.shape[1] // tensor.shape[1] or 1
-            if np.any(batch != self.batch[:, None]) or np.any(head != self.head[:, None] // group):
-                raise ProgramError(
-                    f"{load.line}: {load.of}: a program reads another head than head // {group} of its own"
-                )
-        upright = self._is_upright(load)
-        turn = 1 if upright else -1
-        axes, shape, left = load.axes[::turn], load.pointer.shape[::turn], load.left[::turn]
-        if len(axes) == 1:
-            axes, shape, left = (None, *axes), (1, *shape), [np.ones((1, 1), np.int64), *left]
-        for i, (axis, at, whole) in enumerate(zip(axes, corner, tensor.shape[2:], strict=True)):
-            self._along_axis(load, self.called(axis), (shape[i], left[i]), at, whole)
+        tensor, turn = self._tensor(load.of), self._turn(load)
+        shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
+        is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
+        batch, head, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
+        group = self.out.shape[1] // tensor.shape[1]
+        if np.any(((batch != self.batch) | (head != self.head // group))[is_visited]) and tensor.shape[:2] != (1, 1):
+            raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
+        for i, (at, whole) in enumerate(zip(corner, tensor.shape[2:], strict=True)):
+            size = load.pointer.shape[::turn][i]
+            count = np.minimum(np.broadcast_to(load.left[::turn][i], shape), size)
+            called = self.called((load.axes[::turn][i],))
+            self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
+            if called == "key" and load.is_walked:
+                known, self.walk = self.walk or (at, count), (at, count)
+                self.sizes["key"] = size
+                if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
+                    raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
+            elif called == "row":
+                if np.any(at != self.row):
+                    raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+            elif called:
+                self.sizes[called] = min(size, whole)
+                if np.any(at[is_visited]) or np.any(count < whole):
+                    raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
 
-    def _along_axis(self, load: Load, called: str, size: tuple[int, Integers], at: Integers, whole: int) -> None:
-        count = np.broadcast_to(self._valid(size[1]) if load.is_walked else size[1], at.shape)
-        if np.any(at + np.minimum(count, size[0]) > whole):
-            program = int(np.flatnonzero((at + count > whole).any(axis=1))[0])
+    def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
+        """Raise `ProgramError` for a program that reads beyond a tensor."""
+        if np.any(end > whole):
+            program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             ids = ", ".join(map(str, self.reader.ids[program]))
-            first = int((at + count)[program].max())
-            raise ProgramError(
-                f"{load.line}: {load.of}: program ({ids}) reads up to {called or 'element'} {first - 1} of {whole}, "
-                "and no mask keeps it from that: mask=... of tl.load, or sizes that divide"
-            )
-        count = np.minimum(count, whole - at)
-        if called == "key" and load.is_walked:
-            if self.walk is not None and (np.any(self.walk[0] != at) or np.any(self.walk[1] != count)):
-                raise ProgramError(f"{load.line}: {load.of} is walked at other places than the operand before it")
-            self.walk, self.sizes["key"] = (at, count), size[0]
-        elif called == ROW and np.any(self.row):
-            if np.any(at[:, :1] != self.row[:, None]):
-                raise ProgramError(f"{load.line}: {load.of}: rows other than those that the program stores")
-        elif called and called == self.column:
-            if np.any(at[:, :1] != self.col[:, None]):
-                raise ProgramError(f"{load.line}: {load.of}: columns other than those that the program stores")
-        elif called:
-            self.sizes[called] = min(size[0], whole)
-            if np.any(at) or np.any(count < min(size[0], whole)) or size[0] < whole:
-                raise ProgramError(
-                    f"{load.line}: {load.of}: {int(count.max())} of {whole} {called}s; a tile has all of them"
-                )
+            why = f"program ({ids}) reads up to {called} {int(end[program].max()) - 1} of {whole}, and no mask keeps it"
+            raise self._fault(load.line, f"{load.of}: {why} from that: mask=... of tl.load, or sizes that divide")
 
     # ---------------------------------------------------------------- what comes out
 
     def written(self) -> Written:
         """Return the kernel of tiles as text."""
-        r, function = self.reader, self.reader.function
-        axes = {x.name: self._axes(x) for x in r.loads.values()}
-        lines: list[tuple[str, int]] = []
-        names = {x.name: self._parameter(x) for x in r.loads.values()}
-        masks = {"mask": f"{ROW} key"} if r.masks else {}
-        given = [*names.values(), *masks, *r.numbers]
-        first = r.lines[0][1].number if r.lines else 1
-        lines.append((f"def {function.name}({', '.join(given)}):", first))
-        before, after = r.lines[: r.loop_at], r.lines[r.loop_at :]
-        lines += [(f"    {text}", line.number) for text, line in before]
-        if r.walks and (r.states or self.walked):
-            at_loop = self._loop_line()
-            for name, start, of, fmt in r.states:
-                called = " ".join(filter(None, map(self.called, of)))
-                lines.append((f"    {name} = full({called!r}, {start.text}, {FORMATS[fmt]!r})", at_loop))
-            own = [x.name for x in self.walked]
+        r, lines = self.reader, list[tuple[str, int]]()
+        names = {x.name: x.name.removesuffix("j") if x.is_walked else x.name for x in r.loads.values()}
+        axes = {names[x.name]: self.called(x.axes[:: self._turn(x)]) for x in r.loads.values()}
+        axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
+        lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
+        lines += [(f"    {text}", line.number) for text, line in r.lines[: r.loop_at]]
+        walked = [n for n, x in r.loads.items() if x.is_walked]
+        if walked:
+            at = r.walks[0].lines[0][1].number
+            for name, (start, of, fmt) in r.states.items():
+                lines.append((f"    {name} = full({self.called(of)!r}, {start.text}, {FORMATS[fmt]!r})", at))
             lines.append(
-                (f"    for {', '.join(own)} in tiles({', '.join(names[n] for n in own)}, axis='key'):", at_loop)
+                (f"    for {', '.join(walked)} in tiles({', '.join(names[n] for n in walked)}, axis='key'):", at)
             )
             lines += [(f"        {text}", line.number) for text, line in r.walks[0].lines]
-        lines += [(f"    {text}", line.number) for text, line in after]
-        lines.append((f"    return {r.text(self.store.value)}", self.store.line.number))
-        bound = tuple((names[n], a) for n, a in axes.items()) + tuple(masks.items())
-        source = "\n".join(text for text, _ in lines) + "\n"
-        return Written(function.name, self.store.line.file, source, bound, "out", tuple(n for _, n in lines))
+        lines += [(f"    {text}", line.number) for text, line in r.lines[r.loop_at :]]
+        lines.append((f"    return {r.text(self.stored.value)}", self.stored.line.number))
+        source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
+        return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers)
 
-    def _loop_line(self) -> int:
-        return min(line.number for _, line in self.reader.walks[0].lines)
-
-    def _axes(self, load: Load) -> str:
-        axes = load.axes if self._is_upright(load) else load.axes[::-1]
-        called = " ".join(filter(None, map(self.called, axes)))
-        return f"{ROW} {called}" if " " not in called and called != ROW else called
-
-    def _parameter(self, load: Load) -> str:
-        return load.name.removesuffix("j") if load.is_walked else load.name
-
-    def phase(self, problem: Problem | None, kind: MaskKind | None, p: object) -> Phase:
+    def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
         """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
-        r = self.reader
-        bound: dict[str, Any] = {self._parameter(x): self._tensor(x) for x in r.loads.values()}
-        bound |= r.numbers
-        offset = None
-        if r.masks:
-            assert problem is not None
-            seen, offset = self._seen(problem)
-            bound["mask"] = mask_of(problem, (self.sizes[ROW], self.sizes["key"]), kind, seen=seen)
-        kernel = kernel_of(self.written())
-        phase = kernel.phase(
-            r.function.name, self._cells(offset), self.sizes, [self._global(self.out, "output")], p=p, **bound
-        )
-        return replace(with_finite_starts(phase) if r.masks else phase, notes=tuple(dict.fromkeys(r.notes)))
+        r, written = self.reader, self.written()
+        bound: dict[str, Any] = {
+            n: self._global(x.of) for (n, _), x in zip(written.axes, r.loads.values(), strict=False)
+        }
+        is_masked = any(w.masks for w in r.walks)
+        if is_masked:
+            sizes = self.sizes["row"], self.sizes["key"]
+            bound["mask"] = mask_of(problem, sizes, kind, seen=self._seen(problem))
+        cells, out = self._cells(problem.causal_offset if is_masked else None), self._global(self.stored.pointer.of)
+        bound |= {"p": p, **r.numbers}
+        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, [out], **bound)
+        phase = with_finite_starts(phase) if is_masked else phase
+        return replace(phase, notes=tuple(dict.fromkeys(r.notes)))
 
-    def _tensor(self, load: Load) -> GlobalTensor:
-        tensor = cast("Tensor", self.reader.arguments[load.of])
-        made = self._global(tensor, tensor.role)
-        if len(load.axes) < 2 and self.called(load.axes[0]) != ROW:  # one row for all
-            return replace(made, rows=self.out.shape[2], shared_rows=self.out.shape[2])
-        return made
+    def _global(self, of: str) -> GlobalTensor:
+        t, role = self._tensor(of), cast("Any", self._tensor(of).role)
+        return GlobalTensor(t.name, *t.shape, t.fmt, role, t.is_interleaved, is_transposed=t.is_transposed)
 
-    @staticmethod
-    def _global(tensor: Tensor, role: str) -> GlobalTensor:
-        kind: Any = role
-        return GlobalTensor(
-            tensor.name, *tensor.shape, tensor.fmt, kind, tensor.is_interleaved, is_transposed=tensor.is_transposed
-        )
-
-    def _seen(self, problem: Problem) -> tuple[Seen, int]:
-        """Return which keys a query sees by the kernel's masks, and the offset of queries among keys."""
+    def _seen(self, problem: Problem) -> Seen:
+        """Return which keys a query sees by the kernel's masks."""
         assert self.walk is not None
-        offset, at, masks = problem.causal_offset, 0, dict[int, set[Rule]]()
-        for number, walk in enumerate(self.reader.walks):
-            most = int(walk.counts.max())
-            is_visited = np.arange(most)[None] < walk.counts
-            corner = self.row[:, None], np.broadcast_to(self.columns, (len(self.row), self.columns.shape[1]))
-            for mask, of, line in self.reader.masks:
-                for relation, d in mask.of if of is walk else ():
-                    base = d.base - d.steps[0] * corner[0] - d.steps[1] * corner[1][:, at : at + most]
-                    if len(every := np.unique(base[is_visited])) > 1:
-                        raise ProgramError(f"{line}: a mask whose diagonal moves between tiles or programs")
-                    masks.setdefault(number, set()).add((relation, int(every[0]), d.steps[0], d.steps[1]))
-            at += most
-        first, *others = masks.values()
-        if any(other != first for other in others):
-            raise ProgramError(f"{self.reader.masks[1][2]}: a mask other than that of the loop before")
-        return seen_of(tuple(sorted(first)), problem, offset), offset
+        at, masks = 0, list[set[Rule]]()
+        for walk in self.reader.walks:
+            here = slice(at, at := at + walk.most)
+            rules = set[Rule]()
+            for relation, d in walk.masks:
+                base = d.base - d.steps[0] * self.row - d.steps[1] * self.walk[0][:, here]
+                if len(every := np.unique(base[self.is_visited[:, here]])) > 1:
+                    raise self._fault(self.stored.line, "a mask whose diagonal moves between tiles or programs")
+                rules.add((relation, int(every[0]), d.steps[0], d.steps[1]))
+            masks += [rules] if rules else []
+        if any(other != masks[0] for other in masks):
+            raise self._fault(self.stored.line, "two loops with masks that differ")
+        return seen_of(tuple(sorted(masks[0])), problem)
 
     def _cells(self, offset: int | None) -> tuple[WorkTile, ...]:
-        cells, kinds = list[WorkTile](), dict[tuple[TileRun, ...], tuple[TileRun, ...]]()
-        masked = self._masked()
-        for i in range(len(self.reader.ids)):
-            if self.rows[i] <= 0 or (self.has_columns and self.cols[i] <= 0):
-                continue
-            runs = tuple(self._runs(i, masked)) if self.walk is not None else ()
-            spans = [(ROW, int(self.row[i]), int(self.rows[i]))]
-            if self.has_columns:
-                spans.append((self.column, int(self.col[i]), int(self.cols[i])))
-            cells.append(
-                WorkTile(int(self.batch[i]), int(self.head[i]), tuple(spans), kinds.setdefault(runs, runs), offset)
+        """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
+        kinds, cells = dict[tuple[TileRun, ...], tuple[TileRun, ...]](), list[WorkTile]()
+        for i in np.flatnonzero(self.rows[:, 0] > 0):
+            runs = self._runs(int(i))
+            span = ("row", int(self.row[i, 0]), int(self.rows[i, 0]))
+            place = int(self.batch[i, 0]), int(self.head[i, 0])
+            cells.append(WorkTile(*place, (span,), kinds.setdefault(runs, runs), offset))
+        count, written = len({(c.batch, c.head, c.row) for c in cells}), sum(c.rows for c in cells)
+        if count < len(cells) or written != (whole := prod(self.out.shape[:3])):
+            is_twice = count < len(cells) or written > whole
+            how = "some of them more than once" if is_twice else f"{whole - written} of them never"
+            grid = "x".join(map(str, self.reader.grid))
+            why = (
+                f"{self.stored.pointer.of}: the grid of {grid} programs writes {written} of {prod(self.out.shape[:3])}"
             )
-        self._check_written(cells)
+            raise self._fault(self.stored.line, f"{why} rows, {how}: the grid, or a program's offsets")
         return tuple(cells)
 
-    def _masked(self) -> list[tuple[Integers, bool]]:
-        return [(w.counts, w.is_masked) for w in self.reader.walks]
-
-    def _runs(self, i: int, masked: list[tuple[Integers, bool]]) -> list[TileRun]:
-        assert self.walk is not None
-        at, runs = 0, list[TileRun]()
-        for counts, is_masked in masked:
-            only = MASKED if is_masked else frozenset[str]()
-            for j in range(at, at + int(counts[i, 0])):
-                col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
-                last = runs[-1] if runs else None
-                apart = col - last.col - (last.count - 1) * last.step if last else 0
-                if last and (last.cols, last.only) == (cols, only) and (last.count == 1 or last.step == apart):
-                    runs[-1] = replace(last, count=last.count + 1, step=apart)
-                else:  # tiles of one shape, evenly spaced
-                    runs.append(TileRun(col, cols, 1, max(cols, 1), only))
-            at += int(counts[i, 0])
-        return runs
-
-    def _check_written(self, cells: list[WorkTile]) -> None:
-        """Raise `ProgramError` where programs write an element twice, or leave some unwritten."""
-        spans = {(c.batch, c.head, *(s for _, start, size in c.spans for s in (start, size))) for c in cells}
-        written = sum(prod(size for _, _, size in c.spans) for c in cells)
-        whole = prod(self.out.shape[:3]) * (self.out.shape[3] if self.has_columns else 1)
-        if len(spans) < len(cells) or written != whole:
-            what = "elements" if self.has_columns else "rows"
-            how = "more than once" if len(spans) < len(cells) or written > whole else f"{whole - written} of them never"
-            raise ProgramError(
-                f"{self.store.line}: {self.store.pointer.of}: the grid of {'x'.join(map(str, self.reader.grid))} "
-                f"programs writes {written} of {whole} {what}, {how}: the grid, or a program's offsets"
-            )
+    def _runs(self, i: int) -> tuple[TileRun, ...]:
+        """Return the tiles that a program visits, those of one shape and evenly spaced together."""
+        runs, only = (
+            list[TileRun](),
+            [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)],
+        )
+        for j in np.flatnonzero(self.is_visited[i]) if self.walk else ():
+            assert self.walk is not None
+            col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
+            last = runs[-1] if runs else None
+            apart = col - last.col - (last.count - 1) * last.step if last else 0
+            if last and (last.cols, last.only) == (cols, only[j]) and (last.count == 1 or last.step == apart):
+                runs[-1] = replace(last, count=last.count + 1, step=apart)
+            else:
+                runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
+        return tuple(runs)
 
 
 @lru_cache(maxsize=64)
-def seen_of(rules: tuple[Rule, ...], problem: Problem, offset: int) -> Seen:
+def seen_of(rules: tuple[Rule, ...], problem: Problem) -> Seen:
     """Return which keys a query sees by comparisons ``base + a row + b key`` with 0."""
-    after, before = None, None
+    offset, ranges = problem.causal_offset, dict[str, int]()
     for relation, base, a, b in rules:
         if (a, b) == (1, -1) and relation in ("sge", "sgt") and base - (relation == "sgt") == offset:
-            after = 0
+            ranges["after"] = 0
         elif (a, b) == (1, -1) and relation in ("slt", "sle"):
-            before = -(base - (relation == "sle")) + offset
-        else:
-            break
-    else:
-        if after == 0:
-            return KeyRanges(problem.seq_kv, 0, before if before is not None and before < problem.seq_kv else None)
+            ranges["window"] = offset - base + (relation == "sle")
+    if len(ranges) == len(rules) and "after" in ranges:
+        window = ranges.get("window")
+        return KeyRanges(problem.seq_kv, 0, None if window is None or window >= problem.seq_kv else window)
 
     def sees(q: Any, k: Any) -> Any:
-        rows = q - offset
-        return np.logical_and.reduce([RELATIONS[r](base + a * rows + b * k) for r, base, a, b in rules])
+        return np.logical_and.reduce([RELATIONS[r](base + a * (q - offset) + b * k, 0) for r, base, a, b in rules])
 
     return KeyFunction(sees, problem.seq_kv)
-
-
-def tensors_of(arguments: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors among the arguments of a launch."""
-    return [x for x in arguments.values() if isinstance(x, Tensor)]

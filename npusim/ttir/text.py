@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import ProgramError
 
 #: Names of formats in TTIR.
-FORMATS = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-}
+FORMATS = MappingProxyType(
+    {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
+)
 _LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
-_RESULT = re.compile(r"%([\w#]+)(?::(\d+))? = (.*)")
 _FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
 
 
@@ -33,8 +29,8 @@ class Line(NamedTuple):
 
 
 @dataclass(eq=False)
-class Operation:
-    """One operation: its results and operands by name, its text, the type behind its colon, and its region."""
+class Op:
+    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its region."""
 
     name: str
     results: list[str]
@@ -42,14 +38,11 @@ class Operation:
     text: str
     type: str
     line: Line
-    body: list[Operation] = field(default_factory=list)
-    attributes: str = ""
+    body: list[Op] = field(default_factory=list)
 
     def number(self, key: str) -> int:
         """Return a whole number among its attributes."""
-        match = re.search(rf"\b{key} = (-?\d+)", self.text)
-        assert match is not None, (key, self.text)
-        return int(match[1])
+        return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
 
     def fail(self, why: str) -> ProgramError:
         """Return the error of what has no counterpart here, at the kernel's line."""
@@ -61,40 +54,49 @@ class Function(NamedTuple):
 
     name: str
     parameters: dict[str, str]
-    operations: list[Operation]
+    operations: list[Op]
 
 
 def read(text: str) -> Function:
     """Return the kernel of a module of TTIR."""
-    where = _locations(text)
+    where, names, stack = Locations(text), Names(), list[list[Op]]([[]])
     head = _FUNCTION.search(_LOCATION.sub("", text))
     assert head is not None
     parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
-    stack, names = list[list[Operation]]([[]]), Names()
     lines = iter(text.splitlines())
     while "tt.func public" not in next(lines):
         pass
     for line in lines:
-        bare, at = _LOCATION.sub("", line).strip(), where(line)
+        bare = _LOCATION.sub("", line).strip()
         if not bare or bare.startswith(("^", "#")):
             continue
-        if bare.startswith("}"):
-            body = stack.pop()
-            names.leave()
-            if not stack:
-                return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
-            outer = stack[-1][-1]
-            if "else" in bare:
-                raise outer.fail("an if with an else of values that are stored or carried; write tl.where")
-            outer.body, outer.attributes, outer.line = body, bare, outer.line if outer.line.number else at
-            outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
+        if not bare.startswith("}"):
+            op = _operation(bare, where(line))
+            stack[-1].append(op)
+            names.resolve(op, opens=bare.endswith("{"))
+            stack += [[]] if bare.endswith("{") else []
             continue
-        op = _operation(bare, at)
-        stack[-1].append(op)
-        names.resolve(op, opens=bare.endswith("{"))
-        if bare.endswith("{"):
-            stack.append([])
+        body = stack.pop()
+        names.leave()
+        if not stack:
+            return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
+        outer = stack[-1][-1]
+        if "else" in bare:
+            raise outer.fail("an if with an else of values that are stored or carried; write tl.where")
+        outer.body, outer.line = body, outer.line if outer.line.number else where(line)
+        outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
     raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+
+
+def _operation(text: str, line: Line) -> Op:
+    results = list[str]()
+    if match := re.match(r"%([\w#]+)(?::(\d+))? = (.*)", text):
+        name, count, text = match.groups()
+        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    kind = re.findall(r'^"?([\w.]+)"?', text)[0]
+    plain = text if kind == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
+    type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
+    return Op(kind, results, re.findall(r"%([\w#]+)", plain), text, type_, line)
 
 
 class Names:
@@ -104,10 +106,9 @@ class Names:
         self._known: set[str] = set()
         self._scopes: list[dict[str, str]] = [{}]
 
-    def resolve(self, op: Operation, *, opens: bool) -> None:
+    def resolve(self, op: Op, *, opens: bool) -> None:
         """Make an operation's names unique; with ``opens`` what follows is its region."""
-        is_loop = op.name == "scf.for"
-        inner = {0, *range(4, len(op.operands), 2)} if is_loop else set[int]()
+        inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
         op.operands = [n if i in inner else self._of(n) for i, n in enumerate(op.operands)]
         op.results = [self._define(n) for n in op.results]
         if opens:
@@ -128,27 +129,11 @@ class Names:
         return unique
 
 
-def _operation(text: str, line: Line) -> Operation:
-    results = list[str]()
-    if match := _RESULT.match(text):
-        name, count, text = match.groups()
-        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
-    kind = re.match(r'"?([\w.]+)"?', text)
-    assert kind is not None
-    plain = text if kind[1] == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
-    type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
-    return Operation(kind[1], results, re.findall(r"%([\w#]+)", plain), text, type_, line)
-
-
-def _locations(text: str) -> Locations:
-    return Locations(dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE)))
-
-
 class Locations:
     """What the numbers of locations stand for."""
 
-    def __init__(self, table: dict[str, str]) -> None:
-        self.table = table
+    def __init__(self, text: str) -> None:
+        self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
 
     def __call__(self, line: str) -> Line:
         """Return the kernel's line that the last location of a line of text names."""
@@ -156,8 +141,9 @@ class Locations:
         return self._resolved(last[-1]) if last else Line("", 0)
 
     def files(self) -> set[str]:
-        """Return the files that the kernel's code is from."""
-        return {m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text))}
+        """Return the files, none of Triton's own, that the kernel's code is from."""
+        files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
+        return {f for f in files if "/triton/" not in f}
 
     def _resolved(self, text: str) -> Line:
         text = self.table.get(text, text)
@@ -165,21 +151,13 @@ class Locations:
             return Line(match[1], int(match[2]))
         if match := re.match(r"callsite\((.*) at (.*)\)$", text):
             callee, caller = self._resolved(match[1]), self._resolved(match[2])
-            return caller if not callee.number or _is_tritons(callee.file) else callee
+            return caller if not callee.number or "/triton/" in callee.file else callee
         match = re.match(r'"[^"]*"\((.*)\)$', text)
         return self._resolved(match[1]) if match else Line("", 0)
 
 
-def _is_tritons(file: str) -> bool:
-    return "/triton/" in file.replace("\\", "/")
-
-
-def files_of(text: str) -> set[str]:
-    """Return the files, none of Triton's own, that a module's code is from."""
-    return {f for f in _locations(text).files() if not _is_tritons(f)}
-
-
 def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the element type of a type: none for a scalar."""
+    """Return the shape, none for a scalar, and the element type of a type; of pointers what they are to."""
     match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
-    return (tuple(int(n) for n in match[1].split("x")[:-1]), match[2]) if match else ((), type_)
+    shape, element = (tuple(map(int, match[1].split("x")[:-1])), match[2]) if match else ((), type_)
+    return shape, element.removeprefix("!tt.ptr<").removesuffix(">")

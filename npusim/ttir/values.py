@@ -6,20 +6,19 @@ these is a base; along the axes of a block itself they are linear.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.errors import ProgramError
 from npusim.formats import get_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.ttir.text import Operation
+    from npusim.ttir.text import Op
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -44,6 +43,11 @@ class Tensor:
         return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(4))
 
     @property
+    def is_interleaved(self) -> bool:
+        """Whether heads lie within a row."""
+        return bool(self.strides)
+
+    @property
     def T(self) -> Tensor:
         """The tensor whose matrices lie transposed in memory."""
         b, h, r, c = self.shape
@@ -57,27 +61,12 @@ class Tensor:
         """Return the elements from one to the next along an axis, as PyTorch has it."""
         return self.steps[axis]
 
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether heads lie within a row; raise `ProgramError` for strides that are neither."""
-        _, h, s, d = self.shape
-        wanted = ((h * s * d, s * d, d, 1), (h * s * d, d, h * d, 1))
-        for i, steps in enumerate(wanted):
-            if all(a == b or n == 1 for a, b, n in zip(self.steps, steps, self.shape, strict=True)):
-                return bool(i)
-        raise ProgramError(
-            f"{self.name}: strides {self.steps} of {self.shape}: rows within heads {wanted[0]}, or heads within rows "
-            f"{wanted[1]}"
-        )
-
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
         """Return batch, head, row and column of elements by their offsets."""
         places, rest = [np.zeros_like(offsets)] * 4, offsets
         for i in sorted(range(4), key=lambda i: (-self.steps[i], i)):
             if self.shape[i] > 1:
                 places[i], rest = rest // self.steps[i], rest % self.steps[i]
-        if np.any(rest):
-            raise ProgramError(f"{self.name}: offset {int(offsets.flat[np.flatnonzero(rest)[0]])} is no element of it")
         return tuple(places)
 
 
@@ -86,14 +75,9 @@ class Affine:
     """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis."""
 
     base: Integers
-    strides: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     of: str = ""
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """Strides, none of which is missing."""
-        return self.strides or (0,) * len(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +85,6 @@ class Condition:
     """Integers compared with 0, all of them: (relation, difference)."""
 
     of: tuple[tuple[str, Affine], ...]
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +100,8 @@ class Number:
 class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
-    ``pad``: what it has where a mask kept a load from reading, if that is known.  ``product``: it is not stored yet.
-    ``scaled``: factors of a multiplication that nothing stands before.
+    ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
+    ``factors``: of a multiplication, which an addition may take in.
     """
 
     text: str
@@ -126,11 +109,11 @@ class Floats:
     fmt: str
     pad: float | None = None
     is_transposed: bool = False
-    product: bool = False
-    scaled: tuple[str, str] | None = None
+    is_product: bool = False
+    factors: tuple[str, str] | None = None
 
 
-Any_ = Affine | Condition | Number | Floats
+Known = Affine | Condition | Number | Floats
 
 
 def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
@@ -138,69 +121,52 @@ def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
     return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape)
 
 
-def reshaped(x: Any_, shape: tuple[int, ...], how: Any) -> Any_:
+def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     """Return a value whose axes are others: ``how(axes, none)`` of strides or axes."""
     if isinstance(x, Affine):
-        return replace(x, shape=shape, strides=how(x.steps, 0))
+        return replace(x, shape=shape, steps=how(x.steps, 0))
     if isinstance(x, Condition):
-        return Condition(tuple((r, replace(d, shape=shape, strides=how(d.steps, 0))) for r, d in x.of), shape)
-    if isinstance(x, Number):
-        return replace(x, shape=shape)
-    return replace(x, axes=how(x.axes, None))
+        return Condition(tuple((r, replace(d, shape=shape, steps=how(d.steps, 0))) for r, d in x.of))
+    return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
 def _quotient(x: Any, y: Any) -> Any:
     return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
 
 
-_FUNCTIONS: Mapping[str, Any] = {
-    "divsi": _quotient,
-    "remsi": np.fmod,
-    "minsi": np.minimum,
-    "maxsi": np.maximum,
-    "divui": np.floor_divide,
-    "remui": np.mod,
-    "minui": np.minimum,
-    "maxui": np.maximum,
-    "andi": np.bitwise_and,
-    "ori": np.bitwise_or,
-    "shli": np.left_shift,
-    "shrsi": np.right_shift,
-    "ceildivsi": lambda x, y: -_quotient(-x, y),
-}
+_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {"divsi": _quotient, "divui": np.floor_divide, "remsi": np.fmod, "remui": np.mod, "shli": np.left_shift}
+    | {"minsi": np.minimum, "minui": np.minimum, "maxsi": np.maximum, "maxui": np.maximum, "shrsi": np.right_shift}
+    | {"andi": np.bitwise_and, "ori": np.bitwise_or, "ceildivsi": lambda x, y: -_quotient(-x, y)}
+)
 
 
-def integers(op: Operation, name: str, a: Affine, b: Affine) -> Affine:
+def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
     """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
-    shape = a.shape or b.shape
-    ours, others = a.steps or (0,) * len(shape), b.steps or (0,) * len(shape)
     if name in ("addi", "subi"):
         sign = 1 if name == "addi" else -1
-        return Affine(a.base + sign * b.base, tuple(x + sign * y for x, y in zip(ours, others, strict=True)), shape)
-    if name == "muli" and not (any(ours) and any(others)):
-        block, factor = (a, b) if any(ours) else (b, a)
+        steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
+        return Affine(a.base + sign * b.base, steps, a.shape, a.of)
+    if name == "muli" and not (any(a.steps) and any(b.steps)):
+        block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
             raise op.fail("a stride that differs between programs or iterations")
-        each = int(factor.base.flat[0])
-        return Affine(a.base * b.base, tuple(s * each for s in block.steps or (0,) * len(shape)), shape)
-    if any(ours) or any(others):
+        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), a.shape)
+    if any(a.steps) or any(b.steps):
         raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
-    return Affine(_FUNCTIONS[name](a.base, b.base), (0,) * len(shape), shape)
+    return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, a.shape)
 
 
-#: Relations of comparisons, by how one holds between a difference and 0.
-RELATIONS: dict[str, Any] = {
-    "slt": lambda d: d < 0,
-    "sle": lambda d: d <= 0,
-    "sgt": lambda d: d > 0,
-    "sge": lambda d: d >= 0,
-    "eq": lambda d: d == 0,
-    "ne": lambda d: d != 0,
-}
-RELATIONS |= {f"u{r[1:]}": f for r, f in RELATIONS.items() if r[0] == "s"}
+_SIGNED: Mapping[str, Any] = MappingProxyType(
+    {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
+)
+#: Relations of comparisons, of a difference and 0.
+RELATIONS: Mapping[str, Any] = MappingProxyType(
+    {**_SIGNED, **{f"u{r[1:]}": f for r, f in _SIGNED.items()}, "eq": np.equal, "ne": np.not_equal}
+)
 
 
-def bound_of(op: Operation, d: Affine, relation: str) -> tuple[int, Integers] | None:
+def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
     if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "ult", "sle", "ule"):
@@ -212,23 +178,10 @@ def float_of(text: str, fmt: str) -> float:
     """Return a constant as TTIR writes it: decimal, or the bits of infinities and NaN."""
     if not text.startswith("0x"):
         return float(text)
-    kinds: dict[str, tuple[Any, Any]] = {
-        "f64": (np.uint64, np.float64),
-        "f32": (np.uint32, np.float32),
-        "f16": (np.uint16, np.float16),
-    }
-    if fmt == "bf16":
-        return float(np.array([int(text, 16) << 16], np.uint32).view(np.float32)[0])
-    word, kind = kinds[fmt]
-    return float(np.array([int(text, 16)], word).view(kind)[0])
+    bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
+    return float(np.array(bits, f"u{size}").view(f"f{size}"))
 
 
 def literal(value: float) -> str:
     """Return a number as Python writes it."""
     return repr(value) if abs(value) != float("inf") else "inf" if value > 0 else "-inf"
-
-
-def plain_name(name: str) -> str:
-    """Return the user's name of a value, without the number that TTIR adds."""
-    base = re.sub(r"\W", "", re.sub(r"_\d+$", "", re.split("[#@]", name)[0])) or "t"
-    return f"t{base}" if base[0].isdigit() else base

@@ -7,13 +7,12 @@ row sums.  Nothing is contracted.
 from __future__ import annotations
 
 import itertools
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim import formats
-from npusim.ttir.text import FORMATS, Operation, read, shape_of
+from npusim.ttir.text import FORMATS, Op, read, shape_of
 from npusim.ttir.values import RELATIONS, float_of
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Open(NamedTuple):
 
 
 def fmt_of(type_: str) -> str:
-    return FORMATS.get(re.sub(r"!tt\.ptr<(\w+)>", r"\1", shape_of(type_)[1]), "")
+    return FORMATS.get(shape_of(type_)[1], "")
 
 
 class Program:
@@ -53,7 +52,7 @@ class Program:
         }
         self.run(function.operations)
 
-    def run(self, operations: list[Operation]) -> list[Any]:
+    def run(self, operations: list[Op]) -> list[Any]:
         for op in operations:
             family, _, name = op.name.partition(".")
             args = [] if op.name == "scf.for" else [self.env[n] for n in op.operands]
@@ -73,7 +72,7 @@ class Program:
                 self.env.update(zip(op.results, out if op.name == "scf.for" else [out], strict=True))
         return []
 
-    def arith_constant(self, op: Operation) -> Any:
+    def arith_constant(self, op: Op) -> Any:
         text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
         text = text.removeprefix("dense<").removesuffix(">")
         shape, fmt = shape_of(type_)
@@ -81,73 +80,73 @@ class Program:
             return formats.cast(np.full(shape, float_of(text, fmt)), FORMATS[fmt])
         return np.full(shape, {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text))
 
-    def tt_get_program_id(self, op: Operation) -> Any:
+    def tt_get_program_id(self, op: Op) -> Any:
         return np.int64(self.ids["xyz".index(op.text.split()[1])])
 
-    def tt_make_range(self, op: Operation) -> Any:
+    def tt_make_range(self, op: Op) -> Any:
         return np.arange(op.number("start"), op.number("end"))
 
-    def tt_splat(self, op: Operation, x: Any) -> Any:
+    def tt_splat(self, op: Op, x: Any) -> Any:
         shape = shape_of(op.type)[0]
         return (x[0], np.broadcast_to(x[1], shape)) if isinstance(x, tuple) else np.broadcast_to(x, shape)
 
     tt_broadcast = tt_splat
 
-    def tt_expand_dims(self, op: Operation, x: Any) -> Any:
+    def tt_expand_dims(self, op: Op, x: Any) -> Any:
         return np.expand_dims(x, op.number("axis"))
 
-    def tt_trans(self, _op: Operation, x: Any) -> Any:
+    def tt_trans(self, _op: Op, x: Any) -> Any:
         return np.ascontiguousarray(x.T)
 
-    def tt_addptr(self, _op: Operation, pointer: Any, offset: Any) -> Any:
+    def tt_addptr(self, _op: Op, pointer: Any, offset: Any) -> Any:
         return pointer[0], pointer[1] + offset
 
-    def tt_load(self, op: Operation, pointer: Any, mask: Any = None, other: Any = None) -> Any:
+    def tt_load(self, op: Op, pointer: Any, mask: Any = None, other: Any = None) -> Any:
         name, at = pointer
         if mask is None:
             return self.memory[name][at]
         values = self.memory[name][np.where(mask, at, 0)]
         return np.where(mask, values, 0 if other is None else other).astype(values.dtype)
 
-    def tt_store(self, _op: Operation, pointer: Any, value: Any, mask: Any = None) -> None:
+    def tt_store(self, _op: Op, pointer: Any, value: Any, mask: Any = None) -> None:
         name, at = pointer
         keep = np.ones(at.shape, bool) if mask is None else np.broadcast_to(mask, at.shape)
         self.memory[name][at[keep]] = value[keep]
 
-    def arith_cmpi(self, op: Operation, a: Any, b: Any) -> Any:
-        return RELATIONS[op.text.split()[1].rstrip(",")](a - b)
+    def arith_cmpi(self, op: Op, a: Any, b: Any) -> Any:
+        return RELATIONS[op.text.split()[1].rstrip(",")](a - b, 0)
 
-    def arith_select(self, _op: Operation, mask: Any, a: Any, b: Any) -> Any:
+    def arith_select(self, _op: Op, mask: Any, a: Any, b: Any) -> Any:
         return np.where(mask, a, b)
 
-    def arith_truncf(self, op: Operation, x: Any) -> Any:
+    def arith_truncf(self, op: Op, x: Any) -> Any:
         return formats.cast(np.asarray(x), fmt_of(op.type), overflow="saturate" if "f8" in op.type else None)
 
     arith_extf = tt_fp_to_fp = arith_truncf
 
-    def arith_sitofp(self, op: Operation, x: Any) -> Any:
+    def arith_sitofp(self, op: Op, x: Any) -> Any:
         return formats.cast(np.asarray(x).astype(np.float64), fmt_of(op.type))
 
-    def math_exp2(self, op: Operation, x: Any) -> Any:
+    def math_exp2(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type)
         if self.how.exp2:
             return formats.exp2(x, fmt, variant=self.how.exp2)
         return formats.exp(formats.mul(x, formats.cast(np.log(2.0), fmt), fmt), fmt, variant=self.how.exp)
 
-    def tt_reduce(self, op: Operation, x: Any) -> Any:
+    def tt_reduce(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type) or fmt_of(op.text)
         assert op.number("axis") == x.ndim - 1
         x = np.ascontiguousarray(x)
         return formats.reduce_max(x, fmt) if "max" in op.body[0].name else formats.reduce_sum(x, fmt, self.how.order)
 
-    def tt_dot(self, op: Operation, a: Any, b: Any, c: Any) -> Any:
+    def tt_dot(self, op: Op, a: Any, b: Any, c: Any) -> Any:
         arithmetic = formats.get_arithmetic(self.how.arithmetic)
         a, b, c = (np.ascontiguousarray(x) for x in (a, b, c))
         if self.how.is_fresh:
             return formats.add(c, formats.matmul(a, b, None, arithmetic=arithmetic), fmt_of(op.type))
         return formats.matmul(a, b, c, arithmetic=arithmetic)
 
-    def scf_for(self, op: Operation) -> Any:
+    def scf_for(self, op: Op) -> Any:
         number, low, high, step, *carried = op.operands
         state = [self.env[n] for n in carried[1::2]]
         for i in range(int(self.env[low]), int(self.env[high]), int(self.env[step])):

@@ -161,7 +161,7 @@ REFUSED = {
         "        s = tl.where(s > 0, s, 0.0)\n        mn = ",
     ),
     "an address that is loaded": (
-        "a number is loaded from K|a load from an address that was loaded",
+        "a load of one element of K",
         "described",
         "    m = tl.full",
         "    S = tl.load(K).to(tl.int32)\n    m = tl.full",
