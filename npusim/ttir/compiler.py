@@ -195,8 +195,8 @@ def _compile(
         usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     ttir = made.asm["ttir"]
-    for file in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
-        ttir = ttir.replace(f'"{file}"', f'"{source.path}"') if Path(file).name == Path(source.path).name else ttir
+    for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
+        ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
     return Compiled(ttir, registers, stack // 4, made.metadata.shared, "fma.rn" in made.asm["ptx"])
 
 

@@ -52,7 +52,7 @@ def kernel_of(written: Written) -> Kernel:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
-    words = ("exp", "log", "tanh", "maximum", "where", "tiles", "full", "fma")
+    words = ("exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma")
     names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in words}}
     exec(compile(tree, written.file, "exec"), names)
     return Kernel(names[written.name], "out", dict(written.axes))

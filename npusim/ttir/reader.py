@@ -53,6 +53,7 @@ _UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.exp": ("exp", math.exp),
         "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
         "math.log": ("log({})", lambda _: math.nan),
+        "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
     }
@@ -71,7 +72,7 @@ _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.b
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
 #: Names that a kernel of tiles has already.
-_WORDS = frozenset({"exp", "log", "tanh", "maximum", "where", "tiles", "full", "fma", "inf", "mask", "lambda"})
+_WORDS = frozenset({"exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma", "inf", "mask", "lambda"})
 
 
 @dataclass(frozen=True)
