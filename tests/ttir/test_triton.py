@@ -11,8 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.numerics.inputs import drawn_source
@@ -146,6 +148,17 @@ def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
         made = compiler.compiled(kernel, "sm_90", arguments, {"num_warps": int(r["warps"])})
         said = tuple(int(r[n] or 0) for n in ("registers_per_thread", "spilled_registers", "shared_bytes"))
         assert (made.registers, made.spilled, made.shared_bytes) == said
+
+
+@needs_triton
+def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--no-causal", "--seq", "128", "-w", "pangu_38b", "--tp", "8", "--hw", "h200", "-j1"]
+    done = CliRunner().invoke(app, ["explore", name_of("described"), "-f", "BM=64,128", "-f", "warps=4,8", *words])
+    assert done.exit_code == 0, done.stderr
+    (file,) = (tmp_path / "runs").iterdir()
+    assert file.name.startswith("explore-described-pangu_38b-128-h200")
+    assert {(r["BM"], r["warps"]) for r in csv.DictReader(file.open())} == {(m, w) for m in ("64", "128") for w in "48"}
 
 
 @needs_triton
