@@ -151,7 +151,8 @@ def test_what_is_read_before_its_slot_is_released_is_ordered_and_after_it_a_race
         yield from reversed(reads) if is_late else reads
 
     start = [] if is_late else list(body(0, has_both=False))
-    program = toy.program([*start, Loop("kv", range(5), partial(body, has_both=True))])
+    end = [] if is_late else [read("again", ring.front(*shape))]
+    program = toy.program([*start, Loop("kv", range(5), partial(body, has_both=True)), *end])
     if not is_late:
         check(program)
         return
