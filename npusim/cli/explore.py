@@ -36,7 +36,6 @@ Fields = Annotated[
 Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
 Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
-Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers of dask.distributed instead.")]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
@@ -86,7 +85,6 @@ def explore(
     check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     out: Out = None,
     resume: Resume = False,
     budget: Budget = None,
@@ -111,7 +109,6 @@ def explore(
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
-        cluster=cluster,
         store=path,
         resume=resume,
         budget_s=budget,
@@ -165,9 +162,9 @@ def _searched(
         last, is_long = Progress("start", 0, size.points), size.seconds >= LONG_S
         if is_long:
             end = "" if options.budget_s is not None else "; --budget S ends earlier, Ctrl-C at any time"
-            processes = f" with {options.jobs} processes" if options.cluster is None else ""
             long = f"{size.seconds:.0f} s" if size.seconds < 100 else f"{size.seconds / 60:.0f} min"
-            say(f"{name}: {size.points:,} points in {size.families:,} families, about {long}{processes}{end}")
+            words = f"{size.points:,} points in {size.families:,} families, about {long}"
+            say(f"{name}: {words} with {options.jobs} processes{end}")
 
     with progress(f"exploring {name}") as advance:
 

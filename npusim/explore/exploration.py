@@ -161,7 +161,7 @@ class Exploration:
         for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
             groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
         variants, constants = self.setting.pickled(), {}
-        with executor(self.options.jobs, self.options.cluster) as workers:
+        with executor(self.options.jobs) as workers:
             for rivals in groups.values():
                 best = best_of(rivals)
                 if best is not None:
@@ -208,7 +208,6 @@ def explore(
     max_rmse: float | None = None,
     finite: bool = False,
     jobs: int = 1,
-    cluster: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     budget_s: float | None = None,
@@ -238,9 +237,8 @@ def explore(
     pareto, max_rmse, finite
         Compute bits, once for all points that cannot differ in them: for the front of latency and relative
         RMSE, or to reject points beyond an error, or whose output is not finite.
-    jobs, cluster
-        Processes (above 1 the call of a script stands under ``if __name__ == "__main__":``), or a
-        ``dask.distributed`` cluster: ``local`` or its scheduler's address.
+    jobs
+        Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     out, resume
         A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` and ``*.parquet`` a table is
         written at the end, the store beside it), and whether to go on with what is in it.
@@ -267,7 +265,6 @@ def explore(
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
         jobs=jobs,
-        cluster=cluster,
         store=None if out is None else Path(out),
         resume=resume,
         budget_s=budget_s,

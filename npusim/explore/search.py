@@ -75,7 +75,6 @@ class Options:
     """How a search is done; `npusim.explore` describes them."""
 
     jobs: int = 1
-    cluster: str | None = None
     store: Path | None = None
     resume: bool = False
     exhaustive: bool = False
@@ -232,8 +231,9 @@ class Search:
             PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
             for i in indices
         )
-        deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
-        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=deadline)
+        return Job(
+            self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=self._deadline
+        )
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -547,7 +547,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     search = Search(setting, options, points)
     with ExitStack() as stack:
         # A store is begun when there is somebody to fill it.
-        workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
+        workers = stack.enter_context(executor(min(options.jobs, len(points))))
         if options.store is not None:
             about = {
                 "version": npusim.__version__,

@@ -43,7 +43,6 @@ diff o.npz flash --tensors ok.npz
 validate measured.yaml
 check base.yaml
 report store.csv
-layout m8n8k4 --svg a.svg
 hw list
 workload list
 run fp8_attention --hw h200 --seq 64

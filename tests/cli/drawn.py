@@ -68,7 +68,7 @@ SCALARS = (
 PLAUSIBLE: Mapping[str, str] = {
     **dict.fromkeys(("seq", "seq_q", "seq_kv"), "1 2 16 64 100 128"),
     **dict.fromkeys(
-        ("out", "html", "svg", "best", "plot"), "out out.csv out.yaml out.html out.sqlite out.parquet out/out.csv"
+        ("out", "html", "best", "plot"), "out out.csv out.yaml out.html out.sqlite out.parquet out/out.csv"
     ),
     "schedule": " ".join([*dict.fromkeys(name for name, _ in SCHEDULES), "mine.py:mine"]),
     "workload": " ".join([*list_workloads(), "w.yaml"]),
@@ -88,7 +88,6 @@ PLAUSIBLE: Mapping[str, str] = {
     "config": "config.json",
     "files": "own.yaml changed.yaml",
     "max_rmse": "0.1 1e-9",
-    "cluster": "tcp://127.0.0.1:1",
 }
 #: What writes files to read and to damage.
 _WRITING = """run flash -w w.yaml --seq 64 -o one --save-output

@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parent / "transcripts"
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "help": ("--help", "run"),
-        "run_flash": ("run flash --seq 512 --trace none",),
+        "run_flash": ("run flash --seq 512 --no-trace",),
         "run_pasa": ("run pasa --seq 256 --heads 0 --no-save",),
         "run_decode": ("run flash -w llama2_70b --seq-q 1 --seq-kv 1k --no-numerics --no-save",),
         "run_large_heads": (

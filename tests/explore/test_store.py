@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.errors import NpusimError, OutputError, SpecError
+from npusim.errors import OutputError, SpecError
 from npusim.explore import explore
 from npusim.explore.store import PointOutcome, export, open_store, read_store
 
@@ -165,15 +165,6 @@ def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
     assert len(read_store(path)[1]) == 2
     fill(path, [replace(ONE, index=2)], resume=True)
     assert len(read_store(path)[1]) == 3
-
-
-def test_a_search_that_finds_no_workers_leaves_the_store_alone(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    path = tmp_path / "s.sqlite"
-    fill(path, [ONE])
-    with pytest.raises(NpusimError, match=r"tls://127\.0\.0\.1:1: no scheduler answers there .*ssl_context"):
-        explore("flash", {"block_kv": [64]}, seq=256, cluster="tls://127.0.0.1:1", out=path)
-    assert read_store(path)[1] == (ONE,)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
