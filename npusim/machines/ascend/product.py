@@ -57,6 +57,8 @@ class DepthPiece:
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
+    l0: CubeRings  #: of all products, given when they are placed
+
     def __init__(
         self,
         frame: Frame,
