@@ -134,7 +134,7 @@ def test_help_says_the_same_where_python_drops_docstrings(monkeypatch: pytest.Mo
         "for words in sys.argv[1:]:\n"
         "    with contextlib.suppress(SystemExit): get_command(app)([*words.split(), '--help'], 'npusim')\n"
     )
-    asked = ["", "hw", "workload", "new", "report", "invariant", "validate", "layout", "help", *VERBS]
+    asked = ["", "hw", "workload", "new", "report", "invariant", "validate", "layout", "format", "help", *VERBS]
     done = subprocess.run([sys.executable, "-OO", "-c", code, *asked], capture_output=True, text=True, check=True)
     told = [CliRunner().invoke(app, [*words.split(), "--help"], prog_name="npusim").stdout for words in asked]
     assert done.stdout == "".join(told)

@@ -316,6 +316,15 @@ WRONG = (
     ("layout m8n8k4 --operand d", "Invalid value for '--operand'"),
     ("layout m8n8k4 --arrangement 3x3", "arrangement 3x3: m8n8k4 has 4 groups of lanes,"),
     ("layout m16n8k16 --a col", "m16n8k16: A is always row and B col, not col and"),
+    ("format mxfp9", "unknown number format 'mxfp9'; near names: mxfp8, mxfp4"),
+    ("format mxfp4 --rule flor", "unknown scale rule 'flor'; near names: floor"),
+    ("format mxint8 --rule te", "scale rule 'te' gives float8_e4m3fn scales of any element; mxint8 has"),
+    ("format float16 --rule floor", "--rule: float16 has no scale; formats with one: mxfp8,"),
+    ("format mxfp4 --values 1,a", "--values: '1,a' is no list of finite numbers, such as 0.3,-1,5"),
+    (
+        "format nvfp4 --values 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17",
+        "--values: 17 numbers; a block of nvfp4 has 16",
+    ),
     ("new schedule flash", "'flash' is a schedule of npusim's own; choose another name"),
     ("new schedule 2nd", "'2nd' is no name for a schedule"),
     ("new kernel mine", "No such command 'kernel'"),
@@ -352,5 +361,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 14
+    assert len(verbs) == 15
     assert set(verbs) <= {command.split()[0] for command in commands}

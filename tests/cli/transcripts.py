@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hw": ("hw list", "hw show ascend_910b2 --only links", "hw validate negative.yaml"),
         "workload": ("workload list", "workload show llama2_70b", "workload import config.json"),
         "layout": ("layout m8n8k4 --acc f16",),
+        "format": ("format", "format mxfp4", "format nvfp4 --rule sage3 --values 6,1,-0.2", "format hifloat8"),
     }
 )
 #: What changes without a change of what is said: digests of device files, temporary folders.
