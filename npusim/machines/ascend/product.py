@@ -118,10 +118,9 @@ class CubeProduct:
 
     def share(self, other: CubeProduct, ring: Ring) -> None:
         """Take B whole into a ring of which a later product reads its own B, the first columns."""
-        for product, mode in ((self, "whole"), (other, "view")):
-            product.rings[product.right] = ring
-            product.modes[product.right] = mode  # type: ignore[assignment]
-            product.plan = replace(product.plan, right=mode)
+        self.rings[self.right] = other.rings[other.right] = ring
+        self.modes[self.right], other.modes[other.right] = "whole", "view"
+        self.plan, other.plan = replace(self.plan, right="whole"), replace(other.plan, right="view")
 
     def _staged(self, n: str) -> Span:
         """Return rows and columns of the part of an operand that lies in L1 at once."""
