@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic
+from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic, seen_parts
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TensorError, TilingError
@@ -360,9 +360,34 @@ def test_the_heuristic_of_flash_attention_2(blocks: int, places: int, tiles: int
     assert num_splits_heuristic(blocks, places, tiles, skips_equal=True) == splits
 
 
+@pytest.mark.parametrize(
+    ("rule", "keys", "parts"),
+    [
+        # (1023 + 0 + 1 + 128 rows) / 128 = 9 tiles on 132 cores: 8 splits are 85 % of 9, so 2 tiles each.
+        ("fa3", 32 * K, (2, 2, 2, 2, 1)),
+        ("fa4", 32 * K, (1,) * 9),
+        ("fa3", 512, (4,)),  # shorter than the window
+        # 1023 + 16 rows: 17 pages of 64, 2 a chunk, 66 places.
+        ("flashinfer", 32 * K, (1,) * 9),
+    ],
+)
+def test_a_window_shortens_what_rules_count(rule: str, keys: int, parts: tuple[int, ...]) -> None:
+    """hopper/heuristics and flash_attn/cute: seqlen_k_loaded; FlashInfer's scheduler: effective_kv_len."""
+    assert RULES[rule](call((keys,), window=K, page=64 if rule == "flashinfer" else 0)) == (parts,)
+
+
+def test_flash_attention_2_counts_all_keys_and_packs_no_heads_under_a_window() -> None:
+    plain, windowed = (RULES["fa2"](call((8 * K,), window=n))[0] for n in (0, K))
+    assert sum(plain) == sum(windowed) == 64
+    assert windowed[0] == 64 // num_splits_heuristic(28, 264, 64, skips_equal=True)
+    # Of parts of 10 tiles a block that sees tiles 55 to 63 has some of the last two.
+    assert seen_parts("fa2", (10,) * 6 + (4,), range(55, 64)) == (5, 4)
+
+
+@pytest.mark.parametrize("window", [None, 90])
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_every_rule_runs_on_causal_chunks_too(rule: str) -> None:
-    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True)
+def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> None:
+    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
     fields = {"block_q": 16, "block_kv": 32}
     done = run("split_kv", problem=problem, tiling={"splits": rule, **fields}, rows="all", heads="all")
     assert done.numerics.error.rmse < 1e-3

@@ -94,7 +94,7 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
 #: Where V is a part of K: tiles that L1 holds until both products have read them.
-LATENT_TILES = [{"block_kv": keys, "depth": 1} for keys in (64, 96, 128)]
+LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
 class AscendMachine(Machine):
