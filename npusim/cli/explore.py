@@ -45,7 +45,7 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
+        "Store (.sqlite), or table (.csv) with the store beside it: each point as soon as it is done.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
@@ -57,9 +57,6 @@ Resume = Annotated[bool, o.option("--resume", "Go on with the store where a sear
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
 Plot = Annotated[
     Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes: SVG and PNG. Needs npusim[report].")
-]
-Robust = Annotated[
-    bool, o.option("--robust", "Say which assumed constant, a fifth off, would make another point the best.")
 ]
 Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 
@@ -90,7 +87,6 @@ def explore(
     budget: Budget = None,
     best: Best = None,
     plot: Plot = None,
-    robust: Robust = False,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
@@ -124,9 +120,7 @@ def explore(
     show_either(
         json,
         lambda: exploration_document(name, done, exploration, last),
-        lambda: exploration_table(
-            name, done, exploration, last, about_of(path), top=top, is_pareto=pareto, is_robust=robust
-        ),
+        lambda: exploration_table(name, done, exploration, last, about_of(path), top=top, is_pareto=pareto),
     )
     if done:
         say(f"wrote {path}")
