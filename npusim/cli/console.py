@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Seconds for which a run without a terminal reports no progress.
 QUIET_S = 30.0
-#: Seconds to the first line on a search where there is no terminal, between lines, and from a look for news to the next.
+#: Seconds to a search's first line where there is no terminal, between lines, and between looks for news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 10.0, 0.5
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
