@@ -89,7 +89,7 @@ class Schedule:
     origin: str = ""
     unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
-    left: Callable[[DeviceSpec], frozenset[str]] = lambda _device: frozenset()
+    left: Callable[[Any], frozenset[str]] = lambda _device: frozenset()
     declared: Callable[[Tiling, DeviceSpec, AnyProblem, Precision], Tiling] = lambda tiling, *_of: tiling
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
