@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
-from npusim.report.pipes import pipe_columns, pipes_frame
+from npusim.report.pipes import pipe_columns
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
@@ -31,12 +31,8 @@ class RunResult(run_result.RunData):
         return sensitivity(self)
 
     def pipes(self) -> Mapping[str, Sequence[object]]:
-        """Return busy cycles and ratios of every core, as columns with the vendor profiler's names."""
+        """Return busy cycles and ratios of every core, as columns with a profiler's names, for any frame."""
         return pipe_columns(record_of(self))
-
-    def to_pandas(self) -> Any:
-        """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
-        return pipes_frame(record_of(self))
 
     def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.

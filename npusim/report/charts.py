@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from npusim.report.text import Block, Grid
 
@@ -311,7 +311,7 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-# ---------------------------------------------------------------- roofs and memories
+# ---------------------------------------------------------------- roofs
 
 
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
@@ -356,41 +356,6 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
         downs.mark_text(style="label", dy=17).encode(text="label:N", color=alt.Undefined),
     ]
     return finished(alt.layer(*layers), CHART_HEIGHT, marks=marks, roofs=roofs)
-
-
-def memory_bars(memories: Sequence[Row]) -> Spec:
-    """Return shares of memories: rows ``name``, ``used_bytes`` (allocated), ``capacity_bytes``, ``held_bytes``."""
-    alt = altair()
-    rows = [
-        {
-            **m,
-            "used": m["used_bytes"] / m["capacity_bytes"],
-            "held": None if m["held_bytes"] is None else m["held_bytes"] / m["capacity_bytes"],
-        }
-        for m in memories
-    ]
-    names = names_of(rows, "name")
-    x = alt.X(
-        "used:Q",
-        title="share of capacity",
-        scale={"domain": [0, 1.08], "nice": False},
-        axis={"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]},
-    )
-    tips = tooltip(
-        name="memory",
-        used="allocated|share",
-        used_bytes="bytes allocated|number",
-        capacity_bytes="bytes there|number",
-        held="held at most|share",
-    )
-    base = chart_of("memories").encode(y=rows_axis(names, "name"), tooltip=tips)
-    layers = [
-        base.mark_bar(height={"band": 0.75}, style="quiet").encode(x=x),
-        base.transform_filter("datum.held != null").mark_bar(height={"band": 0.32}).encode(x="held:Q"),
-        base.mark_text(style="label", align="left", dx=4).encode(x=x, text=alt.Text("used:Q", format=".0%")),
-        chart_of("limit").mark_rule(style="limit").encode(x="x:Q"),
-    ]
-    return finished(alt.layer(*layers), ROW_HEIGHT * len(names), memories=rows, limit=[{"x": 1}])
 
 
 # ---------------------------------------------------------------- bits
@@ -468,42 +433,3 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
     return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
-
-
-def score_bars(scores: Mapping[str, Any]) -> Spec:
-    """Return how many scores have which magnitude, and the ends of their format's range."""
-    alt = altair()
-    limit = math.log2(scores["largest"])
-    rows = [
-        {
-            "from": c["exponent"],
-            "to": c["exponent"] + 1,
-            "count": c["count"],
-            "beyond": 2.0 ** c["exponent"] >= scores["largest"],
-            "what": f"2^{c['exponent']} to 2^{c['exponent'] + 1}",
-        }
-        for c in scores["counts"]
-    ]
-    least, most = min(r["from"] for r in rows), max((limit, *(r["to"] for r in rows)))
-    x = alt.X(
-        "from:Q",
-        title="magnitude of the scores, as a power of 2",
-        scale={"domain": [min(max(least, most - 40) - 1, limit - 8), most + 2], "nice": False},
-        axis={"tickMinStep": 1},
-    )
-    y = alt.Y(
-        "count:Q",
-        title="scores",
-        axis={"format": "~s", "tickCount": 4},
-        scale={"domain": [0, 1.15 * max(r["count"] for r in rows)]},  # the limit's name stands above all bars
-    )
-    base = chart_of("rows").encode(x=x, x2="to", y=y, tooltip=tooltip(what="magnitude", count="scores|number"))
-    ends = [{"x": limit, "label": f"largest of {scores['format']}"}]
-    end = chart_of("ends").encode(x="x:Q")
-    layers = [
-        base.transform_filter("!datum.beyond").mark_bar(orient="vertical", binSpacing=1, clip=True),
-        base.transform_filter("datum.beyond").mark_bar(orient="vertical", binSpacing=1, style="broken", clip=True),
-        end.mark_rule(style="limit"),
-        end.mark_text(style="label", align="right", dx=-5, baseline="top").encode(text="label:N", y=alt.value(2)),
-    ]
-    return finished(alt.layer(*layers), 200, rows=rows, ends=ends)
