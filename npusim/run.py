@@ -103,6 +103,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
         ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
         says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
+    args, grid, constexpr, num_warps, num_stages
+        The launch of a Triton kernel, ``schedule="kernel.py::name"``, where its name does not say it: `npusim.triton`.
     precision
         Name of one of the schedule's presets, its fields changed if wanted:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.

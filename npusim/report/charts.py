@@ -197,13 +197,13 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)
 
 
-def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
-    """Return one bar a ``name`` with its ``value`` written beside it; ``text`` is what a tooltip adds."""
-    alt = altair()
+def bars(rows: Sequence[Row]) -> Spec:
+    """Return one bar a ``name`` with its latency, ``value``, written beside it; ``text`` is what a tooltip adds."""
+    alt, form = altair(), ",.2f"
     names = names_of(rows, "name")
     scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
     base = chart_of("rows").encode(
-        x=alt.X("value:Q", title=x_title, axis={"format": form, "tickCount": 6}, scale=scale),
+        x=alt.X("value:Q", title="latency, us", axis={"format": form, "tickCount": 6}, scale=scale),
         y=rows_axis(names, "name"),
         tooltip=[*tooltip(name="what"), alt.Tooltip("value:Q", format=form), *tooltip(text="note")],
     )
@@ -211,14 +211,12 @@ def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
     return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), row_height(names) * len(names), rows=rows)
 
 
-def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,.2f") -> Spec:
+def changes(rows: Sequence[Row]) -> Spec:
     """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, runs beside one another."""
-    alt = altair()
+    alt, form = altair(), "+,.2f"
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
-        x=alt.X(
-            "value:Q", title=x_title, scale={"padding": 58}, axis={"format": form.replace("f", "~f"), "tickCount": 6}
-        ),
+        x=alt.X("value:Q", title="change, us", scale={"padding": 58}, axis={"format": "+,.2~f", "tickCount": 6}),
         y=rows_axis(parts, "part"),
         yOffset=alt.YOffset("run:N", sort=runs),
         tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value:Q", format=form)],
