@@ -68,8 +68,8 @@ class FlashPrecision(NamedFormats):
         P V as the matrix unit's output path stores it.
     output
         The result.
-    exp_variant, sum_order, accumulate, arithmetic
-        Named choices: exponential, order of the row sum and the matrix arithmetic (both empty: the
+    exp_variant, sum_order, rounding, accumulate, arithmetic
+        Named choices: exponential, order of the row sum, rounding of casts and the matrix arithmetic (empty: the
         device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
     kernel
         Published kernel that has these formats on Ascend, run where the tiling names none; empty: CANN's.
@@ -85,6 +85,7 @@ class FlashPrecision(NamedFormats):
     output: str = "input"
     exp_variant: str = "exp.correct"
     sum_order: str = ""
+    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     kernel: str = ""
@@ -122,6 +123,7 @@ class Fp8Precision(NamedFormats):
     output: str = "float32"
     exp_variant: str = "exp.correct"
     sum_order: str = "sequential"
+    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     scores = softmax = exponential = running = product = "float32"

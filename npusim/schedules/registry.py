@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import Accumulate
+from npusim.config.engine import CastRounding
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
@@ -286,9 +287,10 @@ def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
         yield value
 
 
-#: Fields whose values are names: what an exponential and an order of a row sum may be.
+#: Fields whose values are names: what an exponential, an order of a row sum and a rounding of casts may be.
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]), "sum_order": ORDERS}
+    | {"rounding": get_args(CastRounding)}
 )
 
 

@@ -70,7 +70,7 @@ def run_plan(plan: Plan) -> RunData:
             bits = _evaluate(plan, program)
             timing = timing or timed()
     presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
-    notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
+    notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
 
 
@@ -210,9 +210,9 @@ def _last_group(timing: TimingResult) -> tuple[int, ...]:
 
 
 def _notes(
-    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None
+    program: TileProgram, plan: Plan, bits: NumericResult | None, timing: TimingResult | None
 ) -> tuple[str, ...]:
-    notes = list(program.notes)
+    notes, device = list(program.notes), plan.device
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
         notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
@@ -227,4 +227,7 @@ def _notes(
             for order, evidence in row_sum_evidence(bits.row_sum_orders, device).items()
             if device.row_sum is not None and evidence == "assumed"
         ]
+        rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
+        if rounding is not None and rounding.basis == "assumed":
+            notes.append(f"rounding of casts to {rounding.value} is assumed: {rounding.source}")
     return tuple(notes)
