@@ -276,7 +276,7 @@ def _form(operand: Source) -> Any:
         return operand.tensor.name, operand.fmt, operand.rows, operand.cols
     if isinstance(operand, RingTile):
         ring = operand.ring
-        return ring.name, operand.is_producer, ring.depth, ring.slot_bytes, operand.slot(0)
+        return ring.name, operand.is_producer, operand.is_peek, ring.depth, ring.slot_bytes, operand.slot(0)
     return operand
 
 
