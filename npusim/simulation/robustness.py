@@ -100,22 +100,17 @@ class Compared:
         return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
 
 
-def alternative_arithmetics(program: TileProgram) -> list[str]:
-    """Return the arithmetics that `assumed_variants` computes with, beside the program's own."""
-    return sorted({other for used in named_choices(program)[0] for other in _other_arithmetics(used)})
-
-
 def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield a name and the changed field of the precision for whatever could be otherwise."""
-    device = plan.device
+    device, (arithmetics, orders) = plan.device, named_choices(program)
     rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
     if rounding is not None and rounding.basis == "assumed":
         for other in get_args(CastRounding):
             if other != rounding.value:
                 yield f"casts rounded {other}", {"rounding": other}
-    for name in alternative_arithmetics(program):
+    for name in sorted({other for used in arithmetics for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
-    for used, basis in row_sum_evidence(named_choices(program)[1], device).items():
+    for used, basis in row_sum_evidence(orders, device).items():
         others = (order for order in device.row_sums if order != used)
         for order in others if basis == "assumed" else ():
             yield f"row sums in {order}", {"sum_order": order}
