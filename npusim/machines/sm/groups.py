@@ -274,7 +274,7 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
 
 def xformers_shared(tile: BlockTile) -> int:
     """Return the shared memory of xformers' block: two slices of Q and K, then P beside two of V."""
-    slices, half = 2 * XFORMERS_COUNTS["slice_elements"], tile.size_bytes
+    slices, half = 2 * int(XFORMERS_COUNTS["slice_elements"]), tile.size_bytes
     return half * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
 
 
