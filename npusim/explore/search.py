@@ -226,14 +226,16 @@ class Search:
 
     # ---------------------------------------------------------------- tasks
 
-    def job(self, indices: Sequence[int], points: Mapping[int, Point] | None = None) -> Job:
-        """Return a job of these points, or of ``points`` that stand for them."""
-        tasks = tuple(
-            PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
-            for i in indices
-        )
+    def job(self, indices: Sequence[int], families: Mapping[int, PointFamily] | None = None) -> Job:
+        """Return a job of these points, or of ``families`` by their first ones."""
+        tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
+        if families is not None:
+            of_tasks = [(task, families[task.index]) for task in tasks]
+            tasks = tuple(
+                task._replace(point=f.lightest, is_family=True, is_dealt=f.is_dealt) for task, f in of_tasks
+            )
         deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
-        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=deadline)
+        return Job(self.variants, tasks, self.options.needs_bits, deadline)
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -247,17 +249,17 @@ class Search:
         workers: Executor,
         function: Callable[[Job], list[Result]],
         parts: Sequence[Sequence[int]],
-        points: Mapping[int, Point] | None = None,
+        families: Mapping[int, PointFamily] | None = None,
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
         """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
-        jobs, lost = [self.job(part, points) for part in parts], []
+        jobs, lost = [self.job(part, families) for part in parts], []
         for number, results in workers.run(function, jobs):
             if isinstance(results, Lost):
                 lost.append(number)
             else:
                 yield parts[number], results
                 self._tell()
-        alone = [self.job([i], points) for number in lost for i in parts[number]] if lost else []
+        alone = [self.job([i], families) for number in lost for i in parts[number]] if lost else []
         for number, results in workers.run(function, alone) if alone else ():
             (task,) = alone[number].tasks
             if isinstance(results, Lost):
@@ -321,7 +323,7 @@ class Search:
         self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
-        self._bound(workers, list(chunks(lightest)), lightest)
+        self._bound(workers, list(chunks(lightest)), dict(self.families))
         self._lowest = math.inf
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
@@ -332,10 +334,10 @@ class Search:
         self._bound(workers, [part for part in parts if part])
 
     def _bound(
-        self, workers: Executor, parts: Sequence[Sequence[int]], lightest: Mapping[int, Point] | None = None
+        self, workers: Executor, parts: Sequence[Sequence[int]], families: Mapping[int, PointFamily] | None = None
     ) -> None:
-        """Bound points, or families by their ``lightest``, and let wait what fits and may win."""
-        for _, surveyed in self.done(workers, survey, parts, lightest):
+        """Bound points, or ``families``, and let wait what fits and may win."""
+        for _, surveyed in self.done(workers, survey, parts, families):
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:
                 members = self._members(index)
