@@ -40,7 +40,8 @@ LONG_S = 1.0
 _COMPILED = ("auto", "block", "fold", "steady")
 
 
-class PointTask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PointTask:
     """One point by number; ``cutoff_us`` is the latency that it would have to beat.
 
     ``is_family``: it stands for its family, in all of which core groups get the same blocks if it ``is_dealt``.

@@ -40,6 +40,8 @@ SEEDS = 4
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
+#: Points with a value of which one is checked for it and for other values.
+LOOKED_AT = 64
 #: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
 #: one configuration, and simulating a point.
 FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
@@ -230,10 +232,8 @@ class Search:
         """Return a job of these points, or of ``families`` by their first ones."""
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
-            of_tasks = [(task, families[task.index]) for task in tasks]
-            tasks = tuple(
-                task._replace(point=f.lightest, is_family=True, is_dealt=f.is_dealt) for task, f in of_tasks
-            )
+            lightest = ((task, families[task.index]) for task in tasks)
+            tasks = tuple(replace(t, point=f.lightest, is_family=True, is_dealt=f.is_dealt) for t, f in lightest)
         deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
         return Job(self.variants, tasks, self.options.needs_bits, deadline)
 
@@ -491,11 +491,14 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # Of many points with a value those from its middle on: the first have the other axes' first values.
+            # Of many points with a value some from its middle on: the first have the other axes' first values.  Of
+            # these the one with most other values, the rarest value first.
             chosen, covered = list[int](), set(seen)
-            for value, indices in candidates.items():
+            for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
-                    chosen.append(indices[(len(indices) * (attempt + TRIED // 2) // TRIED) % len(indices)])
+                    middle = len(indices) * (attempt + TRIED // 2) // TRIED % len(indices)
+                    some = (*indices[middle : middle + LOOKED_AT], *indices[:: max(1, len(indices) // LOOKED_AT)])
+                    chosen.append(max(some, key=lambda i: len(self._values(i) - covered)))
                     covered |= self._values(chosen[-1])
             for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
                 self.checked += len(fitting)

@@ -27,7 +27,7 @@ from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, na
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule

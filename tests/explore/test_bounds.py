@@ -127,7 +127,9 @@ def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypa
     assert all(families_of(b.program.phases[0]) for b in built)
 
     def bounds() -> list[Bound]:
-        return [work_bound(b.program, b.plan.device, is_placed=not r, is_dealt=not r) for b in built for r in (False, True)]
+        return [
+            work_bound(b.program, b.plan.device, is_placed=not r, is_dealt=not r) for b in built for r in (False, True)
+        ]
 
     by_family = bounds()
     monkeypatch.setitem(work_bound.__globals__, "families_of", lambda _: None)

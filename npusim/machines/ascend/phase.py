@@ -498,7 +498,7 @@ def successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) 
     return tuple(linked)
 
 
-def _under_way(blocks: Sequence[WorkTile], lag: int) -> tuple[WorkTile, ...]:
+def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
     """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
 
     That one keeps apart a block that has begun and one that begins.
