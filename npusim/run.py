@@ -48,7 +48,7 @@ class RunResult(run_result.RunData):
         return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
-        """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
+        """Write the timeline, or a window of it (us), as Chrome's trace events, for Perfetto too."""
         return save_trace(self, Path(path), window)
 
     def _repr_html_(self) -> str:

@@ -80,7 +80,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ruamel": ("config/",),
     "yaml": (),
     "typer": ("cli/", "cli.py"),
-    "perfetto": (),
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),

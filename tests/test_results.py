@@ -62,7 +62,7 @@ def test_help_describes_every_parameter() -> None:
 
 def test_a_result_saves_itself(result: RunData, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "a")
-    assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
+    assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     assert load_result(folder).to_document() == record_of(result).to_document()
     assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
 

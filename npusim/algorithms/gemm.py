@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import grid, with_columns
-from npusim.algorithms.language import Value, exp, full, log, tiles
+from npusim.algorithms.language import Value, exp, full, rsqrt, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
 from npusim.algorithms.split import even, split_blocks, tiles_of
@@ -148,11 +148,11 @@ EPSILON = 1e-5  # source: rms_norm_eps of Llama-2's config.json
 
 @kernel(results="sum y", x="row col", update="row col")
 def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
-    """Root mean square norm (Zhang, Sennrich 2019) of the residual sum; 1 / sqrt is exp(-ln / 2)."""
+    """Root mean square norm (Zhang, Sennrich 2019) of the residual sum."""
     total = x + update
     wide = total.to(WIDE)
     square = (wide * wide).sum() * mean + EPSILON
-    return total, (total.to(WIDE) * exp(log(square) * -0.5)).to(fmt)  # source: 1 / sqrt(x) = exp(-ln(x) / 2)
+    return total, (total.to(WIDE) * rsqrt(square)).to(fmt)
 
 
 @kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")

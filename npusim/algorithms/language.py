@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, tanh, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = "there are + - * /, exp, log, rsqrt, tanh, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
@@ -39,6 +39,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "{}.sum()",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
+        Opcode.RSQRT: "rsqrt({})",
         Opcode.TANH: "tanh({})",
         Opcode.ADD: "{} + {}",
         Opcode.SUB: "{} - {}",
@@ -366,6 +367,11 @@ def in_units_of(factor: float) -> Iterator[None]:
 def log(a: Value, variant: str = "") -> Value:
     """Return ln a, or another logarithm named by ``variant``."""
     return _unary(Opcode.LOG, a, variant)
+
+
+def rsqrt(a: Value, variant: str = "") -> Value:
+    """Return 1 / sqrt(a), correctly rounded or as named by ``variant``; of ±0 ±Inf, of negatives NaN."""
+    return _unary(Opcode.RSQRT, a, variant)
 
 
 def tanh(a: Value, variant: str = "") -> Value:

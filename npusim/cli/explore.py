@@ -36,7 +36,6 @@ Fields = Annotated[
 Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
 Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
-Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers of dask.distributed instead.")]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
@@ -46,7 +45,7 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
+        "Store (.sqlite), or table (.csv) with the store beside it: each point as soon as it is done.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
@@ -58,9 +57,6 @@ Resume = Annotated[bool, o.option("--resume", "Go on with the store where a sear
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
 Plot = Annotated[
     Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes: SVG and PNG. Needs npusim[report].")
-]
-Robust = Annotated[
-    bool, o.option("--robust", "Say which assumed constant, a fifth off, would make another point the best.")
 ]
 Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 
@@ -86,13 +82,11 @@ def explore(
     check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     out: Out = None,
     resume: Resume = False,
     budget: Budget = None,
     best: Best = None,
     plot: Plot = None,
-    robust: Robust = False,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
@@ -111,7 +105,6 @@ def explore(
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
-        cluster=cluster,
         store=path,
         resume=resume,
         budget_s=budget,
@@ -127,9 +120,7 @@ def explore(
     show_either(
         json,
         lambda: exploration_document(name, done, exploration, last),
-        lambda: exploration_table(
-            name, done, exploration, last, about_of(path), top=top, is_pareto=pareto, is_robust=robust
-        ),
+        lambda: exploration_table(name, done, exploration, last, about_of(path), top=top, is_pareto=pareto),
     )
     if done:
         say(f"wrote {path}")
@@ -165,9 +156,9 @@ def _searched(
         last, is_long = Progress("start", 0, size.points), size.seconds >= LONG_S
         if is_long:
             end = "" if options.budget_s is not None else "; --budget S ends earlier, Ctrl-C at any time"
-            processes = f" with {options.jobs} processes" if options.cluster is None else ""
             long = f"{size.seconds:.0f} s" if size.seconds < 100 else f"{size.seconds / 60:.0f} min"
-            say(f"{name}: {size.points:,} points in {size.families:,} families, about {long}{processes}{end}")
+            words = f"{size.points:,} points in {size.families:,} families, about {long}"
+            say(f"{name}: {words} with {options.jobs} processes{end}")
 
     with progress(f"exploring {name}") as advance:
 

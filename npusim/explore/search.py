@@ -77,7 +77,6 @@ class Options:
     """How a search is done; `npusim.explore` describes them."""
 
     jobs: int = 1
-    cluster: str | None = None
     store: Path | None = None
     resume: bool = False
     exhaustive: bool = False
@@ -234,8 +233,7 @@ class Search:
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)
             tasks = tuple(replace(t, point=f.lightest, is_family=True, is_dealt=f.is_dealt) for t, f in lightest)
-        deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
-        return Job(self.variants, tasks, self.options.needs_bits, deadline)
+        return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -552,7 +550,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     search = Search(setting, options, points)
     with ExitStack() as stack:
         # A store is begun when there is somebody to fill it.
-        workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
+        workers = stack.enter_context(executor(min(options.jobs, len(points))))
         if options.store is not None:
             about = {
                 "version": npusim.__version__,

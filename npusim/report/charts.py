@@ -176,30 +176,6 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "
     return finished(alt.layer(*layers), ROW_HEIGHT * len(names), slices=rows)
 
 
-def use_of_tracks(parts: Sequence[Row]) -> Spec:
-    """Return how busy each track was in each part of a run: rows ``track``, ``start_us``, ``end_us``, ``busy``."""
-    alt = altair()
-    names = names_of(parts, "track")
-    end = max(p["end_us"] for p in parts)
-    chart = (
-        chart_of("parts")
-        .mark_bar(height={"band": 0.9})
-        .encode(
-            x=alt.X("start_us:Q", title="time, us", scale={"domain": [0, end], "nice": False}),
-            x2="end_us",
-            y=rows_axis(names),
-            color=alt.Color(
-                "busy:Q",
-                title="busy",
-                scale={"domain": [0, 1], "range": "ramp"},
-                legend={"format": ".0%", "orient": "top"},
-            ),
-            tooltip=tooltip(track="track", start_us="from, us|us", end_us="to, us|us", busy="busy|share"),
-        )
-    )
-    return finished(chart, ROW_HEIGHT * len(names), parts=parts)
-
-
 def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
     """Return the time of each ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
     alt = altair()

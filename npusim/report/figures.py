@@ -1,7 +1,7 @@
 """``figures.json``: numbers that the page of a run draws and that its result does not have.
 
-A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
-errors row by row, and the magnitudes of scores: what is lost once the run is over.
+A few hundred slices of the timeline, what memories hold, errors row by row, and the magnitudes of scores: what is lost
+once the run is over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 KIND = "npusim.figures"
 #: Operations that a window shows: as many as can be told apart on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the run, and of the rows, for which utilisation and errors are kept.
+#: Parts of the rows for which errors are kept.
 PARTS = 60
 
 
@@ -41,7 +41,6 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "end_us": _us(timeline, timeline.end),
         "is_whole": timeline.is_whole,
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
-        "use": list(_use(timeline)) if timeline.is_whole else [],
         "memories": list(_memories(result, timeline)),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
         "scores": None if result.numerics is None else _scores(result.numerics),
@@ -117,19 +116,6 @@ def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, ob
             for s in slices
         ],
     }
-
-
-def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield the busy share of each track in each part of the run."""
-    step = timeline.end / PARTS
-    for track, slices in timeline.tracks.items():
-        busy = [0.0] * PARTS
-        for s in slices:
-            if s.kind != "operation":
-                continue
-            for part in range(int(s.start / step), min(PARTS, math.ceil(s.end / step))):
-                busy[part] += min(s.end, (part + 1) * step) - max(s.start, part * step)
-        yield {"track": str(track), "busy": [round(cycles / step, 3) for cycles in busy]}
 
 
 def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:

@@ -67,12 +67,6 @@ SLICES = Columns(
     Column("loop", "at"),
     Column("block", "block"),
 )
-USE = Columns(
-    Column("pipe", 0),
-    Column("mean", lambda row: sum(row[1]) / len(row[1]), percent),
-    Column("least", lambda row: min(row[1]), percent),
-    Column("most", lambda row: max(row[1]), percent),
-)
 MEMORIES = Columns(
     Column("memory", "name"),
     Column("allocated", "used_bytes", format_bytes),
@@ -316,8 +310,6 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
     yield Figure("time", "Where the time goes", _time_text(timing), spec, PARTS.grid(rows))
     for number, window in enumerate(drawn.get("windows", ())):
         yield _window(f"window{number}", window)
-    if drawn.get("use"):
-        yield _use(drawn)
     if timing.roofline is not None:
         yield _roofline(record, timing, timing.roofline)
 
@@ -397,18 +389,6 @@ def _window(key: str, window: dict[str, Any]) -> Figure:
     )
     spec = charts.tracks(slices, window["start_us"], window["end_us"])
     return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices))
-
-
-def _use(drawn: dict[str, Any]) -> Figure:
-    tracks = together({u["track"]: u["busy"] for u in drawn["use"] if any(u["busy"])})
-    step = drawn["end_us"] / max(map(len, tracks.values()))
-    parts = [
-        {"track": track, "start_us": n * step, "end_us": (n + 1) * step, "busy": share}
-        for track, shares in tracks.items()
-        for n, share in enumerate(shares)
-    ]
-    text = "How busy each pipe of the core group was, from first to last."
-    return Figure("use", "Utilisation over the whole run", text, charts.use_of_tracks(parts), USE.grid(tracks.items()))
 
 
 def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:

@@ -295,8 +295,10 @@ def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tup
 def _arithmetics(base: RunData) -> tuple[str, ...]:
     """Return the other matrix arithmetics for the operands of the run's products."""
     used = [ARITHMETICS[name] for name in named_choices(base.program)[0]]
-    operands = {(a.a_format, a.b_format) for a in used}
-    return tuple(n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format) in operands and a not in used)
+    operands = {(a.a_format, a.b_format, a.scale_format) for a in used}
+    return tuple(
+        n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format, a.scale_format) in operands and a not in used
+    )
 
 
 def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:

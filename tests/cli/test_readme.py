@@ -57,10 +57,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     rng = np.random.default_rng(0)
     np.savez(folder / "qkv.npz", **{n: rng.standard_normal((1, 2, 256, 64)).astype("float16") for n in "qkv"})  # type: ignore[arg-type]
-    ran(folder, shlex.split("run flash --hw h200 --tensors qkv.npz --rows all --save-output -o kernel --trace none"))
+    ran(folder, shlex.split("run flash --hw h200 --tensors qkv.npz --rows all --save-output -o kernel --no-trace"))
     np.savez(folder / "out.npz", o=load_file(folder / "kernel" / "output.safetensors")["o"])
     for name, depth in (("a", 2), ("b", 3)):
-        ran(folder, shlex.split(f"run flash --seq 256 -t depth={depth} -o runs/{name} --trace none"))
+        ran(folder, shlex.split(f"run flash --seq 256 -t depth={depth} -o runs/{name} --no-trace"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "measured.yaml").write_text(ran(folder, ["validate", "--template"]).stdout)
     (folder / "mine.py").write_text("")

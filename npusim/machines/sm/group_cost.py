@@ -324,15 +324,15 @@ class GroupModel:
             count.compare += issued * WARP_LANES / spec.lanes_count.value
 
     def _special(self, step: Step, values: float, count: Count) -> None:
-        """Count exponentials and logarithms: float32 inside, to the base 2."""
+        """Count special functions: float32 inside, exponentials and logarithms to the base 2."""
         source = step.srcs[0]
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
             self._cast(step.dst.fmt, "float32", values, count)
-        name, based = step.opcode.name.lower(), step.opcode is not Opcode.TANH
+        name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
-        if not based:  # what a library does besides: both branches of it, and the choice
+        if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
         count.issued += values * each
