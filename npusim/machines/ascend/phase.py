@@ -516,7 +516,8 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
     runs: list[TileRun] = []
     for run in reversed(block.runs):
         taken = min(run.count, count)
-        runs += [replace(run, col=run.col + (run.count - taken) * run.step, count=taken)] if taken else []
+        left = run.count - taken
+        runs += [replace(run, col=run.col + left * run.step, count=taken) if left else run] if taken else []
         count -= taken
     return WorkTile(block.batch, block.head, block.spans, tuple(reversed(runs)), block.causal_offset, block.place)
 
