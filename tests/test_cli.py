@@ -405,7 +405,7 @@ def test_schedules_and_their_fields_are_listed() -> None:
 def test_products_and_copies_run_from_their_sizes() -> None:
     arguments = ("run", "gemm", "--no-save", "--problem", "m=128,n=256,k=64")
     document = _document(*arguments, "--json")
-    assert document["problem"] == {"m": 128, "n": 256, "k": 64, "count": 1, "dtype": "float16"}
+    assert document["problem"] == {"m": 128, "n": 256, "k": 64, "count": 1, "dtype": "float16", "operands": "nd"}
     assert document["timing"]["flops"] == 2 * 128 * 256 * 64
     assert "m128 n256 k64 float16" in _ok(*arguments)
     text = _ok("run", "copy", "--no-save", "--problem", "bytes=1048576")

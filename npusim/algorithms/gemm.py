@@ -133,9 +133,14 @@ def gemm_tiles(
     return first, last
 
 
-def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a block; heads of ``target`` may share those of ``source``."""
-    return copied.phase(label, grid(target, ("row", rows)), {"row": rows, "col": source.cols}, [target], x=source)
+def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy", cols: int = 0) -> Phase:
+    """Return a copy of a tensor, ``rows`` rows a block, ``cols`` columns (0: all).
+
+    Heads of ``target`` may share those of ``source``.
+    """
+    width = min(cols or source.cols, source.cols)
+    blocks = grid(target, ("row", rows), ("col", width)) if cols else grid(target, ("row", rows))
+    return copied.phase(label, blocks, {"row": rows, "col": width}, [target], x=source)
 
 
 # ---------------------------------------------------------------- between the products of a layer

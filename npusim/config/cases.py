@@ -160,6 +160,7 @@ class MeasuredWorkload(RunSizes):
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
+    operands: Literal["nd", "nz"] | None = Field(default=None, description="of a product: row by row, or in fractals")
     bytes: PositiveInt | None = None
 
     @property

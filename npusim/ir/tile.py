@@ -53,7 +53,8 @@ class GlobalTensor:
     ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
     ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
-    many rows are one in memory, as with a scale for a block of tokens.
+    many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
+    the other within columns so wide (NZ).
     """
 
     name: str
@@ -68,6 +69,7 @@ class GlobalTensor:
     lengths: tuple[int, ...] = ()
     stretch_rows: int = 0
     shared_rows: int = 1
+    column: int = 0
 
     @property
     def size_bytes(self) -> int:

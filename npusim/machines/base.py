@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.gemm import gemm
+from npusim.errors import TilingError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
 from npusim.machines.footprint import Footprint
@@ -68,6 +69,10 @@ class Machine:
     def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
+
+    def column(self, _fmt: str) -> int:
+        """Return how many elements of a row lie together in fractals (NZ) in memory."""
+        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")
 
     def product(
         self,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
+#: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
+#: what is left; a maximum with -127, a shift and an integer addition.
+POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
@@ -332,6 +336,11 @@ class GroupModel:
         name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
+        if step.attributes.variant.startswith("exp2.fa4"):
+            powers = len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0])
+            self._issue("mul", values * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
+            self._issue("compare", values * POLYNOMIAL_COMPARISONS, "", count)
+            return
         if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
