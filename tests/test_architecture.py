@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("numerics", "timing"),
     ("node",),
     ("algorithms", "machines"),
+    ("ttir",),
     ("schedules",),
     ("kernel", "machine", "simulation"),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
@@ -83,6 +84,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
+    "triton": ("ttir/compiler.py",),
 }
 
 

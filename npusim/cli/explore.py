@@ -28,7 +28,7 @@ Fields = Annotated[
     list[str] | None,
     o.option(
         "--field -f AXIS=VALUES",
-        "Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
+        "Values to try: block_kv=128,256 or a range 128:1024:128; "
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
         panel=_HOW,
     ),
@@ -64,7 +64,7 @@ Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 @app.verb(
     "explore",
     ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
-    ("npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2", "a grid, keys no fewer than rows"),
+    ("npusim explore flash -f block_q=64,128 -f block_kv=128:1024:128 -j2", "a grid"),
     ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),

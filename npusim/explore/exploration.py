@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from npusim.errors import NpusimError, TilingError, one_line
+from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, run_search
 from npusim.explore.space import auto_space
 from npusim.explore.store import PointOutcome, check_table, export
@@ -140,14 +140,6 @@ class Exploration:
             winner = f"best {best.label()}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
         return f"<Exploration of {'+'.join(self.setting.schedules)} on {device.name}: {counts}; {winner}>"
-
-    def to_pandas(self) -> Any:
-        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
-        return pd.DataFrame(self.columns())
 
     def columns(self) -> dict[str, list[object]]:
         """Return the outcomes as columns by name, for a frame of any library."""

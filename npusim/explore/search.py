@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
-from npusim.errors import SpecError, TilingError
+from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import AxisSpan, Point, PointFamily, Value
+    from npusim.explore.space import Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
@@ -532,7 +532,7 @@ def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> S
     return Size(len(points), families, seconds / max(1, options.jobs))
 
 
-def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], options: Options) -> Search:
+def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: Options) -> Search:
     """Search; raise what every point would raise before anything is written.
 
     When it is interrupted, what is done stays in the store.
@@ -540,9 +540,6 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     setting = spec_of(request, axes, studies=options.studies)
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
-    if not points:
-        axes_text = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
-        raise TilingError(f"the space is empty: no combination of {axes_text} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     if options.on_size is not None:

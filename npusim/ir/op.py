@@ -34,6 +34,7 @@ class Opcode(Enum):
     SUB a, b: a - b
     MUL a, b: a * b
     DIV a, b: a / b
+    FMA a, b, c: a b + c rounded once; as ``variant`` says a b - c (``minus``), or c - a b (``from``)
     MAX a, b: the larger of a and b
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
@@ -52,6 +53,7 @@ class Opcode(Enum):
     SUB = "sub"
     MUL = "mul"
     DIV = "div"
+    FMA = "fma"
     MAX = "max"
     EXP = "exp"
     LOG = "log"
@@ -72,7 +74,7 @@ SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
         **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
-        Opcode.SELECT: (3,),
+        **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
     }
 )
 
@@ -84,7 +86,7 @@ class Attributes:
     accumulate: bool = False
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent
+    variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA
     order: str = ""  #: order of a row sum
     overflow: str = ""
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made

@@ -54,7 +54,7 @@ class GlobalTensor:
     ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
     many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
-    the other within columns so wide (NZ).
+    the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
     """
 
     name: str
@@ -70,6 +70,7 @@ class GlobalTensor:
     stretch_rows: int = 0
     shared_rows: int = 1
     column: int = 0
+    is_transposed: bool = False
 
     @property
     def size_bytes(self) -> int:

@@ -424,6 +424,7 @@ class TensorStore:
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             matrices = [self._inputs(tensor.name, batch, h) for h in heads]
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+            values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
         else:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)

@@ -84,6 +84,11 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     return formats.reduce_sum(sources[0], fmt, order)[..., None]
 
 
+def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    a, b, c = sources
+    return formats.fma(-a if attributes.variant == "from" else a, b, -c if attributes.variant == "minus" else c, fmt)
+
+
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
     mask, kept, other = sources
     return np.where(mask != 0, kept, other)
@@ -99,6 +104,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.SUB: _binary(formats.sub),
         Opcode.MUL: _binary(formats.mul),
         Opcode.DIV: _binary(formats.div),
+        Opcode.FMA: _fma,
         Opcode.MAX: _binary(formats.maximum),
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),

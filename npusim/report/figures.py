@@ -1,7 +1,6 @@
 """``figures.json``: numbers that the page of a run draws and that its result does not have.
 
-A few hundred slices of the timeline, what memories hold, errors row by row, and the magnitudes of scores: what is lost
-once the run is over.
+A few hundred slices of the timeline, what memories hold, and errors row by row: what is lost once the run is over.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
-from npusim.formats import get_format
 from npusim.report.record import MOST_BYTES
 from npusim.sanitize import regular_file
 
@@ -43,7 +41,6 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
         "memories": list(_memories(result, timeline)),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
-        "scores": None if result.numerics is None else _scores(result.numerics),
     }
 
 
@@ -172,18 +169,3 @@ def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int,
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):
             yield block.batch, block.head, block.row + event.row, event.count
-
-
-def _scores(bits: NumericResult) -> dict[str, object] | None:
-    scores = bits.scores
-    if scores is None:
-        return None
-    fmt = get_format(scores.fmt)
-    return {
-        "format": scores.fmt,
-        "largest": float(fmt.max_finite),
-        "smallest_normal": float(fmt.min_normal),
-        "counts": [{"exponent": n, "count": count} for n, count in scores.counts.items()],
-        "zero_count": scores.zero_count,
-        "nonfinite_count": scores.nonfinite_count,
-    }

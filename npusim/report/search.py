@@ -376,7 +376,7 @@ def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
         {"name": _name(r, axes) or "the one point", "value": r["latency_us"], "text": str(r.get("method") or "")}
         for r in ranked[:NAMED]
     ]
-    return charts.bars(marks, x_title="latency, us", form=",.2f")
+    return charts.bars(marks)
 
 
 def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:

@@ -417,12 +417,8 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
 def memories_figure(memories: Sequence[Row]) -> Figure:
     """Return what buffers hold against what they could."""
     share, name = max(((m["used_bytes"] / m["capacity_bytes"], m["name"]) for m in memories), key=lambda pair: pair[0])
-    text = (
-        f"{name} is the fullest: {percent(share)}. The wide bar is what is allocated, the narrow one the most that "
-        "tiles in flight took of it at one time; the line is the capacity."
-    )
-    spec = charts.memory_bars(memories)
-    return Figure("memories", "Buffers against capacity", text, spec, MEMORIES.grid(memories))
+    text = f"{name} is the fullest: {percent(share)}. Held: the most that tiles in flight took of it at one time."
+    return Figure("memories", "Buffers against capacity", text, None, MEMORIES.grid(memories))
 
 
 def constants_figure(timing: TimingRecord) -> Figure:
@@ -431,10 +427,6 @@ def constants_figure(timing: TimingRecord) -> Figure:
     rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])
     rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
-    marks: list[Row] = [
-        {"name": basis, "value": share, "text": ", ".join(c.key for c in timing.constants if c.basis == basis)[:300]}
-        for basis, share in timing.basis_shares.items()
-    ]
-    text = "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
-    spec = charts.bars(marks, x_title="share of busy cycles")
-    return Figure("constants", "What the time rests on", text, spec, CONSTANTS.grid(rows))
+    shares = ", ".join(f"{basis} {percent(share)}" for basis, share in timing.basis_shares.items())
+    text = f"How the numbers that busy time rests on are known: {shares}."
+    return Figure("constants", "What the time rests on", text, None, CONSTANTS.grid(rows))

@@ -48,7 +48,6 @@ workload list
 run fp8_attention --hw h200 --seq 64
 run gemm --problem m=64,n=64,k=64
 run standard --seq 64
-validate vectors.npz
 run mine.py:mine --seq 64
 run layer --seq 64
 run flash --method des --seq 64

@@ -82,7 +82,7 @@ PLAUSIBLE: Mapping[str, str] = {
     "tensors": "ok.npz ok.safetensors nan.npz f32.npz",
     "runs": "one two flash 'flash -t depth=3' store.csv",
     "folder": "base.yaml best.yaml base_new.yaml one",
-    "file": "measured.yaml vectors.npz",
+    "file": "measured.yaml",
     "config": "config.json",
     "files": "own.yaml changed.yaml",
     "max_rmse": "0.1 1e-9",
@@ -177,7 +177,7 @@ def right(param: Any, rng: random.Random) -> str:
             return rng.choice(_presets())
         case "fields":
             name, _, value = rng.choice(_tiling_values()).partition("=")
-            return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', 'block_q:256:64', '1,2'))}"
+            return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', '1,2'))}"
     values = shlex.split(PLAUSIBLE.get(param.name, "")) or sum((seen().get(o, ()) for o in param.opts), ()) or ("x",)
     return rng.choice(values)
 
@@ -365,7 +365,6 @@ def write_template(folder: Path) -> Path:
         tensors = dict(ok)
     save_file(tensors, folder / "ok.safetensors")
     np.savez(folder / "o.npz", o=np.ones((1, 1, 64, 16), "float16"))
-    shutil.copy(Path(__file__).parents[1] / "formats" / "corner_h200.npz", folder / "vectors.npz")
     shutil.copy(packaged_folder("hwconfigs") / "ascend_910b2.yaml", folder / "own.yaml")
     (folder / "changed.yaml").write_text("extends: h200\nclock_hz: {value: 1 GHz, basis: assumed, source: s}\n")
     (folder / "base.yaml").write_text((folder / "base_new.yaml").read_text())

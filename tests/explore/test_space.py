@@ -6,7 +6,7 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.explore.space import AxisSpan, Space, chunks, declared, parse_field
+from npusim.explore.space import Space, chunks, declared, parse_field
 
 
 class _Tiling(Tiling):
@@ -68,24 +68,12 @@ def test_unknown_missing_and_empty_fields_are_refused() -> None:
         Space.of({"blok": [1]}, ["block", "order"])
     with pytest.raises(TilingError, match="block: no values to try"):
         Space.of({"block": []}, ["block", "order"])
-    with pytest.raises(TilingError, match=r"order=blok:4:1: blok is no axis before it\. Did you mean `block`\?"):
-        Space.of({"block": [1], "order": [AxisSpan("blok", 4, 1)]}, ["block", "order"])
-
-
-def test_a_range_may_begin_or_end_at_another_axis() -> None:
-    name, values = parse_field("order=block:48:16")
-    space = Space.of({"block": [16, 32], name: values}, ["block", "order"])
-    assert [tuple(p.values()) for p in space.points()] == [(16, 16), (16, 32), (16, 48), (32, 32), (32, 48)]
 
 
 def test_more_points_than_a_search_can_have_are_refused_by_their_count() -> None:
-    known, thousand = ["a", "b", "c"], tuple(range(1001))
+    known, thousand = ["a", "b"], tuple(range(1001))
     with pytest.raises(TilingError, match=r"a b: 1,002,001 points or more; .* at most; fix some .* a=\.\.\."):
         Space.of({"a": thousand, "b": thousand}, known)
-    with pytest.raises(TilingError, match="1:a:1: 100,000,000 points or more"):
-        list(Space.of({"a": [10**8], "b": [AxisSpan(1, "a", 1)]}, known).points())
-    with pytest.raises(TilingError, match="a b c: 1,000,001 points or more"):
-        list(Space.of({"a": [1000], "b": [AxisSpan(1, "a", 1)], "c": [AxisSpan(0, "a", 1)]}, known).points())
 
 
 def test_a_declared_space_has_choices_and_doublings() -> None:

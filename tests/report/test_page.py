@@ -104,8 +104,9 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
     assert re.search(r"script-src 'sha256-[^']+' 'sha256-[^']+'", policy)
 
     keys = [figure["id"] for figure in found.all("figure")]
-    assert keys == ["time", "window0", "window1", "window2", "roofline", "memories", "errors", "scores", "constants"]
-    assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == keys
+    assert keys == ["time", "window0", "window1", "window2", "roofline", "memories", "errors", "constants"]
+    charts = [key for key in keys if key not in ("memories", "constants")]
+    assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == charts
     # Every chart has its numbers and its words.
     assert len(found.all("table")) == len(found.all("details")) == len(keys)
     for scrolled in (d for d in found.all("div") if d.get("class") == "scroll"):
@@ -113,7 +114,6 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
         assert scrolled["aria-label"]
     texts = " ".join(found.texts)
     assert "not finite" in texts
-    assert "65,504. 100.0 % lie beyond it." in texts
 
 
 def test_figures_say_what_the_run_did(computed: RunResult, drawn: dict[str, Any]) -> None:
@@ -127,8 +127,6 @@ def test_figures_say_what_the_run_did(computed: RunResult, drawn: dict[str, Any]
     assert {r["head"] for r in rows} == {"0", "1"}
     assert all(r["error"] is None and r["nonfinite_rows"] == r["last_row"] - r["first_row"] + 1 for r in rows)
     assert sum(r["overflows"] for r in rows) == sum(computed.numerics.overflow_counts.values())
-    assert sum(c["count"] for c in drawn["scores"]["counts"]) == sum(computed.numerics.overflow_counts.values())
-    assert {c["exponent"] for c in drawn["scores"]["counts"]} == {16}, "beyond float16"
 
 
 @pytest.mark.usefixtures("light")

@@ -123,7 +123,7 @@ class AscendMachine(Machine):
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
-        if isinstance(problem, GemmProblem):
+        if isinstance(problem, GemmProblem) and "nd2nz" in type(tiling).model_fields:
             return self._rearranging(tiling, problem)
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)

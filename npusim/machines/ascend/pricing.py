@@ -444,6 +444,7 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.SUB: _elementwise("binary"),
         Opcode.MUL: _elementwise("binary"),
         Opcode.MAX: _elementwise("binary"),
+        Opcode.FMA: _elementwise("binary"),
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),

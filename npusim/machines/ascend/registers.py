@@ -39,6 +39,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.MUL: "mul",
         Opcode.MAX: "max",
         Opcode.DIV: "div",
+        Opcode.FMA: "multiply_add",
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
         Opcode.RSQRT: "rsqrt",

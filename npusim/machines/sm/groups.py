@@ -206,6 +206,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     row = next(rows, None)
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
+        shared = shared if fields.shared_bytes is None else fields.shared_bytes
         accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
         return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:

@@ -148,7 +148,12 @@ class SmMachine(Machine):
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``).
+
+        Nor where the tile is none of the machine's, but a kernel's own.
+        """
+        if "block_q" not in type(tiling).model_fields:
+            return ()
         if getattr(tiling, "kernel", None) in ("fa2", *KERNELS):
             return ()
         if self.has_lanes:
