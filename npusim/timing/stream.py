@@ -106,7 +106,8 @@ class Streams:
     def of(cls, program: TileProgram, device: DeviceSpec) -> Streams:
         """Return the streams of a program, with all that was compiled of them, if they were made just before."""
         by = program.name, program.flops, program.consumers, program.clears, *(p.name for p in program.phases)
-        return _streams(program, Itself(device), *by, *methods_of(program.pricing))
+        by = *by, *program.tensors.values(), *program.used_bytes.items(), *methods_of(program.pricing)
+        return _streams(program, Itself(device), *by)
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
