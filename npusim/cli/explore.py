@@ -181,7 +181,8 @@ def _axes(
     """Return the request of the first schedule, the axes: of schedules, of ``-f``, of lists in ``-C``, and notes."""
     from npusim.explore.space import auto_space, parse_field
 
-    schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
+    names = [request.schedule] if "::" in request.schedule else request.schedule.split(",")  # a launch has commas
+    schedules = [name.strip() for name in names if name.strip()]
     axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
     lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
     fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
@@ -199,7 +200,7 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
     if isinstance(request.tensors, str | Path):
         inputs = Path(request.tensors).stem
-    names = map(str, axes.get("schedule", (request.schedule,)))
+    names = (str(name).partition("[")[0] for name in axes.get("schedule", (request.schedule,)))
     schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
     return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{device.name}-{digest}.csv".split())
 

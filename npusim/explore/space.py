@@ -367,7 +367,7 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
     axes: dict[str, list[Value]] = {}
     for name in schedules:
         device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
-        unsearched = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
+        unsearched = schedule.left(device)
         plain = plain_tiling(request, name)
         for field, values in declared(schedule.tiling).items():
             if field not in unsearched:

@@ -13,10 +13,10 @@ import inspect
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -53,11 +53,11 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
 )
+_OPERATORS = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Compare | ast.cmpop | ast.BoolOp | ast.boolop
 _NODES = (
-    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Compare,
-    ast.cmpop, ast.BoolOp, ast.boolop, ast.IfExp, ast.Call, ast.Attribute, ast.Tuple, ast.Subscript,
-)  # fmt: skip
-_ATTRIBUTES = ("T", "stride", "shape", "to")
+    _OPERATORS | ast.Expression | ast.Constant | ast.Name | ast.Load | ast.IfExp | ast.Call | ast.Attribute | ast.Tuple
+)
+_ATTRIBUTES = ("T", "stride", "to")
 _FORM = (
     "kernel.py::name[grid](arguments), as `fa[cdiv(seq_q, 64), batch * heads](q, k, v, o, scale * log2e, D=head_dim)`"
 )
@@ -93,16 +93,13 @@ class TritonPrecision:
 
 
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {
-        "ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),),
-        "nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False)),
-        "cpu": (TritonPrecision("plain", sum_order="", contracts=False),),
-    }
+    {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
+    | {"ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),)}
+    | {"cpu": (TritonPrecision("plain", sum_order="", contracts=False),)}
 )
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """A kernel with its grid and arguments as text, by parameter."""
 
     source: Source
@@ -132,24 +129,18 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
     bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
     for base in bases.values():
         if twice := fields.keys() & base.model_fields.keys():
-            raise SpecError(
-                f"{path}:{launch.source.line}: constexpr {min(twice)}: a tiling field has that name; rename it"
-            )
-
-    def phases(problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
-        return phases_of(launch, problem, tiling, p, machine)
+            at = f"{path}:{launch.source.line}"
+            raise SpecError(f"{at}: constexpr {min(twice)}: a tiling field has that name; rename it")
 
     return schedule(
         called,
-        phases,
+        partial(phases_of, launch),
         precisions=PRECISIONS,
         tiling={
-            family: with_fields(called.title(), base, fields, defaults if issubclass(base, GroupFields) else {})
-            for family, base in bases.items()
+            f: with_fields(called.title(), b, fields, defaults if b is GroupFields else {}) for f, b in bases.items()
         },
         families=tuple(FAMILIES),
         origin=f"{path}:{launch.source.line}",
-        models=(),
         summary=f"Triton's kernel {called}",
     )
 

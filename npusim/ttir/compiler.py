@@ -85,29 +85,18 @@ def source_of(path: str, name: str, _changed: int) -> Source:
         raise SpecError(f"{path}: no kernel {name!r}; functions under @triton.jit: {listed}")
     node, arguments = kernels[name], kernels[name].args
     defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
-    return Source(
-        path,
-        name,
-        node.lineno,
-        tuple(
-            Parameter(
-                a.arg,
-                a.annotation is not None and "constexpr" in ast.unparse(a.annotation),
-                ast.unparse(d) if d is not None else "",
-                a.lineno,
-            )
-            for a, d in zip(arguments.args, defaults, strict=True)
-        ),
-    )
+    parameters = []
+    for a, default in zip(arguments.args, defaults, strict=True):
+        is_constexpr = a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
+        parameters.append(Parameter(a.arg, is_constexpr, ast.unparse(default) if default else "", a.lineno))
+    return Source(path, name, node.lineno, tuple(parameters))
 
 
 def _is_kernel(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(d).partition("(")[0].rpartition(".")[2] == "jit" for d in node.decorator_list)
 
 
-def compiled(
-    source: Source, architecture: str, arguments: Mapping[str, object], options: Mapping[str, int]
-) -> Compiled:
+def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Compiled:
     """Return what Triton makes of a kernel for an architecture (by its number behind ``_``; empty: TTIR alone).
 
     ``arguments``: for each parameter a format (of what a pointer is to), ``(number,)`` of a constant, or a number, of
@@ -115,7 +104,7 @@ def compiled(
     missing, of another release than tried, or refuses the kernel.
     """
     signature = {n: _type(value) for n, value in arguments.items()}
-    constants = {n: _constant(value) for n, value in arguments.items() if signature[n] == "constexpr"}
+    constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
     call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
     made_by = _release(), tuple(f.name for f in fields(Compiled))
@@ -147,10 +136,6 @@ def _type(value: object) -> str:
     if isinstance(value, float):
         return "fp32"
     return "i32" if isinstance(value, int) and -(2**31) <= value < 2**31 else "i64"
-
-
-def _constant(value: object) -> object:
-    return value[0] if isinstance(value, tuple) else value
 
 
 def _is_aligned(value: object) -> bool:

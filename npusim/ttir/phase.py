@@ -186,9 +186,13 @@ class LaunchGrid:
             n: self._global(x.of) for (n, _), x in zip(written.axes, r.loads.values(), strict=False)
         }
         is_masked = any(w.masks for w in r.walks)
+        seen = self._seen(problem) if is_masked else KeyRanges(problem.seq_kv)
         if is_masked:
-            sizes = self.sizes["row"], self.sizes["key"]
-            bound["mask"] = mask_of(problem, sizes, kind, seen=self._seen(problem))
+            bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
+        if seen != problem.seen:
+            r.notes.append(
+                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does"
+            )
         cells, out = self._cells(problem.causal_offset if is_masked else None), self._global(self.stored.pointer.of)
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, [out], **bound)

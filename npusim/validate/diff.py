@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
-from npusim.algorithms.flash import Accumulate
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import ARITHMETICS, get_format
@@ -285,8 +284,8 @@ def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tup
         return FORMATS
     if name == "arithmetic":
         return _arithmetics(base)
-    if name == "accumulate":
-        return get_args(Accumulate)
+    if name == "sink" and not getattr(base.problem, "sink_logits", False):
+        return ()
     if isinstance(stated, bool):
         return (not stated,)
     return SCALES if isinstance(stated, float) else NAMED.get(name, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import npusim
+from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.numerics.inputs import drawn_source
@@ -128,6 +131,40 @@ def test_registers_are_those_that_the_compiler_says() -> None:
     result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
     assert any("registers a thread" in n and "registers of the compiler" in n for n in result.notes)
     assert result.tiling.BN == 64
+
+
+@needs_triton
+def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
+    with (shared_folder / "measurements" / "h200_registers.csv").open() as file:
+        rows = [
+            r for r in csv.DictReader(file) if r["schedule"] == "flash" and r["registers_per_thread"] and r["stages"]
+        ]
+    kernel = compiler.source_of(str(shared_folder / "measurements" / "h200_kernels.py"), "fa", 0)
+    for r in rows[:: len(rows) // 8]:
+        sizes = {"D": (int(r["head_dim"]),), "BM": (int(r["block_q"]),), "BN": (int(r["block_kv"]),)}
+        more = {"sc": 0.1, "S": 4096, "G": 1 if r["dtype"] == "float16" else 7}
+        arguments = {**dict.fromkeys("QKVO", r["dtype"]), **more, **sizes}
+        arguments |= {"CAUSAL": (r["causal"] == "True",), "ST": (int(r["stages"]),)}
+        made = compiler.compiled(kernel, "sm_90", arguments, {"num_warps": int(r["warps"])})
+        said = tuple(int(r[n] or 0) for n in ("registers_per_thread", "spilled_registers", "shared_bytes"))
+        assert (made.registers, made.spilled, made.shared_bytes) == said
+
+
+@needs_triton
+def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--no-causal", "--seq", "128", "-w", "pangu_38b", "--tp", "8", "--hw", "h200", "-j1"]
+    done = CliRunner().invoke(app, ["explore", name_of("described"), "-f", "BM=64,128", "-f", "warps=4,8", *words])
+    assert done.exit_code == 0, done.stderr
+    (file,) = (tmp_path / "runs").iterdir()
+    assert file.name.startswith("explore-described-pangu_38b-128-h200")
+    assert {(r["BM"], r["warps"]) for r in csv.DictReader(file.open())} == {(m, w) for m in ("64", "128") for w in "48"}
+
+
+@needs_triton
+def test_masks_other_than_the_problems_are_noted() -> None:
+    result = npusim.run(name_of("described"), problem=attention(128, causal=True), hw="h200", numerics=False)
+    assert any("which keys a query sees is what its masks say" in n for n in result.notes)
 
 
 @needs_triton

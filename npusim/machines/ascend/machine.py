@@ -95,6 +95,8 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"depth": 3},),
     ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
+#: Where V is a part of K: tiles that L1 holds until both products have read them.
+LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
 #: Rows of a vector core, and columns, that are rearranged at a time (VECTOR_D_BASE of CANN's mat_mul_v3).
@@ -150,13 +152,14 @@ class AscendMachine(Machine):
         )
         return tiling.model_copy(update={"nd2nz": way}), (note,) if off and way == "vector" else ()
 
-    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+    def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        settings = (*SETTINGS, LATENT_TILES) if getattr(problem, "values_in_keys", False) else SETTINGS
         if "kernel" in tiling.model_fields_set and tiling.kernel:
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
-            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
-        return SETTINGS
+            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *settings
+        return settings
 
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.

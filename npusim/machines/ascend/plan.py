@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Barriers = Literal["needed", "every"]
 #: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
-#: what one accumulation reads.
-Staging = Literal["held", "whole", "panel", "piece"]
+#: what one accumulation reads; ``view``: none, as it is a part of what another product holds whole.
+Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
 #: In which order the stages of tiles follow one another.

@@ -18,7 +18,7 @@ from npusim.machines.ascend.plan import default_plan
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Collection, Hashable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -62,6 +62,8 @@ class DepthPiece:
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
 
+    l0: CubeRings  #: of all products, given when they are placed
+
     def __init__(
         self,
         frame: Frame,
@@ -99,16 +101,15 @@ class CubeProduct:
         #: How much of k is loaded at once.
         self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}
         self.rings: dict[str, Ring] = {}
+        self.opened = list(self.held)
 
-    def place(self, l0: CubeRings, l1: dict[tuple[str, Staging, int, int, int], Ring]) -> None:
-        """Place the rings of its operands in L1, ``l1`` those of earlier products; all share those of L0.
+    def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
+        """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: of earlier products.
 
         An operand that several products take in alike goes through one ring; what stays for a block is loaded once.
         """
-        self.l0 = l0
-        self.opened = list(self.held)
         for n in self.by_arrival:
-            if n in self.lifted:
+            if n in self.lifted or n in self.rings or n in later:
                 continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
@@ -122,11 +123,17 @@ class CubeProduct:
                 self.opened.remove(n)
             self.rings[n] = l1[alike]
 
+    def share(self, other: CubeProduct, ring: Ring) -> None:
+        """Take B whole into a ring of which a later product reads its own B, the first columns."""
+        self.rings[self.right] = other.rings[other.right] = ring
+        self.modes[self.right], other.modes[other.right] = "whole", "view"
+        self.plan, other.plan = replace(self.plan, right="whole"), replace(other.plan, right="view")
+
     def _staged(self, n: str) -> Span:
         """Return rows and columns of the part of an operand that lies in L1 at once."""
         plan, sizes = self.plan, self.frame.phase.sizes
         match self.modes[n]:
-            case "held" | "whole":
+            case "held" | "whole" | "view":
                 rows, cols = (sizes[a] for a in self.frame.axes(n))
                 return rows, cols
             case "panel":
@@ -312,9 +319,9 @@ class CubeProduct:
         along = self.frame.size(block, self.k_axis, tile), piece.k
         across = width, 0
         match mode:
-            case "held" | "whole":
+            case "held" | "whole" | "view":
                 across = self.frame.size(block, self.m_axis if is_left else self.n_axis, tile), start
-                first, last = (first, last) if mode == "whole" else (False, False)
+                first, last = (False, False) if mode == "held" else (first, last)
             case "panel":
                 first, last = corner.band[0] == 0 and piece.is_first, corner.is_last_band and piece.is_last
             case "piece":
@@ -334,7 +341,10 @@ class CubeProduct:
         if n in self.lifted:
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
             return slot.part(0, rows, 0, cols)
-        return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
+        ring, whole = self.rings[n], self.frame.views.get(n, n)
+        look = ring.peek if ring.peeks and n == whole else ring.front
+        pitch = self.frame.width(whole) if self.modes[n] == "view" else cols
+        return look(rows, cols, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
     @property
     def rereads(self) -> bool:
