@@ -335,7 +335,9 @@ def _longest(hulls: list[Span]) -> Iterator[Span]:
 
 
 def _alike(t: GlobalTensor) -> Hashable:
-    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed, t.stretch_rows
+    """Return what a tensor is apart from its batch and lengths."""
+    layout = t.is_interleaved, t.packed, t.stretch_rows, t.shared_rows, t.column
+    return t.name, t.heads, t.cols, t.fmt, t.role, *layout
 
 
 @dataclass(frozen=True, slots=True)
