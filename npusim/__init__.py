@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from npusim.invariance import invariant
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
+    from npusim.schedules.triton import triton
 
-__all__ = ["NpusimError", "RunResult", "__version__", "compare", "errors", "explore", "formats", "invariant", "run"]
+__all__ = [
+    "NpusimError",
+    "RunResult",
+    "__version__",
+    "compare",
+    "errors",
+    "explore",
+    "formats",
+    "invariant",
+    "run",
+    "triton",
+]
 
 __version__ = "0.1.0"
 
@@ -35,6 +47,7 @@ _HOMES = MappingProxyType(
         "formats": "npusim.formats",
         "invariant": "npusim.invariance",
         "run": "npusim.run",
+        "triton": "npusim.schedules.triton",
     }
 )
 _SUBMODULES = frozenset({"errors", "formats"})

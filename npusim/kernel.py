@@ -18,7 +18,7 @@ from npusim.algorithms.blocks import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
-from npusim.algorithms.language import exp, full, log, maximum, per_tile, tanh, tiles, where
+from npusim.algorithms.language import exp, fma, full, log, maximum, per_tile, rsqrt, tanh, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
     Instruction,
@@ -88,6 +88,7 @@ __all__ = [
     "exp",
     "exponent_factor",
     "flash",
+    "fma",
     "for_inputs",
     "full",
     "grid",
@@ -98,6 +99,7 @@ __all__ = [
     "maximum",
     "online_softmax",
     "per_tile",
+    "rsqrt",
     "schedule",
     "split_kv",
     "tanh",

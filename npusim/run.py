@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
-from npusim.report.pipes import pipe_columns, pipes_frame
+from npusim.report.pipes import pipe_columns
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, pre_html
@@ -31,12 +31,8 @@ class RunResult(run_result.RunData):
         return sensitivity(self)
 
     def pipes(self) -> Mapping[str, Sequence[object]]:
-        """Return busy cycles and ratios of every core, as columns with the vendor profiler's names."""
+        """Return busy cycles and ratios of every core, as columns with a profiler's names, for any frame."""
         return pipe_columns(record_of(self))
-
-    def to_pandas(self) -> Any:
-        """Return :meth:`pipes` as a pandas DataFrame; pandas has to be installed."""
-        return pipes_frame(record_of(self))
 
     def save(self, folder: str | Path | None = None, *, save_output: bool = False, force: bool = False) -> Path:
         """Write ``result.json``, ``pipes.csv`` and the timeline to a folder; return where.
@@ -48,7 +44,7 @@ class RunResult(run_result.RunData):
         return save_run(self, folder, save_output=save_output, is_forced=force)
 
     def save_trace(self, path: str | Path, window: tuple[float, float] | None = None) -> Path:
-        """Write the timeline, or a window of it (us), for Perfetto (``.pftrace``) or as Chrome JSON (``.json``)."""
+        """Write the timeline, or a window of it (us), as Chrome's trace events, for Perfetto too."""
         return save_trace(self, Path(path), window)
 
     def _repr_html_(self) -> str:
@@ -107,6 +103,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Fields of the schedule's tiling by name.  Those of an attention's tile and order that are not named, or
         ``"auto"``, are chosen by the times of a few that the device's cores offer (`npusim.simulation.tile`); a note
         says which.  Sizes that do not fit are halved.  A `Tiling` is taken as it is.
+    args, grid, constexpr, num_warps, num_stages
+        The launch of a Triton kernel, ``schedule="kernel.py::name"``, where its name does not say it: `npusim.triton`.
     precision
         Name of one of the schedule's presets, its fields changed if wanted:
         ``"fa2_fp32,exp_variant=exp2.exp2p,accumulate=fresh"``.

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ir",),
     ("numerics", "timing"),
     ("algorithms", "machines"),
-    ("node",),
+    ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
@@ -80,10 +80,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ruamel": ("config/",),
     "yaml": (),
     "typer": ("cli/", "cli.py"),
-    "perfetto": (),
     "altair": ("report/charts.py",),
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
+    "triton": ("ttir/compiler.py",),
 }
 
 

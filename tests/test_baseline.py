@@ -320,28 +320,6 @@ def test_a_planted_change_of_the_schedule_fails(decision: Path, monkeypatch: pyt
     assert decision.read_text() == text
 
 
-def test_a_stored_space_is_read_and_refused_where_it_is_of_other_cycles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    explore("flash", {"block_kv": [128, 256]}, seq=512, out=tmp_path / "flash.sqlite", exhaustive=True)
-    file = tmp_path / "space.yaml"
-    kept = SPACE.replace("fields: {block_kv: [128, 256]}", "store: flash.sqlite")
-    file.write_text(kept)
-    (outcome,) = check_baselines(file, update=True)
-    assert outcome.rows[0].new == "flash block_kv=256, finite"
-    assert check_baselines(file)[0].passed
-    _slower(monkeypatch, "rows of P", 1.1)
-    (outcome,) = check_baselines(file)
-    assert outcome.status == "failed"
-    assert re.search(r"block_kv=256 took [\d,]+ cycles there, and takes [\d,]+ for what this case asks", outcome.reason)
-    file.write_text(kept.replace("flash.sqlite", "none.sqlite"))
-    assert "none.sqlite: no such file" in check_baselines(file)[0].reason
-    file.write_text(kept.replace("store: flash.sqlite", "store: flash.sqlite, fields: {block_kv: [1]}"))
-    with pytest.raises(SpecError, match="write the values to try, or a store of npusim explore"):
-        check_baselines(file)
-
-
 def test_cycles_that_move_without_another_winner_are_no_change(decision: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _slower(monkeypatch, "finish", 1.1)
     assert check_baselines(decision)[0].status == "ok"

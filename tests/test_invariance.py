@@ -53,16 +53,16 @@ def call(*words: str) -> tuple[int, str]:
 
 
 def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
-    vary = ["order", "batch", "position", "splits"]
+    vary = ["batch", "position", "splits"]
     long = DECODE.model_copy(update={"seq_kv": 1600})  # fewer keys are not split: a second kernel takes longer
     free = npusim.invariant("split_kv", problem=long, tiling=FIELDS, vary=vary)
     assert [f.aspect for f in free.findings] == sorted(vary, key=ASPECTS.index)
-    assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes", "changes"]
+    assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes"]
     fixed = npusim.invariant("split_kv", problem=DECODE, tiling={**FIELDS, "splits": 3}, vary=["batch", "packing"])
     assert [f.verdict for f in fixed.findings] == ["cannot", "cannot"]
     assert free["batch"].guarantee == "splits=10"
-    one, batch, order = free["splits"], free["batch"], free["order"]
-    assert (one.guarantee, order.guarantee) == ("splits=1", "algorithm=mesh")
+    one, batch = free["splits"], free["batch"]
+    assert one.guarantee == "splits=1"
     assert one.cost_us is not None
     assert batch.cost_us is not None
     times = {t.what: t.latency_us for t in one.tried}

@@ -30,7 +30,6 @@ OF_A_SEARCH = frozenset(
     [
         "fields",
         "jobs",
-        "cluster",
         "out",
         "resume",
         "auto",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import pydoc
-import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.errors import NpusimError
 from npusim.report.record import load_result, record_of
 from npusim.timing.result import units_of
 
@@ -62,7 +60,7 @@ def test_help_describes_every_parameter() -> None:
 
 def test_a_result_saves_itself(result: RunData, tmp_path: Path) -> None:
     folder = result.save(tmp_path / "a")
-    assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
+    assert {p.name for p in folder.iterdir()} == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     assert load_result(folder).to_document() == record_of(result).to_document()
     assert "output.safetensors" in {p.name for p in result.save(folder, save_output=True).iterdir()}
 
@@ -102,8 +100,7 @@ def test_the_command_line_shows_presets_unless_told_not_to() -> None:
         assert ("presets " in done.stdout) == shown
 
 
-def test_an_exploration_fits_a_line_and_becomes_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    pandas = pytest.importorskip("pandas")
+def test_an_exploration_fits_a_line_and_becomes_columns() -> None:
     found = npusim.explore("flash", {"block_q": [128, 2048], "depth": [1]}, seq=256)
     best = found.best
     assert best is not None
@@ -111,12 +108,7 @@ def test_an_exploration_fits_a_line_and_becomes_a_frame(monkeypatch: pytest.Monk
         "<Exploration of flash on ascend_910b2: 1 ok, 1 infeasible; best block_q=128 depth=1: "
         f"{best.cycles:,} cycles, {best.latency_us:,.2f} us>"
     )
-    frame = found.to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
-    assert list(frame["status"]) == ["ok", "infeasible"]
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(NpusimError, match="pip install pandas"):
-        found.to_pandas()
+    assert found.columns()["status"] == ["ok", "infeasible"]
 
 
 def test_a_live_result_has_all_that_its_record_has() -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Where P V adds up: from 0 for each tile, or onto the running output.
 Accumulate = Literal["fresh", "chained"]
+#: Where the row sum takes in a learned score that belongs to no key: softmax begins with it (m = s, l = 1: vLLM's
+#: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
+Sink = Literal["start", "end"]
 E4M3 = "float8_e4m3fn"
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
@@ -71,6 +74,8 @@ class FlashPrecision(NamedFormats):
     exp_variant, sum_order, accumulate, arithmetic
         Named choices: exponential, order of the row sum and the matrix arithmetic (both empty: the
         device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
+    sink
+        Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
         Published kernel that has these formats on Ascend, run where the tiling names none; empty: CANN's.
     """
@@ -87,6 +92,7 @@ class FlashPrecision(NamedFormats):
     sum_order: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
+    sink: Sink = "end"
     kernel: str = ""
     intermediates: ClassVar[tuple[str, ...]] = (
         "scores",
@@ -124,6 +130,7 @@ class Fp8Precision(NamedFormats):
     sum_order: str = "sequential"
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
+    sink: Sink = "end"
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
@@ -165,14 +172,21 @@ def attend(
     narrow: Callable[[Value], Value] | None = None,
     log_scale: float = 0.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
+    sink: Value | None = None,
 ) -> tuple[Value, Value, Value]:
-    """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1)."""
+    """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
+
+    With ``sink`` these begin as if it had been seen: the maximum takes it in at each tile, which changes it at the
+    first, where what is there so far, 1, is rescaled from it.
+    """
     is_chained = p.accumulate == "chained"
-    m, l = full("row", starts[0], p.softmax), full("row", starts[1], p.running)
+    first = sink if p.sink == "start" else None
+    m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else 1.0, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
+        m = m if first is None else maximum(m, first)
         m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: e.to(p.operand)), log_scale)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
@@ -180,8 +194,8 @@ def attend(
 
 
 def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision) -> Value:
-    """Return the row sum with a score beside those of the keys, as FlashAttention-4 adds it: behind the last tile."""
-    return l if sink is None else l + exp((sink - m).to(p.exponential)).to(p.running)
+    """Return the row sum with a score beside those of the keys, unless it began with that."""
+    return l if sink is None or p.sink == "start" else l + exp((sink - m).to(p.exponential)).to(p.running)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -196,7 +210,7 @@ def flash(
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2."""
-    o, m, l = attend(q, k, v, mask, p, scale, score)
+    o, m, l = attend(q, k, v, mask, p, scale, score, sink=sink)
     return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
 
 
@@ -220,7 +234,7 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale)
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, sink=sink)
     result = o / with_sink(l, m, sink, p)
     return (result * unscale if unscale != 1 else result).to(p.output)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from functools import reduce
 from operator import or_
@@ -62,6 +63,29 @@ def is_visited(phase: Phase, n: str, axis: str) -> bool:
     """Return whether a loop along ``axis`` goes along an operand or result, tile after tile."""
     bound = phase.tensors.get(n)
     return axis in (*phase.names[n].axes, bound.axis if isinstance(bound, Stacked) else None)
+
+
+def widest(phase: Phase, n: str) -> str:
+    """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
+    same = (m for m, bound in phase.tensors.items() if bound is phase.tensors[n])
+    return max(same, key=lambda m: phase.sizes[phase.names[m].axes[-1]])
+
+
+def views(phase: Phase, axis: str) -> dict[str, str]:
+    """Return right operands of products that are the first columns of another's, with that one: they need no load.
+
+    Each of the two is read by one product alone, in the loop along ``axis``: of latent heads V is a part of K.
+    """
+    rights = [s.rows[0].srcs[1] for s in phase.stages if s.is_product]
+    read = Counter(n for s in phase.stages for n in s.read)
+    cut = [along for along, *_ in phase.cells[0].spans]
+    parts = {n: widest(phase, n) for n in rights if n in phase.tensors and is_visited(phase, n, axis)}
+    return {
+        n: whole
+        for n, whole in parts.items()
+        if whole in rights[: rights.index(n)] and read[n] == read[whole] == 1
+        if phase.names[n].axes[0] == phase.names[whole].axes[0] and phase.names[n].axes[1] not in cut
+    }
 
 
 #: By name, the names that hold another value at the same time: no place can serve both.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import grid, with_columns
-from npusim.algorithms.language import Value, exp, full, log, tiles
+from npusim.algorithms.language import Value, exp, full, rsqrt, tiles
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, tensor_of
 from npusim.algorithms.split import even, split_blocks, tiles_of
@@ -133,9 +133,14 @@ def gemm_tiles(
     return first, last
 
 
-def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy") -> Phase:
-    """Return a copy of a tensor, ``rows`` rows a block; heads of ``target`` may share those of ``source``."""
-    return copied.phase(label, grid(target, ("row", rows)), {"row": rows, "col": source.cols}, [target], x=source)
+def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy", cols: int = 0) -> Phase:
+    """Return a copy of a tensor, ``rows`` rows a block, ``cols`` columns (0: all).
+
+    Heads of ``target`` may share those of ``source``.
+    """
+    width = min(cols or source.cols, source.cols)
+    blocks = grid(target, ("row", rows), ("col", width)) if cols else grid(target, ("row", rows))
+    return copied.phase(label, blocks, {"row": rows, "col": width}, [target], x=source)
 
 
 # ---------------------------------------------------------------- between the products of a layer
@@ -148,11 +153,11 @@ EPSILON = 1e-5  # source: rms_norm_eps of Llama-2's config.json
 
 @kernel(results="sum y", x="row col", update="row col")
 def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
-    """Root mean square norm (Zhang, Sennrich 2019) of the residual sum; 1 / sqrt is exp(-ln / 2)."""
+    """Root mean square norm (Zhang, Sennrich 2019) of the residual sum."""
     total = x + update
     wide = total.to(WIDE)
     square = (wide * wide).sum() * mean + EPSILON
-    return total, (total.to(WIDE) * exp(log(square) * -0.5)).to(fmt)  # source: 1 / sqrt(x) = exp(-ln(x) / 2)
+    return total, (total.to(WIDE) * rsqrt(square)).to(fmt)
 
 
 @kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")

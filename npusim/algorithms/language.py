@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, tanh, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = "there are + - * /, exp, log, rsqrt, tanh, fma, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
@@ -39,11 +39,13 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.ROW_SUM: "{}.sum()",
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
+        Opcode.RSQRT: "rsqrt({})",
         Opcode.TANH: "tanh({})",
         Opcode.ADD: "{} + {}",
         Opcode.SUB: "{} - {}",
         Opcode.MUL: "{} * {}",
         Opcode.DIV: "{} / {}",
+        Opcode.FMA: "fma({}, {}, {})",
         Opcode.MATMUL: "({} @ {})",
         Opcode.MAX: "maximum({}, {})",
         Opcode.SELECT: "where({}, {}, {})",
@@ -368,9 +370,25 @@ def log(a: Value, variant: str = "") -> Value:
     return _unary(Opcode.LOG, a, variant)
 
 
+def rsqrt(a: Value, variant: str = "") -> Value:
+    """Return 1 / sqrt(a), correctly rounded or as named by ``variant``; of ±0 ±Inf, of negatives NaN."""
+    return _unary(Opcode.RSQRT, a, variant)
+
+
 def tanh(a: Value, variant: str = "") -> Value:
     """Return the hyperbolic tangent of a, correctly rounded or as named by ``variant``."""
     return _unary(Opcode.TANH, a, variant)
+
+
+def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:
+    """Return a b + c rounded once; ``minus``: a b - c, ``from``: c - a b.  The largest of the three is a value."""
+    tiles_ = [x for x in (a, b, c) if isinstance(x, Value)]
+    if not tiles_ or len({x.fmt for x in tiles_}) > 1:
+        fail(f"fma of {a}, {b} and {c}: values of one format are needed, or numbers beside them")
+    tile = max(tiles_, key=lambda x: len(x.axes))
+    if wrong := [x for x in tiles_ if x.axes != tile.axes[: len(x.axes)]]:
+        fail(f"fma of {wrong[0]} and {tile}: their axes differ")
+    return _rows(Opcode.FMA, tile.axes, tile.fmt, (a, b, c), Attributes(variant=form))
 
 
 def _unary(opcode: Opcode, a: Any, variant: str) -> Value:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cache import reading_cache
-from npusim.algorithms.flash import FlashPrecision, attend, unchanged
+from npusim.algorithms.flash import FlashPrecision, Sink, attend, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, WorkTile, tensor_of
@@ -68,11 +68,13 @@ def split(
     return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
 
 
-def merged(parts: Value, lses: Value, variant: str) -> tuple[Value, Value, Value]:
-    """Return outputs weighted by exp(lse - largest lse so far), as softmax's tiles are by their maxima."""
-    top, total, o = full("row", -math.inf, EXACT), full("row", 0.0, EXACT), full("row value", 0.0, EXACT)
+def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:
+    """Return outputs weighted by exp(lse - largest lse so far), as softmax's tiles are; from a ``sink`` on, if any."""
+    total = full("row", 0.0 if sink is None else 1.0, EXACT)
+    top, o = full("row", -math.inf, EXACT), full("row value", 0.0, EXACT)
     for part, lse in tiles(parts, lses, axis="split"):
         wide = part.to(EXACT)
+        top = top if sink is None else maximum(top, sink)
         top_new = maximum(top, lse)
         decay, gain = exp(top - top_new, variant), exp(lse - top_new, variant)
         total = total * decay + gain
@@ -82,10 +84,12 @@ def merged(parts: Value, lses: Value, variant: str) -> tuple[Value, Value, Value
 
 
 @kernel(parts="row value", lses="row", sink="row")
-def merge_last(parts: Value, lses: Value, fmt: str, exp_variant: str, sink: Value | None = None) -> Value:
+def merge_last(
+    parts: Value, lses: Value, fmt: str, exp_variant: str, sink: Value | None = None, where: Sink = "end"
+) -> Value:
     """The last level of a merge; ``sink``: a score beside those of the keys."""
-    o, total, top = merged(parts, lses, exp_variant)
-    total = total if sink is None else total + exp(sink - top, exp_variant)
+    o, total, top = merged(parts, lses, exp_variant, sink if where == "start" else None)
+    total = total if sink is None or where == "start" else total + exp(sink - top, exp_variant)
     return (o / total).role("partial").to(fmt)
 
 
@@ -221,7 +225,7 @@ def _merge_phases(
             for block, n, groups in zip(whole.cells, counts, left, strict=True)
             for g in range(groups)
         )
-        is_named, last = phases or not is_last, dict[str, Any](sink=sink) if is_last else {}
+        is_named, last = phases or not is_last, dict[str, Any](sink=sink, where=p.sink) if is_last else {}
         phase = (merge_last if is_last else merge_level).phase(
             f"merge {len(phases) + 1}" if is_named else "merge",
             blocks,

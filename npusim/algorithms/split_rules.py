@@ -7,7 +7,8 @@ the sequences beside one, and the number of cores, decide part sizes in all rule
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from npusim.algorithms.split import sized
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from npusim.config.problem import Problem
 
@@ -30,7 +31,8 @@ Parts = tuple[tuple[int, ...], ...]
 class SplitCall:
     """What rules know of a call: keys and queries of each sequence, heads, tiles, and cores of the device.
 
-    ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.
+    ``page``: keys of a page, 0 for none.  ``kv_bytes``: of K and V of the longest sequence's one KV head.  ``window``:
+    keys that a query sees about its own, 0 for all.  ``is_causal``: or windowed.
     """
 
     keys: tuple[int, ...]
@@ -43,6 +45,14 @@ class SplitCall:
     page: int = 0
     kv_bytes: int = 0
     is_causal: bool = False
+    window: int = 0
+    alibi: bool = False
+
+    def shortened(self, rows: int) -> SplitCall:
+        """Return the call with keys as a kernel counts them that visits a window alone: so many, and ``rows`` more."""
+        if not self.window:
+            return self
+        return replace(self, keys=tuple(min(n, self.window + rows) for n in self.keys))
 
     @property
     def rows(self) -> int:
@@ -57,6 +67,8 @@ class SplitCall:
 
 def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitCall:
     """Return what rules know of a problem in tiles of so many rows and keys."""
+    before, after = problem.sides
+    is_windowed = before is not None and after is not None and max(before, after) < problem.seq_kv - 1
     return SplitCall(
         keys=problem.keys,
         queries=problem.seq_q,
@@ -67,7 +79,9 @@ def call_of(problem: Problem, block_q: int, block_kv: int, cores: int) -> SplitC
         cores=cores,
         page=problem.page,
         kv_bytes=problem.kv_bytes() * problem.seq_kv // (problem.key_count * problem.kv_heads),
-        is_causal=problem.causal,
+        is_causal=problem.causal or is_windowed,
+        window=before + after + 1 if before is not None and after is not None and is_windowed else 0,
+        alibi=problem.alibi,
     )
 
 
@@ -103,7 +117,7 @@ def num_splits_heuristic(blocks: int, places: int, tiles: int, *, skips_equal: b
 
 def fa2(call: SplitCall) -> Parts:
     """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): one length of parts, the longest sequence's."""
-    swaps = call.queries == 1
+    swaps = call.queries == 1 and not call.window and not call.alibi
     heads, rows = (call.kv_heads, call.rows) if swaps else (call.heads, call.queries)
     longest = max(call.tiles)
     # blocks of 64 rows, as there
@@ -113,7 +127,8 @@ def fa2(call: SplitCall) -> Parts:
 
 
 def _fa3_count(call: SplitCall, sequences: int) -> int:
-    row_blocks, longest = ceil_div(call.rows, call.block_q), max(call.tiles)
+    # Those are counted that a window shows; all are in memory.
+    row_blocks, longest = ceil_div(call.rows, call.block_q), max(call.shortened(call.block_q).tiles)
     # hopper/heuristics.h: 50 MiB of L2
     blocks, l2 = sequences * call.kv_heads * row_blocks, 50 << 20
     # as there
@@ -125,7 +140,7 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
 
 def fa3(call: SplitCall) -> Parts:
     """FlashAttention-3 (hopper/heuristics.h), one count of splits for all sequences."""
-    return _counted(call.tiles, [_fa3_count(call, len(call.keys))] * len(call.keys))
+    return _counted(call.shortened(call.block_q).tiles, [_fa3_count(call, len(call.keys))] * len(call.keys))
 
 
 def fa3_varlen(call: SplitCall) -> Parts:
@@ -134,11 +149,13 @@ def fa3_varlen(call: SplitCall) -> Parts:
     # hopper/flash_prepare_scheduler.cu: a tenth more
     each, most = ceil_div(11 * work, 10 * call.cores), _fa3_count(call, 1)
     few = len(call.keys) <= 992  # as there: so many sequences a block of threads
-    return _counted(call.tiles, [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles])
+    counts = [max(1, min(ceil_div(n, each), most)) if few else 1 for n in call.tiles]
+    return _counted(call.shortened(call.block_q).tiles, counts)
 
 
 def fa4(call: SplitCall) -> Parts:
     """FlashAttention-4 (flash_attn/cute): as many as fill the multiprocessors once."""
+    call = call.shortened(call.block_q)
     blocks, longest = len(call.keys) * call.kv_heads * ceil_div(call.rows, call.block_q), max(call.tiles)
     # flash_attn/cute/interface.py
     count = 1 if longest <= 4 else max(1, min(call.cores // blocks, 128, longest))
@@ -150,6 +167,8 @@ def flashinfer(call: SplitCall) -> Parts:
     places, page = max(1, 2 * call.cores // call.kv_heads), call.page or 1
     # scheduler.cuh, FA2DetermineCtaTileQ
     rows = 128 if call.rows > 64 else 64 if call.rows > 16 else 16
+    # As there, a window counts without the query's own key.
+    call = call.shortened(rows - 1)
     row_blocks, pages = ceil_div(call.rows, rows), [ceil_div(n, page) for n in call.keys]
     # scheduler.cuh: 128 tokens a chunk at least
     least, most = max(128 // page, 1), max(pages)
@@ -207,6 +226,20 @@ def xqa(call: SplitCall) -> Parts:
     waves = batch * call.kv_heads * count / call.cores / 8  # as there
     count = max(1, min(max(int(count / waves) if waves > 1 else count, 1), 6000 // batch))  # as there
     return _counted(call.tiles, [count] * batch)
+
+
+def seen_parts(rule: str, parts: tuple[int, ...], tiles: Sequence[int]) -> tuple[int, ...]:
+    """Return the tiles of each part of a block that visits those ``tiles`` of its sequence, under a window.
+
+    FlashAttention-3 and -4 cut what a block visits in as many parts, FlashInfer in as long ones; the others cut the
+    sequence, of which a block takes what it sees.
+    """
+    if rule in ("fa3", "fa3_varlen", "fa4"):
+        return sized(len(tiles), ceil_div(len(tiles), len(parts)))
+    if rule == "flashinfer":
+        return sized(len(tiles), parts[0])
+    ends = [0, *(bisect_left(tiles, end) for end in accumulate(parts))]
+    return tuple(b - a for a, b in pairwise(ends) if b > a)
 
 
 #: By the name that ``splits`` takes.

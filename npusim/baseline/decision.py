@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim import __version__
 from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
 from npusim.config.cases import ExpectedChoice, ExpectedDecision
 from npusim.config.problem import kernel_problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
-from npusim.explore.store import read_store
 from npusim.report.compare import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
@@ -135,32 +133,13 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     request = replace(request_of(case, candidate, folder), problem=_problem(case))
-    if candidate.store is not None:
-        return _stored(candidate.name, request, folder / candidate.store, numerics=case.numerics)
-    fields = candidate.fields or {}
-    return outcome_of(candidate.name, search(request, fields, Options(exhaustive=True)), numerics=case.numerics)
+    found = search(request, candidate.fields, Options(exhaustive=True))
+    return outcome_of(candidate.name, found, numerics=case.numerics)
 
 
 def outcome_of(name: str, exploration: Exploration, *, numerics: bool = True) -> CandidateOutcome:
     """Return what a search gave, with whether the best point's output is finite, on one head's last rows."""
     return _looked_at(CandidateOutcome(name, exploration.request, exploration.outcomes), numerics=numerics)
-
-
-def _stored(name: str, request: Request, path: Path, *, numerics: bool) -> CandidateOutcome:
-    """Return what a search kept in a file; its best point is run anew, so that it is of today's cycles."""
-    about, outcomes = read_store(path)
-    if about.get("version") != __version__:
-        raise SpecError(f"{path}: was searched with npusim {about.get('version')}, this is {__version__}; search anew")
-    candidate = CandidateOutcome(name, request, outcomes)
-    best = candidate.best
-    if best is not None:
-        now = run_request(Variants(request, is_open=True).request_of(best.point)).cycles
-        if now != best.cycles:
-            raise SpecError(
-                f"{path}: {_at(best.point)} took {best.cycles:,} cycles there, and takes {now:,} for "
-                f"what this case asks; search anew: npusim explore {name} ... --out {path}"
-            )
-    return _looked_at(candidate, numerics=numerics)
 
 
 def _looked_at(candidate: CandidateOutcome, *, numerics: bool) -> CandidateOutcome:

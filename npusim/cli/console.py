@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a run without a terminal reports no progress.
 QUIET_S = 30.0
-#: Seconds to the first line on a search where there is no terminal, and between lines.
-FIRST_LINE_S, LINE_S = 2.0, 10.0
+#: Seconds to a search's first line where there is no terminal, between lines, and between looks for news.
+FIRST_LINE_S, LINE_S, TICK_S = 2.0, 10.0, 0.5
 _STYLES = MappingProxyType(
     {"": "", "title": "bold", "label": "cyan", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 )
@@ -115,17 +116,29 @@ def working(message: str) -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def progress(message: str) -> Iterator[Callable[..., None]]:
-    """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line."""
+    """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line.
+
+    Lines are printed when they are due, whether or not there is news just then.
+    """
     if not sys.stderr.isatty():
-        due = time.monotonic() + FIRST_LINE_S
+        latest, is_over = list[str](), threading.Event()
+
+        def print_lines() -> None:
+            wait = FIRST_LINE_S
+            while not is_over.wait(wait):
+                wait = LINE_S if latest else TICK_S
+                if latest:
+                    say(latest.pop())
 
         def line(done: int, total: int, note: str = "") -> None:
-            nonlocal due
-            if note and time.monotonic() >= due:
-                due = time.monotonic() + LINE_S
-                say(f"npusim: {message}: {done:,} of {total:,}, {note}")
+            if note:
+                latest[:] = [f"npusim: {message}: {done:,} of {total:,}, {note}"]
 
-        yield line
+        threading.Thread(target=print_lines, daemon=True).start()
+        try:
+            yield line
+        finally:
+            is_over.set()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

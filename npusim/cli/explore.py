@@ -28,7 +28,7 @@ Fields = Annotated[
     list[str] | None,
     o.option(
         "--field -f AXIS=VALUES",
-        "Values to try: block_kv=128,256 or a range 128:1024:128, whose ends may be axes before it; "
+        "Values to try: block_kv=128,256 or a range 128:1024:128; "
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
         panel=_HOW,
     ),
@@ -36,7 +36,6 @@ Fields = Annotated[
 Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
 Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
-Cluster = Annotated[str | None, o.option("--cluster local|tcp://...", "Workers of dask.distributed instead.")]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not some of each.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Compute bits: the front of latency and relative RMSE.", panel=_HOW)]
@@ -46,7 +45,7 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "Store (.sqlite), or table (.csv, .parquet) with the store beside it: each point as soon as it is done.",
+        "Store (.sqlite), or table (.csv) with the store beside it: each point as soon as it is done.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
@@ -59,16 +58,13 @@ Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as J
 Plot = Annotated[
     Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes: SVG and PNG. Needs npusim[report].")
 ]
-Robust = Annotated[
-    bool, o.option("--robust", "Say which assumed constant, a fifth off, would make another point the best.")
-]
 Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 
 
 @app.verb(
     "explore",
     ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
-    ("npusim explore flash -f block_q=64,128 -f block_kv=block_q:1024:128 -j2", "a grid, keys no fewer than rows"),
+    ("npusim explore flash -f block_q=64,128 -f block_kv=128:1024:128 -j2", "a grid"),
     ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
     ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
@@ -86,13 +82,11 @@ def explore(
     check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     out: Out = None,
     resume: Resume = False,
     budget: Budget = None,
     best: Best = None,
     plot: Plot = None,
-    robust: Robust = False,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
@@ -111,7 +105,6 @@ def explore(
     name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
-        cluster=cluster,
         store=path,
         resume=resume,
         budget_s=budget,
@@ -127,9 +120,7 @@ def explore(
     show_either(
         json,
         lambda: exploration_document(name, done, exploration, last),
-        lambda: exploration_table(
-            name, done, exploration, last, about_of(path), top=top, is_pareto=pareto, is_robust=robust
-        ),
+        lambda: exploration_table(name, done, exploration, last, about_of(path), top=top, is_pareto=pareto),
     )
     if done:
         say(f"wrote {path}")
@@ -165,9 +156,9 @@ def _searched(
         last, is_long = Progress("start", 0, size.points), size.seconds >= LONG_S
         if is_long:
             end = "" if options.budget_s is not None else "; --budget S ends earlier, Ctrl-C at any time"
-            processes = f" with {options.jobs} processes" if options.cluster is None else ""
             long = f"{size.seconds:.0f} s" if size.seconds < 100 else f"{size.seconds / 60:.0f} min"
-            say(f"{name}: {size.points:,} points in {size.families:,} families, about {long}{processes}{end}")
+            words = f"{size.points:,} points in {size.families:,} families, about {long}"
+            say(f"{name}: {words} with {options.jobs} processes{end}")
 
     with progress(f"exploring {name}") as advance:
 
@@ -190,7 +181,8 @@ def _axes(
     """Return the request of the first schedule, the axes: of schedules, of ``-f``, of lists in ``-C``, and notes."""
     from npusim.explore.space import auto_space, parse_field
 
-    schedules = [name.strip() for name in request.schedule.split(",") if name.strip()]
+    names = [request.schedule] if "::" in request.schedule else request.schedule.split(",")  # a launch has commas
+    schedules = [name.strip() for name in names if name.strip()]
     axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
     lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
     fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
@@ -208,7 +200,7 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
     if isinstance(request.tensors, str | Path):
         inputs = Path(request.tensors).stem
-    names = map(str, axes.get("schedule", (request.schedule,)))
+    names = (str(name).partition("[")[0] for name in axes.get("schedule", (request.schedule,)))
     schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
     return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{device.name}-{digest}.csv".split())
 

@@ -1,12 +1,11 @@
 """``npusim layout``: which lane holds which element, drawn."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import show, show_json, show_lines, write
+from npusim.cli.console import show, show_json, show_lines
 from npusim.cli.help import Verbs
 from npusim.report.text import Heading
 
@@ -20,7 +19,6 @@ Order = Literal["row", "col"]
     ("npusim layout m8n8k4 --acc f16", "the accumulator of a quad pair"),
     ("npusim layout m8n8k4 --acc f32 --chain", "what must move before P·V"),
     ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "as wmma arranges a warp"),
-    ("npusim layout m16n8k16 --operand a --svg a.svg", "a picture file"),
 )
 def layout(
     instruction: Annotated[str, o.argument("INSTRUCTION", "m8n8k4, m16n8k8 or m16n8k16.")],
@@ -42,7 +40,6 @@ def layout(
             shown="one quad pair",
         ),
     ] = None,
-    svg: Annotated[Path | None, o.option("--svg FILE", "Write the picture there, too.")] = None,
     json: o.Json = False,
 ) -> None:
     """Draw the lanes and registers that hold a matrix instruction's operand."""
@@ -54,8 +51,6 @@ def layout(
     where = arranged(arrangement) if arrangement is not None else None
     name = operand or ("a" if chain else "c")
     picture = (r.chain_picture if chain else r.fragment_picture)(mma, name, where)
-    if svg is not None:
-        write(svg, r.picture_svg(picture))
     if json:
         show_json(r.chain_document(mma, name, where) if chain else r.fragment_document(mma, name))
         return

@@ -279,7 +279,7 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 
 
 def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
-    """Return the problem of ``m=..,n=..,k=..[,dtype=..]`` or ``bytes=..``; None for None.
+    """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
     Raises `SpecError` where the keys make no problem or a size is no positive whole number.
     """
@@ -289,10 +289,10 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
     from npusim.units import parse_count
 
     values = key_values(text.split(","), "--problem")
-    dtype = values.pop("dtype", "float16")
-    allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"}
-    if set(values) not in allowed or dtype not in ("float16", "bfloat16"):
-        how = "m=..,n=..,k=.. (and count=.., dtype=float16 or bfloat16), or bytes=.."
+    dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
+    allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
+    if set(values) not in allowed or dtype not in ("float16", "bfloat16") or operands not in (None, "nd", "nz"):
+        how = "m=..,n=..,k=.. (and count=.., dtype=float16 or bfloat16, operands=nd or nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():
@@ -301,7 +301,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
         except ValueError:
             like = "1048576, 1MiB or 1MB" if name == "bytes" else "4096 or 4k"
             raise SpecError(f"--problem {text}: {name} must be a positive whole number: {like}") from None
-    return kernel_problem(sizes, dtype)
+    return kernel_problem(sizes | ({"operands": operands} if operands else {}), dtype)
 
 
 def positive(text: str, option: str) -> float:

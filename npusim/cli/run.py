@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show_either, working
@@ -22,8 +22,8 @@ LONGEST_S = 600
 _OUTPUT = "Output"
 
 Trace = Annotated[
-    Literal["perfetto", "chrome", "none"] | None,
-    o.option("--trace", "Timeline to write; open it in ui.perfetto.dev.", panel=_OUTPUT, shown="perfetto"),
+    bool | None,
+    o.option("--trace/--no-trace", "Write the timeline; open it in ui.perfetto.dev.", panel=_OUTPUT, shown="written"),
 ]
 Out = Annotated[
     Path | None,
@@ -90,7 +90,7 @@ def run(
     """Predict bits and cycles of one attention schedule on one device.
 
     Time always covers the whole problem; bits are computed for a stated sample of rows. A folder in runs/ gets
-    result.json, figures.json, pipes.csv and trace.pftrace; npusim compare @2 @1 compares the last two.
+    result.json, figures.json, pipes.csv and trace.json; npusim compare @2 @1 compares the last two.
     """
     written = {
         "--out": out,
@@ -119,16 +119,16 @@ def run(
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     if no_save:
         refuse(written, "nothing is written with --no-save; leave it out, or these options")
-    if trace == "none" and not report:
-        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --trace none")
+    if trace is False and not report:
+        refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
     if not no_save:  # before minutes of simulation
         out = RUNS / plan.folder() if out is None else out
         check_writable(out, None if force else plan.digest())
     if report:
         altair()  # refuses before the work, not after it
-    plan = _to_be_shown(plan, is_traced=not no_save and (trace != "none" or report), report=report)
+    plan = _to_be_shown(plan, is_traced=not no_save and (trace is not False or report), report=report)
     limit_s = None if force else LONGEST_S
-    how: dict[str, Any] = {"trace": trace or "perfetto", "save_output": save_output or request.tensors is not None}
+    how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))

@@ -160,6 +160,7 @@ class MeasuredWorkload(RunSizes):
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
+    operands: Literal["nd", "nz"] | None = Field(default=None, description="of a product: row by row, or in fractals")
     bytes: PositiveInt | None = None
 
     @property
@@ -395,19 +396,12 @@ class BaselineFile(Case):
 
 
 class Candidate(SpecModel):
-    """A schedule that may win: the values to try of its fields (of its precision's, too), or a store of them."""
+    """A schedule that may win: the values to try of its fields, of its precision's too."""
 
     schedule: Text
-    fields: dict[str, tuple[TilingValue, ...]] | None = Field(default=None, min_length=1)
-    store: Text | None = Field(default=None, description="what npusim explore kept, a path relative to this file")
+    fields: dict[str, tuple[TilingValue, ...]] = Field(min_length=1, description="write the values to try")
     tiling: dict[str, TilingValue] = Field(default_factory=dict, description="fields that stay as they are")
     precision: Text | None = None
-
-    @model_validator(mode="after")
-    def _has_a_space(self) -> Self:
-        if (self.fields is None) == (self.store is None):
-            raise fault_at("fields", "write the values to try, or a store of npusim explore; one of them")
-        return self
 
     @property
     def name(self) -> str:

@@ -442,13 +442,17 @@ def _check_head_size(name: str, value: int) -> None:
 
 
 class GemmProblem(Sizes):
-    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts."""
+    """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts.
+
+    ``operands``: how A and B lie in memory: row by row, or (NZ) in columns as wide as a fractal, each row by row.
+    """
 
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
     dtype: Dtype = "float16"
     count: PositiveInt = 1
+    operands: Literal["nd", "nz"] = "nd"
 
     def flops(self) -> int:
         """Return operations, 2 a multiply-add."""
@@ -501,10 +505,10 @@ class RowsProblem(Sizes):
 
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
-    """Return the product (``count`` of them) of sizes ``m``, ``n``, ``k``, the copy of ``bytes``, or None."""
+    """Return the product of ``m``, ``n``, ``k`` (with ``count``, ``operands``), the copy of ``bytes``, or None."""
     if sizes.keys() == {"bytes"}:
         return CopyProblem(**sizes)
-    if sizes.keys() - {"count"} == {"m", "n", "k"}:
+    if sizes.keys() - {"count", "operands"} == {"m", "n", "k"}:
         return GemmProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
     return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
 from npusim.errors import TilingError
@@ -66,6 +67,19 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
             faults.setdefault(key, []).append(text)
         lines = [f"{key}: {'; '.join(texts)}" if key else "; ".join(texts) for key, texts in faults.items()]
         raise TilingError("\n".join(lines)) from None
+
+
+def with_fields(
+    name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
+) -> type[Tiling]:
+    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own."""
+    made: dict[str, Any] = {n: (type(d), Field(default=d, description=text)) for n, (d, text) in fields.items()}
+    for n, default in defaults.items():
+        info = copy(base.model_fields[n])
+        info.default = default
+        made[n] = (info.annotation, info)
+    kind: type[Tiling] = create_model(name, __base__=base, __doc__=base.__doc__, **made)
+    return kind
 
 
 def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:

@@ -1,14 +1,12 @@
-"""Executors of a search's tasks: this process, a pool of processes, or workers of ``dask.distributed``.
+"""Executors of a search's tasks: this process, or a pool of processes.
 
-All yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
+Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
 spawned, not forked: threads of numeric libraries do not survive a fork.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import logging
 import multiprocessing
 import os
 import signal
@@ -18,9 +16,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from npusim.errors import NpusimError, SpecError, one_line
+from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +27,6 @@ __all__ = ["Executor", "Lost", "executor"]
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
-#: Seconds to wait for a scheduler.
-PATIENCE_S = 6
 #: How often a task may take its worker with it.
 TRIES = 2
 
@@ -50,22 +46,18 @@ class Executor(Protocol):
 
 
 @contextmanager
-def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
-    """Yield who works: ``jobs`` processes (1: this one alone), or a cluster, ``local`` or ``tcp://host:port``.
+def executor(jobs: int) -> Iterator[Executor]:
+    """Yield who works: ``jobs`` processes (1: this one alone).
 
     None of its processes is left after, and none looks for modules in the current folder unless this one does.
-    Raises `NpusimError` where there can be no such workers.
+    Raises `NpusimError` where there are none.
     """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
-    if cluster is None and jobs == 1:
+    if jobs == 1:
         yield SerialExecutor()
         return
     with _safe_path():
-        if cluster is not None:
-            with _dask(jobs, cluster) as client:
-                yield DaskExecutor(client)
-            return
         pool = ProcessExecutor(jobs)
         try:
             yield pool
@@ -163,75 +155,6 @@ class ProcessExecutor:
             for process in set(multiprocessing.active_children()) - self._before:
                 process.terminate()
         self._shut_down()
-
-
-class DaskExecutor:
-    """Evaluates tasks on the workers of a ``dask.distributed`` cluster."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-
-    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the result of each task as it is done; the scheduler gives tasks of a lost worker to another."""
-        from distributed import as_completed as completed
-        from distributed.scheduler import KilledWorker
-
-        futures = {
-            self.client.submit(function, task, pure=False, retries=0): number for number, task in enumerate(tasks)
-        }
-        for future in completed(list(futures), loop=self.client.loop):
-            try:
-                yield futures[future], future.result()
-            except KilledWorker as error:
-                yield futures[future], Lost(one_line(error))
-
-
-@contextmanager
-def _dask(jobs: int, cluster: str) -> Iterator[Any]:
-    if cluster != "local" and "://" not in cluster:
-        raise SpecError(f"--cluster {cluster}: write local, or a scheduler's address: tcp://host:8786")
-    try:
-        import distributed
-    except ImportError:
-        raise NpusimError("--cluster needs dask.distributed: python -m pip install 'npusim[cluster]'") from None
-    import dask
-
-    with dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1}):
-        local = None
-        try:
-            if cluster == "local":
-                local = distributed.LocalCluster(
-                    n_workers=jobs,
-                    threads_per_worker=1,
-                    processes=True,
-                    dashboard_address=None,
-                    silence_logs=logging.ERROR,
-                )
-            else:
-                asyncio.run(asyncio.wait_for(_greet(cluster), PATIENCE_S))
-            client = distributed.Client(local or cluster, timeout=PATIENCE_S, set_as_default=False)
-        # A service that is no scheduler may answer with a length that no memory holds.
-        except (OSError, TimeoutError, ValueError, ImportError, MemoryError, TypeError) as error:  # TLS without keys
-            why = one_line(error) or "timed out"
-            raise NpusimError(
-                f"--cluster {cluster}: no scheduler answers there within {PATIENCE_S} s ({why}); start one with "
-                "`dask scheduler`, or use --cluster local"
-            ) from None
-        try:
-            yield client
-        finally:
-            client.close()
-            if local is not None:
-                local.close()
-
-
-async def _greet(address: str) -> None:
-    """Ask a scheduler who it is: a client would go on trying in the background."""
-    from distributed.core import rpc
-    from distributed.security import Security
-
-    async with rpc(address, connection_args=Security().get_connection_args("client")) as scheduler:
-        await scheduler.identity()
 
 
 @contextmanager

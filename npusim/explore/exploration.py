@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from npusim.errors import NpusimError, TilingError, one_line
-from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Job, PointTask, sensitive
+from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, run_search
 from npusim.explore.space import auto_space
 from npusim.explore.store import PointOutcome, check_table, export
@@ -19,7 +17,6 @@ from npusim.simulation.variants import named_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from npusim.explore.points import Sensitive
     from npusim.explore.search import Search
     from npusim.explore.space import SearchSpec
 
@@ -28,23 +25,6 @@ __all__ = ["Exploration", "best_of", "explore", "front", "search"]
 
 def _order(outcome: PointOutcome) -> tuple[float, int]:
     return outcome.latency_us or outcome.bound_us or 0.0, outcome.index
-
-
-def _neighbours(best: PointOutcome, ranked: Sequence[PointOutcome]) -> list[PointOutcome]:
-    """Return for each axis the first of other points with another value than the best's."""
-    others = (next((o for o in ranked if o.point.get(n) != v), None) for n, v in best.point.items())
-    return list({o.index: o for o in others if o is not None}.values())
-
-
-def _dethroned(listed: Sequence[PointOutcome], times: Sequence[list[Sensitive] | Lost]) -> str:
-    """Return which constant of the first point's makes another one faster, and which; empty if none does."""
-    (_, sides), *others = (one[0] for one in times if not isinstance(one, Lost))
-    for key, latencies in sides.items():
-        for rival, (latency, rival_sides) in zip(listed[1:], others, strict=False):
-            for side, word in enumerate(("lower", "higher")):
-                if rival_sides.get(key, (latency, latency))[side] < latencies[side]:
-                    return f"{key} a fifth {word}: {rival.label()} would be the best"
-    return ""
 
 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
@@ -152,25 +132,6 @@ class Exploration:
             reason = one_line(error)
         return f"{misfit.label()}: {reason}"
 
-    def sensitive_to(self) -> dict[int, str]:
-        """Return, by the number of each best point, which doubtful constant a fifth off makes another one the best.
-
-        Looked at are for each axis the nearest point with another value on it, pruned or not.  Empty: none does.
-        """
-        groups: dict[tuple[object, ...], list[PointOutcome]] = {}
-        for o in sorted((o for o in self.outcomes if o.status in ("ok", "pruned")), key=_order):
-            groups.setdefault(tuple(o.point.get(n) for n in self.setting.scene_names if n != "schedule"), []).append(o)
-        variants, constants = self.setting.pickled(), {}
-        with executor(self.options.jobs, self.options.cluster) as workers:
-            for rivals in groups.values():
-                best = best_of(rivals)
-                if best is not None:
-                    listed = [best, *_neighbours(best, rivals)]
-                    jobs = [Job(variants, (PointTask(o.index, o.point),)) for o in listed]
-                    times = dict(workers.run(sensitive, jobs))
-                    constants[best.index] = _dethroned(listed, [times[n] for n in range(len(listed))])
-        return constants
-
     def __repr__(self) -> str:
         """Return what was searched and the best point, on one line."""
         best, device = self.best, self.request.machine()
@@ -179,14 +140,6 @@ class Exploration:
             winner = f"best {best.label()}: {best.cycles:,} cycles, {best.latency_us:,.2f} us"
         counts = ", ".join(f"{n} {status}" for status, n in self.counts().items())
         return f"<Exploration of {'+'.join(self.setting.schedules)} on {device.name}: {counts}; {winner}>"
-
-    def to_pandas(self) -> Any:
-        """Return `columns` as a pandas DataFrame; pandas has to be installed."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise NpusimError("pandas is not installed: python -m pip install pandas") from None
-        return pd.DataFrame(self.columns())
 
     def columns(self) -> dict[str, list[object]]:
         """Return the outcomes as columns by name, for a frame of any library."""
@@ -208,7 +161,6 @@ def explore(
     max_rmse: float | None = None,
     finite: bool = False,
     jobs: int = 1,
-    cluster: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     budget_s: float | None = None,
@@ -238,11 +190,10 @@ def explore(
     pareto, max_rmse, finite
         Compute bits, once for all points that cannot differ in them: for the front of latency and relative
         RMSE, or to reject points beyond an error, or whose output is not finite.
-    jobs, cluster
-        Processes (above 1 the call of a script stands under ``if __name__ == "__main__":``), or a
-        ``dask.distributed`` cluster: ``local`` or its scheduler's address.
+    jobs
+        Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     out, resume
-        A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` and ``*.parquet`` a table is
+        A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` a table is
         written at the end, the store beside it), and whether to go on with what is in it.
     budget_s
         Seconds after which the search ends with the best so far: `Exploration.remaining_us` bounds what is left.
@@ -267,7 +218,6 @@ def explore(
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
         jobs=jobs,
-        cluster=cluster,
         store=None if out is None else Path(out),
         resume=resume,
         budget_s=budget_s,
@@ -286,7 +236,7 @@ def explore(
 def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options) -> Exploration:
     """Search, and write the table that ``options.store`` asks for by its ending; see :func:`explore`."""
     table = options.store
-    if table is None or table.suffix not in (".csv", ".parquet"):
+    if table is None or table.suffix != ".csv":
         return Exploration.of(run_search(request, axes, options))
     check_table(table)
     done: list[PointOutcome] = []

@@ -17,7 +17,6 @@ from npusim.explore.store import PointOutcome
 from npusim.ir.content import uncollected
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
-from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
 from npusim.simulation.variants import bits_key
 from npusim.timing.engine_code import Code
@@ -263,21 +262,3 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
     plan = plan_of(request, is_bare=True)
     _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
     return plan.bits(program) if isinstance(plan.problem, Problem) else None
-
-
-class Sensitive(NamedTuple):
-    """A point's latency in us, and with each doubtful constant that it uses a fifth lower, and a fifth higher."""
-
-    latency_us: float
-    sides: dict[str, tuple[float, float]]
-
-
-def sensitive(job: Job) -> list[Sensitive]:
-    """Return how latencies move with constants that are assumed or fitted."""
-    latencies = []
-    for task in job.tasks:
-        result = _run(job, task)
-        latency = result.latency_us
-        sides = {s.key: (latency * (1 + s.lower), latency * (1 + s.higher)) for s in sensitivity(result)}
-        latencies.append(Sensitive(latency, sides))
-    return latencies

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
-from npusim.errors import SpecError, TilingError
+from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
-    from npusim.explore.space import AxisSpan, Point, PointFamily, Value
+    from npusim.explore.space import Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
@@ -75,7 +75,6 @@ class Options:
     """How a search is done; `npusim.explore` describes them."""
 
     jobs: int = 1
-    cluster: str | None = None
     store: Path | None = None
     resume: bool = False
     exhaustive: bool = False
@@ -232,8 +231,9 @@ class Search:
             PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
             for i in indices
         )
-        deadline = self._deadline if self.options.cluster is None else math.inf  # other clocks
-        return Job(self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=deadline)
+        return Job(
+            self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=self._deadline
+        )
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -529,7 +529,7 @@ def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> S
     return Size(len(points), families, seconds / max(1, options.jobs))
 
 
-def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], options: Options) -> Search:
+def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: Options) -> Search:
     """Search; raise what every point would raise before anything is written.
 
     When it is interrupted, what is done stays in the store.
@@ -537,9 +537,6 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     setting = spec_of(request, axes, studies=options.studies)
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
-    if not points:
-        axes_text = " ".join(f"{n}={','.join(map(str, values))}" for n, values in setting.axes.items())
-        raise TilingError(f"the space is empty: no combination of {axes_text} has a value on each axis")
     if isinstance(setting.request.machine(), NodeDevice):
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     if options.on_size is not None:
@@ -547,7 +544,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]],
     search = Search(setting, options, points)
     with ExitStack() as stack:
         # A store is begun when there is somebody to fill it.
-        workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
+        workers = stack.enter_context(executor(min(options.jobs, len(points))))
         if options.store is not None:
             about = {
                 "version": npusim.__version__,

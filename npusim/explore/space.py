@@ -12,7 +12,7 @@ import math
 import pickle
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, product
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTO",
-    "AxisSpan",
     "Point",
     "PointFamily",
     "SearchSpec",
@@ -61,49 +60,26 @@ MOST_POINTS = 1_000_000
 MOST_ELEMENTS, MOST = 1024, 64
 
 
-@dataclass(frozen=True, slots=True)
-class AxisSpan:
-    """``start:stop:step``, the end included if it is met; an end may be the name of an axis before."""
-
-    start: int | str
-    stop: int | str
-    step: int
-
-    def values(self, point: Point) -> Sequence[int]:
-        """Return the values at a point, whose earlier axes are known."""
-        start, stop = (point[end] if isinstance(end, str) else end for end in (self.start, self.stop))
-        if not isinstance(start, int) or not isinstance(stop, int):
-            raise TilingError(f"range {self}: its ends must be whole numbers, not {start!r} and {stop!r}")
-        return _listed(str(self), start, stop, self.step)
-
-    def __str__(self) -> str:
-        return f"{self.start}:{self.stop}:{self.step}"
-
-
 @dataclass(frozen=True)
 class Space:
     """Every combination of the values of its axes, the last one changing fastest."""
 
-    axes: dict[str, tuple[Value | AxisSpan, ...]]
+    axes: dict[str, tuple[Value, ...]]
 
     @classmethod
-    def of(cls, axes: Mapping[str, Iterable[Value | AxisSpan]], known: Sequence[str]) -> Space:
+    def of(cls, axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Space:
         """Return the space over axes that are all ``known``.
 
-        Raises `TilingError` if one is unknown (with the nearest), has no values, or a range names no axis
-        before it; a value out of its field's limits makes an infeasible point, not an error.
+        Raises `TilingError` if one is unknown (with the nearest), has no values, or there are too many points; a value
+        out of its field's limits makes an infeasible point, not an error.
         """
-        checked: dict[str, tuple[Value | AxisSpan, ...]] = {}
+        checked: dict[str, tuple[Value, ...]] = {}
         for name, values in axes.items():
             if name not in known:
                 raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
             listed = tuple(dict.fromkeys(values))
             if not listed:
                 raise TilingError(f"{name}: no values to try")
-            for span in (v for v in listed if isinstance(v, AxisSpan)):
-                for end in (span.start, span.stop):
-                    if isinstance(end, str) and end not in checked:
-                        raise TilingError(f"{name}={span}: {end} is no axis before it{suggest(end, list(checked))}")
             checked[name] = listed
         most = max(checked, key=lambda n: len(checked[n]), default="")
         advice = (
@@ -113,20 +89,9 @@ class Space:
         return cls(checked)
 
     def points(self) -> Iterator[Point]:
-        """Yield every combination; raise `TilingError` where there are more than a search can have."""
-        points = self._from(list(self.axes), {})
-        yield from islice(points, MOST_POINTS)
-        _check_count(" ".join(self.axes), MOST_POINTS + len(list(islice(points, 1))))
-
-    def _from(self, names: Sequence[str], point: Point) -> Iterator[Point]:
-        if not names:
-            yield dict(point)
-            return
-        values: dict[Value, None] = {}
-        for value in self.axes[names[0]]:
-            values |= dict.fromkeys(value.values(point) if isinstance(value, AxisSpan) else (value,))
-        for value in values:
-            yield from self._from(names[1:], {**point, names[0]: value})
+        """Yield every combination."""
+        for values in product(*self.axes.values()):
+            yield dict(zip(self.axes, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +127,7 @@ class SearchSpec:
 
     request: Request
     schedules: tuple[str, ...]
-    axes: Mapping[str, tuple[Value | AxisSpan, ...]]
+    axes: Mapping[str, tuple[Value, ...]]
     spaces: Mapping[str, Space]
     device_keys: tuple[str, ...]
     content: str
@@ -276,7 +241,7 @@ def _digest(what: object) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-def spec_of(request: Request, axes: Mapping[str, Iterable[Value | AxisSpan]], *, studies: bool = True) -> SearchSpec:
+def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
     """Return the subject of a search; raise what every point would raise.
 
     That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
@@ -398,7 +363,7 @@ def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Val
     axes: dict[str, list[Value]] = {}
     for name in schedules:
         device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
-        unsearched = frozenset() if isinstance(device, NodeDevice) else schedule.left(device)
+        unsearched = schedule.left(device)
         plain = plain_tiling(request, name)
         for field, values in declared(schedule.tiling).items():
             if field not in unsearched:
@@ -475,11 +440,10 @@ def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def parse_field(text: str) -> tuple[str, tuple[Value | AxisSpan, ...]]:
+def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
     """Return an axis and its values from ``name=value,value,...``; a value may be a range.
 
-    ``128:1024:128`` is every 128 from 128 to 1024, the end included if it is met; an end may be the name of an
-    axis given before: ``block_kv=block_q:1024:64``.
+    ``128:1024:128`` is every 128 from 128 to 1024, the end included if it is met.
 
     Raises
     ------
@@ -496,7 +460,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value | AxisSpan, ...]]:
     name = name.strip()
     if not equals or not name:
         raise TilingError(f"field {text!r}: write name=value,value,... or name=start:stop:step")
-    values: list[Value | AxisSpan] = []
+    values: list[Value] = []
     for item in listed.split(","):
         part = item.strip()
         if not part:
@@ -509,22 +473,14 @@ def parse_field(text: str) -> tuple[str, tuple[Value | AxisSpan, ...]]:
     return name, tuple(values)
 
 
-def _range(field: str, text: str) -> Sequence[int | AxisSpan]:
-    ends = text.split(":")
+def _range(field: str, text: str) -> Sequence[int]:
     try:
-        start, stop = (int(end) if not end.isidentifier() else end for end in ends[:2])
-        (step,) = map(int, ends[2:])
+        start, stop, step = map(int, text.split(":"))
     except ValueError:
         raise TilingError(f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers") from None
-    if step <= 0 or (isinstance(start, int) and isinstance(stop, int) and start > stop):
+    if step <= 0 or start > stop:
         raise TilingError(f"field {field!r}: {text!r} is an empty range; start <= stop and step > 0 are needed")
-    if isinstance(start, int) and isinstance(stop, int):
-        return _listed(f"field {field!r}", start, stop, step)
-    return (AxisSpan(start, stop, step),)
-
-
-def _listed(axis: str, start: int, stop: int, step: int) -> range:
-    _check_count(axis, (stop - start) // step + 1)
+    _check_count(f"field {field!r}", (stop - start) // step + 1)
     return range(start, stop + 1, step)
 
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from npusim.errors import NpusimError, OutputError, SpecError, reason_of
+from npusim.errors import OutputError, SpecError, reason_of
 from npusim.sanitize import csv_cell
 
 if TYPE_CHECKING:
@@ -252,53 +252,29 @@ def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
 
 def check_table(path: Path) -> None:
     """Raise before a search what :func:`export` would after it, and for a file that is no table."""
-    arrow = _arrow() if path.suffix == ".parquet" else None
     _check_kind(path)
     if not path.exists() or not path.stat().st_size:
         return
     if not os.access(path, os.R_OK | os.W_OK):
         raise OutputError(f"{path}: cannot be written: no permission")
     try:
-        if arrow is not None:
-            names = arrow.parquet.read_schema(path).names
-        else:
-            with path.open(newline="", encoding="utf-8", errors="replace") as file:
-                names = next(csv.reader([file.readline(1 << 16)]))
-    except (csv.Error, StopIteration, ValueError):  # the last of Arrow: not a Parquet file
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            names = next(csv.reader([file.readline(1 << 16)]))
+    except (csv.Error, StopIteration):
         names = []
     if tuple(names[-len(FIGURES) :]) != FIGURES:
         raise SpecError(f"{path}: is no table of npusim explore: give another file (--out), or remove it")
 
 
 def export(path: Path, outcomes: Sequence[PointOutcome]) -> None:
-    """Write outcomes as CSV or, to a file ``*.parquet``, as Parquet; raise `OutputError` if it cannot be written."""
+    """Write outcomes as CSV; raise `OutputError` if it cannot be written."""
     names = list(dict.fromkeys(name for o in outcomes for name in o.point))
     rows = [{name: row.get(name) for name in (*names, *FIGURES)} for row in (o.row() for o in outcomes)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
-            arrow = _arrow()
-            columns = {name: _column([row[name] for row in rows]) for name in (*names, *FIGURES)}
-            arrow.parquet.write_table(arrow.table(columns), path)
-            return
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [*names, *FIGURES], lineterminator="\n")
             writer.writeheader()
             writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
-
-
-def _arrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise NpusimError("Parquet needs pyarrow: python -m pip install 'npusim[df]'") from None
-    return pyarrow
-
-
-def _column(values: list[object]) -> list[object]:
-    """Return values of one type: text where an axis has numbers and words."""
-    kinds = {type(v) for v in values if v is not None}
-    return values if len(kinds) <= 1 else [None if v is None else str(v) for v in values]

@@ -3,6 +3,15 @@
 Importing this package imports numpy but not numba; the first call of a kernel does.
 """
 
+from npusim.formats.blocks import (
+    BLOCK_FORMATS,
+    SCALE_RULES,
+    BlockArray,
+    BlockFormat,
+    ScaleRule,
+    get_block_format,
+    quantize,
+)
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format
@@ -13,11 +22,16 @@ from npusim.formats.unary import VARIANTS, exp, exp2, log, log2, rcp, rsqrt, tan
 
 __all__ = [
     "ARITHMETICS",
+    "BLOCK_FORMATS",
     "FORMATS",
     "ROUNDINGS",
+    "SCALE_RULES",
     "VARIANTS",
+    "BlockArray",
+    "BlockFormat",
     "FloatFormat",
     "MmaArithmetic",
+    "ScaleRule",
     "add",
     "cast",
     "div",
@@ -25,6 +39,7 @@ __all__ = [
     "exp2",
     "fma",
     "get_arithmetic",
+    "get_block_format",
     "get_format",
     "is_all_finite",
     "log",
@@ -33,6 +48,7 @@ __all__ = [
     "maximum",
     "minimum",
     "mul",
+    "quantize",
     "rcp",
     "reduce_max",
     "reduce_sum",

@@ -64,6 +64,11 @@ def natural_overflow(fmt: FloatFormat) -> Overflow:
     return "saturate" if fmt.nan == "none" else "nan"
 
 
+def natural_rounding(fmt: FloatFormat) -> str:
+    """Return how a cast to ``fmt`` rounds if nothing is said: to nearest even, of HiF8 ties away from zero."""
+    return "nearest_even" if fmt.table is None else "nearest_away"
+
+
 @functools.cache
 def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     """Return the codes that overflow, Inf and NaN become in ``fmt``.
@@ -94,15 +99,6 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     return CastPlan(fmt, fmt.max_code, fmt.max_code, 0, True, False)
 
 
-@functools.cache
-def _widening_table(fmt: FloatFormat) -> Array:
-    """Return the float32 value of every pattern of an 8-bit format."""
-    patterns = np.arange(256, dtype=np.uint8).view(fmt.dtype)
-    table: Array = patterns.astype(np.float32)
-    table.setflags(write=False)
-    return table
-
-
 def widen(x: Array) -> Array:
     """Return ``x`` as float32 (float64 stays float64, int32 becomes float64): always exact.
 
@@ -118,8 +114,8 @@ def widen(x: Array) -> Array:
     if fmt is None:
         names = ", ".join(FORMATS)
         raise FormatError(f"dtype {x.dtype} is no number format; formats: {names}")
-    if fmt.bits == 8:
-        return np.take(_widening_table(fmt), x.view(np.uint8))
+    if fmt.size_bytes == 1:
+        return np.take(fmt.values, x.view(np.uint8))
     if fmt.name == "bfloat16":
         return np.left_shift(x.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     from npusim.formats import cast_kernels
@@ -134,7 +130,7 @@ def cast(
     x: ArrayLike,
     fmt: str | FloatFormat,
     *,
-    rounding: str = "nearest_even",
+    rounding: str | None = None,
     overflow: str | None = None,
     nan: str = "canonical",
 ) -> Array:
@@ -149,11 +145,13 @@ def cast(
     rounding
         ``nearest_even`` (also ``none`` and ``rint``, Ascend's CAST_NONE and CAST_RINT),
         ``nearest_away`` (CAST_ROUND, ``cvt.rna``), ``toward_zero``, ``floor``, ``ceil``,
-        ``odd`` (von Neumann: an inexact result has its last bit set).
+        ``odd`` (von Neumann: an inexact result has its last bit set).  Default: ``nearest_even``, but
+        ``nearest_away`` for hifloat8, which has no other (the 950's CAST_ROUND).
     overflow
         ``inf``; ``nan``; ``saturate`` (``cvt.satfinite``: Inf becomes the largest finite value
         too, NaN stays NaN); ``ascend_saturate`` (as ``saturate``, and NaN becomes +0).
-        Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8.  As in IEEE 754
+        Default: ``inf``, but ``nan`` for float8_e4m3fn and ``saturate`` for int8, FP6 and FP4, where NaN becomes the
+        largest value (PTX ``cvt``).  As in IEEE 754
         a mode that rounds inwards gives the largest finite value instead of overflowing.
     nan
         What a NaN becomes: ``canonical`` (sign 0, all bits 1: NVIDIA), ``keep_sign`` (quiet NaN
@@ -163,7 +161,7 @@ def cast(
     Returns
     -------
     ndarray
-        -0 stays -0, and negative underflow gives -0, except in int8.
+        -0 stays -0, and negative underflow gives -0, except in int8 and hifloat8.
 
     Raises `FormatError` for an unknown format, mode or policy, or a source dtype that is no format.
 
@@ -177,11 +175,13 @@ def cast(
     [0.1015625, 448.0]
     """
     target = get_format(fmt)
-    mode = lookup(ROUNDINGS, rounding, "rounding mode")
+    mode = lookup(ROUNDINGS, rounding or natural_rounding(target), "rounding mode")
     source = _as_array(x)
     plan = plan_cast(target, overflow, nan)
     if target.is_integer:
         return _to_int8(widen(source), rounding=mode)
+    if target.table is not None:
+        return _to_table(widen(source), plan, mode)
     natural = overflow in (None, natural_overflow(target))
     if natural and source.dtype == target.dtype and target.name != "tf32":
         return _with_nan(source.copy(), plan)
@@ -228,8 +228,30 @@ def _narrow(wide: Array, plan: CastPlan, mode: int) -> Array:
     return out.view(target.dtype)
 
 
+def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
+    """Round to the nearest value of a table, ties away from zero; a result of 0 has no sign.
+
+    Raises `FormatError` for another rounding.
+    """
+    fmt = plan.target
+    if mode != ROUNDINGS["nearest_away"] or fmt.table is None:
+        raise FormatError(f"{fmt.name} has no rounding but nearest_away")
+    codes = np.argsort(np.where(fmt.values[:128] >= 0, fmt.values[:128], np.inf))  # Inf last
+    steps = fmt.values[codes].astype(np.float64)
+    steps[-1] = 1.5 * steps[-2]  # the value that the code of Inf would have: one bit of mantissa
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        magnitude = np.abs(wide.astype(np.float64))
+    code = codes[np.searchsorted((steps[:-1] + steps[1:]) / 2, magnitude, side="right")]
+    code = np.where(np.isinf(magnitude), plan.infinity_code, np.where(code == codes[-1], plan.over_code, code))
+    code |= np.where((wide < 0) & (code > 0), 1 << (fmt.bits - 1), 0)
+    code = np.where(np.isnan(magnitude), plan.nan_code, code)
+    return code.astype(np.uint8).view(fmt.dtype)
+
+
 def _with_nan(values: Array, plan: CastPlan) -> Array:
     """Return ``values`` (already in the target's dtype, own copy) with every NaN by the rule."""
+    if plan.target.nan == "none":
+        return values
     is_nan = np.isnan(values)
     if not is_nan.any():
         return values
@@ -254,7 +276,7 @@ def is_all_finite(values: Array) -> bool:
     """Return whether no element of an array in a format's dtype is Inf or NaN."""
     if values.dtype != np.float16:
         with np.errstate(invalid="ignore"):
-            return bool(np.isfinite(values).all())
+            return bool(np.isfinite(widen(values) if values.dtype.names else values).all())
     # numpy looks at float16 one by one; as patterns, magnitudes are in the order of their numbers.
     return values.size == 0 or bool((values.view(np.uint16) & 0x7FFF).max() < FORMATS["float16"].max_code + 1)
 

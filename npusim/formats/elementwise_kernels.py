@@ -12,14 +12,6 @@ from npusim.formats.reduction_kernels import round_sum
 
 _expm1 = inline(expm1_polynomial)
 
-#: Coefficients of exp2p, highest power first (golden/README.md).
-_P6 = np.float32(float.fromhex("0x1.c3c16ap-13"))
-_P5 = np.float32(float.fromhex("0x1.4739acp-10"))
-_P4 = np.float32(float.fromhex("0x1.3d0428p-7"))
-_P3 = np.float32(float.fromhex("0x1.c68922p-5"))
-_P2 = np.float32(float.fromhex("0x1.ebfd64p-3"))
-_P1 = np.float32(float.fromhex("0x1.62e42ap-1"))
-
 
 @kernel
 def fma_float64(x: Any, y: Any, z: Any, out: Any) -> None:
@@ -29,19 +21,20 @@ def fma_float64(x: Any, y: Any, z: Any, out: Any) -> None:
 
 
 @kernel
-def exp2p_float32(x: Any, out: Any) -> None:
-    """Polynomial 2**x of flat float32 arrays into int32 patterns; 0 unless x > -126."""
+def exp2_polynomial(x: Any, out: Any, coefficients: Any, lowest: Any) -> None:
+    """Polynomial 2**x of flat float32 arrays into int32 patterns; 0 unless x > ``lowest``.
+
+    ``coefficients`` are float32, highest power first; the last fused multiply-add adds 1.
+    """
     for i in range(out.size):
         value = x[i]
-        inside = value > np.float32(-126.0)
+        inside = value > lowest
         safe = min(value, np.float32(128.0)) if inside else np.float32(0.0)
         whole = np.float32(np.floor(safe))
         f = np.float32(safe - whole)
-        p = fma32(_P6, f, _P5)
-        p = fma32(p, f, _P4)
-        p = fma32(p, f, _P3)
-        p = fma32(p, f, _P2)
-        p = fma32(p, f, _P1)
+        p = coefficients[0]
+        for k in range(1, coefficients.size):
+            p = fma32(p, f, coefficients[k])
         p = fma32(p, f, np.float32(1.0))
         power = np.int32(np.int32(whole) << np.int32(23))
         bits = np.int32(np.int32(float32_bits(p)) + power)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import math
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-NanConvention = Literal["ieee", "all_ones", "none"]
+NanConvention = Literal["ieee", "all_ones", "none", "minus_zero"]
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,26 @@ class FloatFormat:
     exponent_bits, mantissa_bits, bias
         Field widths; a normal value is ``(1 + m / 2**mantissa_bits) * 2**(e - bias)``.
     has_infinity
-        False for ``float8_e4m3fn`` and ``int8``.
+        False for ``float8_e4m3fn``, ``int8`` and what is narrower than 8 bits.
     nan
         ``ieee``: exponent all ones, mantissa not 0; ``all_ones``: only exponent and mantissa
-        all ones (OCP E4M3); ``none``: no NaN (int8).
+        all ones (OCP E4M3); ``none``: no NaN (int8, FP6, FP4); ``minus_zero``: the code that would be -0 (HiF8).
     dtype
-        The numpy dtype arrays of this format are stored in.
+        The numpy dtype arrays of this format are stored in, a byte an element at least; where ml_dtypes has none, one
+        field of a byte that holds the code.
     canonical_nan_bits
         The NaN a computed result carries: sign 0, all other bits 1, as NVIDIA hardware returns
-        (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.
+        (measured on H200 for float16, bfloat16, FP8 and float32); the IEEE default for float64.  Without NaN: the
+        largest value, as PTX ``cvt`` to FP6 and FP4 gives for NaN.
+    table
+        Values of the codes of a format whose fields have no fixed widths (HiF8), else None; then
+        ``exponent_bits`` and ``mantissa_bits`` are the widest.
 
     Notes
     -----
-    Source: IEEE 754-2019 (float16/32/64), OCP 8-bit Floating Point Specification 1.0 (FP8),
-    PTX ISA (tf32: the float32 layout with 10 mantissa bits, low 13 bits zero).
+    Source: IEEE 754-2019 (float16/32/64), OCP 8-bit Floating Point Specification 1.0 (FP8), OCP Microscaling Formats
+    1.0 (FP6, FP4), PTX ISA (tf32: the float32 layout with 10 mantissa bits, low 13 bits zero), CANN ``DynamicMxQuant``
+    (E1M2), arXiv 2409.16626 and CANN's converter ``hif8_t`` (HiF8).
     """
 
     name: str
@@ -56,6 +64,7 @@ class FloatFormat:
     nan: NanConvention
     dtype: np.dtype[Any]
     canonical_nan_bits: int
+    table: tuple[float, ...] | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -77,21 +86,25 @@ class FloatFormat:
         """Encoding of the largest finite value, without unused storage bits."""
         if self.is_integer:
             return 127
+        if self.table is not None:
+            return max((c for c, v in enumerate(self.table) if math.isfinite(v)), key=self.table.__getitem__)
         all_ones = (1 << (self.exponent_bits + self.mantissa_bits)) - 1
-        if self.nan == "all_ones":
-            return all_ones - 1
+        if self.nan in ("all_ones", "none"):
+            return all_ones - (self.nan == "all_ones")
         return all_ones - (1 << self.mantissa_bits)
 
     @property
     def storage_shift(self) -> int:
         """Unused low bits of the stored pattern (13 for tf32 in float32, else 0)."""
-        return 8 * self.size_bytes - self.bits
+        return 8 * self.size_bytes - self.bits if self.size_bytes > 1 else 0
 
     @property
     def max_finite(self) -> float:
         """Largest finite value."""
         if self.is_integer:
             return 127.0
+        if self.table is not None:
+            return self.table[self.max_code]
         significand = (1 << self.mantissa_bits) | (self.max_code & ((1 << self.mantissa_bits) - 1))
         exponent = (self.max_code >> self.mantissa_bits) - self.bias
         return significand * 2.0 ** (exponent - self.mantissa_bits)
@@ -104,7 +117,27 @@ class FloatFormat:
     @property
     def min_subnormal(self) -> float:
         """Smallest positive value, the spacing of all subnormals (1 for int8)."""
+        if self.table is not None:
+            return min(v for v in self.table if v > 0)
         return 1.0 if self.is_integer else self.min_normal * 2.0**-self.mantissa_bits
+
+    @functools.cached_property
+    def values(self) -> np.ndarray[Any, Any]:
+        """float32 value of each code of a format of at most 8 bits; codes beyond ``bits`` repeat them."""
+        codes = np.arange(256) % (1 << self.bits)
+        if self.table is not None or self.is_integer:
+            found = np.array(self.table if self.table is not None else codes.astype(np.int8), np.float32)
+        else:
+            magnitude = codes % (1 << (self.bits - 1))
+            field, fraction = magnitude >> self.mantissa_bits, magnitude % (1 << self.mantissa_bits)
+            significand = np.where(field > 0, fraction + (1 << self.mantissa_bits), fraction)
+            found = np.ldexp(np.float32(significand), np.maximum(field, 1) - self.bias - self.mantissa_bits)
+            found[magnitude > self.max_code] = np.nan
+            if self.has_infinity:
+                found[magnitude == self.max_code + 1] = np.inf
+            found = np.copysign(found, np.where(codes >> (self.bits - 1), -1.0, 1.0)).astype(np.float32)
+        found.setflags(write=False)
+        return found
 
     @property
     def bits_dtype(self) -> np.dtype[Any]:
@@ -128,11 +161,48 @@ def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Floa
     )
 
 
+def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
+    """Return a format narrower than a byte: every code is a number."""
+    bits, bias = 1 + exponent_bits + mantissa_bits, max((1 << (exponent_bits - 1)) - 1, 1)
+    largest = (1 << (bits - 1)) - 1
+    return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, False, "none", np.dtype(dtype), largest)
+
+
+def _code_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a format that ml_dtypes does not have: a byte with the code, told apart by its field."""
+    return np.dtype([(name, np.uint8)])
+
+
+def _hifloat8(code: int) -> float:
+    """Return the value of a HiF8 code: a prefix says how many exponent bits there are, the rest is mantissa."""
+    body = code & 0x7F
+    if body in (0, 0x6F):
+        special = math.inf if body else math.nan if code else 0.0
+        return -special if code == 0xEF else special
+    if body < 8:  # DML: powers of two below the others
+        magnitude = 2.0 ** (body - 23)
+    else:
+        exponent_bits = 4 if body >= 0x60 else 3 if body >= 0x40 else 2 if body >= 0x20 else int(body >= 0x10)
+        left = 7 - (2 if exponent_bits > 1 else 4 - exponent_bits)  # exponent and mantissa
+        rest = body & ((1 << left) - 1)
+        width = left - exponent_bits
+        field, fraction = rest >> width, rest & ((1 << width) - 1)
+        exponent = 0
+        if exponent_bits:  # sign and magnitude, whose top bit is not stored
+            top = 1 << (exponent_bits - 1)
+            exponent = (top | (field & (top - 1))) * (-1 if field & top else 1)
+        magnitude = (1.0 + fraction / (1 << width)) * 2.0**exponent
+    return -magnitude if code & 0x80 else magnitude
+
+
 def _all_formats() -> Mapping[str, FloatFormat]:
     """Build the registry."""
     float64 = FloatFormat("float64", 64, 11, 52, 1023, True, "ieee", np.dtype(np.float64), 0x7FF8 << 48)
     e4m3 = FloatFormat("float8_e4m3fn", 8, 4, 3, 7, False, "all_ones", np.dtype(ml_dtypes.float8_e4m3fn), 0x7F)
     int8 = FloatFormat("int8", 8, 0, 7, 0, False, "none", np.dtype(np.int8), 0)
+    hif8 = FloatFormat(
+        "hifloat8", 8, 4, 3, 15, True, "minus_zero", _code_dtype("hifloat8"), 0x80, tuple(map(_hifloat8, range(256)))
+    )
     formats = (
         float64,
         _ieee("float32", 8, 23, np.float32),
@@ -142,6 +212,11 @@ def _all_formats() -> Mapping[str, FloatFormat]:
         e4m3,
         _ieee("float8_e5m2", 5, 2, ml_dtypes.float8_e5m2),
         int8,
+        _finite("float6_e2m3fn", 2, 3, ml_dtypes.float6_e2m3fn),
+        _finite("float6_e3m2fn", 3, 2, ml_dtypes.float6_e3m2fn),
+        _finite("float4_e2m1fn", 2, 1, ml_dtypes.float4_e2m1fn),
+        _finite("float4_e1m2", 1, 2, _code_dtype("float4_e1m2")),
+        hif8,
     )
     return MappingProxyType({item.name: item for item in formats})
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
+from npusim.formats.blocks import scale_values
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.mma_arithmetic import get_arithmetic
+from npusim.formats.float_format import get_format
+from npusim.formats.mma_arithmetic import E8M0, get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, multiply
 
 if TYPE_CHECKING:
@@ -80,7 +83,35 @@ def checked_operands(
     return first, second, third, _check_shapes(first, second, third, arithmetic)
 
 
-def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, threads: int | None = None) -> Array:
+def _check_scale(scale: Any, operand: Array, axis: int, unit: MmaArithmetic, role: str) -> Array | None:
+    """Return the scales of an operand as float32 values (batch, rows, columns), None for none.
+
+    Raises `FormatError` if the unit takes none, or dtype or shape do not fit.
+    """
+    if scale is None:
+        return None
+    array, wanted = np.asarray(scale), list(operand.shape)
+    if not unit.scale_block:
+        raise FormatError(f"{unit.name}: takes no scales; {role} has some")
+    wanted[axis] //= unit.scale_block
+    dtype = np.dtype(ml_dtypes.float8_e8m0fnu) if unit.scale_format == E8M0 else get_format(unit.scale_format).dtype
+    if array.dtype != dtype or list(array.shape) != wanted:
+        raise FormatError(
+            f"{unit.name}: scales of {role} are {array.shape} of {array.dtype}; must be {tuple(wanted)} of {dtype}"
+        )
+    return scale_values(array).reshape(-1, *wanted[-2:])
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    arithmetic: str | MmaArithmetic,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    threads: int | None = None,
+) -> Array:
     """Return ``a @ b + c`` as chained instructions of one matrix unit compute it.
 
     Parameters
@@ -92,6 +123,10 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
         ``(..., M, N)`` in the accumulator's dtype, or None for zeros; part of the first block.
     arithmetic
         A name in ``ARITHMETICS`` or a value of that type.
+    a_scale, b_scale
+        ``(..., M, K / scale_block)`` and ``(..., K / scale_block, N)`` in the unit's scale format (E8M0:
+        ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes those of the operand; None: 1.
+        A scale of NaN makes its products NaN.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.
 
@@ -129,6 +164,8 @@ def matmul(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, th
             out=out.reshape(-1, *shape[-2:]),
             a_of=_batch_index(first.shape[:-2], shape[:-2]),
             b_of=_batch_index(second.shape[:-2], shape[:-2]),
+            a_scale=_check_scale(a_scale, first, -1, unit, "A"),
+            b_scale=_check_scale(b_scale, second, -2, unit, "B"),
         )
         with np.errstate(all="ignore"):
             multiply(problem, thread_count)

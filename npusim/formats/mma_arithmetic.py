@@ -12,6 +12,7 @@ negative sum that rounds to zero gives +0, and a subnormal float16 c has exponen
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import permutations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Evidence = Literal["hardware-vectors", "published-model", "assumed"]
-Method = Literal["fused", "exact", "sequential"]
+Method = Literal["fused", "exact", "sequential", "grouped"]
 FinalRounding = Literal["toward_zero", "nearest_even"]
 CMode = Literal["aligned", "late"]
 
@@ -34,7 +35,12 @@ class MmaArithmetic:
     ``fused``: blocks of ``block`` products are added together with c in fixed point: every term is truncated
     (sign-magnitude) to ``fraction_bits`` below the largest exponent among the terms (of products: the sum of the
     operands' exponents, not normalised), the integers are added exactly, and the sum is rounded once.  ``exact``: as
-    fused without the truncation.  ``sequential``: one fused multiply-add after the other, ascending k.
+    fused without the truncation.  ``sequential``: one fused multiply-add after the other, ascending k.  ``grouped``:
+    runs of ``group`` products that share their scales are added exactly and multiplied by the scales' significands,
+    and these sums, not the products, are the terms: aligned by the exponents of their scales alone, truncated.
+
+    Where the unit takes scales, products are multiplied by those of their blocks inside the alignment, exactly: of
+    ``fused`` and ``exact`` a scale adds to a product's exponent.
 
     Attributes
     ----------
@@ -59,6 +65,10 @@ class MmaArithmetic:
         added last, with an IEEE addition to nearest even in ``acc_format``.
     min_alignment_exponent
         Alignment never uses a smaller exponent than this; None: no limit.
+    scale_format, scale_block
+        Format of the scales of A's rows and B's columns, and how many k share one; empty and 0 where the unit has none.
+    group
+        Products of a group (``grouped``).
     evidence, source
         ``hardware-vectors`` (every vector of the golden files equal), ``published-model`` or
         ``assumed``; and where the parameters come from.
@@ -85,6 +95,9 @@ class MmaArithmetic:
     index_groups: tuple[tuple[int, ...], ...] | None = None
     c_mode: CMode = "aligned"
     min_alignment_exponent: int | None = None
+    scale_format: str = ""
+    scale_block: int = 0
+    group: int = 0
 
     @property
     def a(self) -> FloatFormat:
@@ -105,8 +118,10 @@ class MmaArithmetic:
         width = "" if self.fraction_bits is None else f", F={self.fraction_bits}"
         kept = "" if self.kept_fraction_bits is None else f" E8M{self.kept_fraction_bits}"
         late = ", c added last" if self.c_mode == "late" else ""
+        scaled = f", a {self.scale_format} scale every {self.scale_block}" if self.scale_block else ""
         return (
-            f"{self.name}: {self.method}, blocks of {self.block}{width}, {self.rounding}{kept}{late} [{self.evidence}]"
+            f"{self.name}: {self.method}, blocks of {self.block}{width}, {self.rounding}{kept}{late}{scaled} "
+            f"[{self.evidence}]"
         )
 
 
@@ -117,12 +132,18 @@ _FORMAT_OF_INPUT: Mapping[str, str] = MappingProxyType(
         "tf32": "tf32",
         "e4m3": "float8_e4m3fn",
         "e5m2": "float8_e5m2",
+        "e2m3": "float6_e2m3fn",
+        "e3m2": "float6_e3m2fn",
+        "e2m1": "float4_e2m1fn",
+        "e1m2": "float4_e1m2",
         "f32": "float32",
         "f64": "float64",
     }
 )
 _MODEL = "MMA-Sim and MATLAB-tensor-core models"
 _SILICON = "golden/mma_h200.npz, golden/mma_leeds.npz"
+E8M0 = "float8_e8m0fnu"
+_SHORT = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 _FP8 = ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3")
 
 
@@ -227,6 +248,37 @@ def _ascend() -> Iterator[MmaArithmetic]:
         yield replace(truncating, source="assumption: as a tensor core, F = 24, toward zero")
 
 
+def _block_scaled(unit: str, pairs: tuple[str, ...]) -> Iterator[MmaArithmetic]:
+    """Yield Blackwell's products with a scale a block: mxf8f6f4, mxf4 and nvf4 (block_scaled.md section 3)."""
+    for inputs in pairs:
+        row = _fused(f"{unit}_mxf8f6f4.k32.{inputs}.f32", block=32, fraction=25)
+        yield replace(
+            row, scale_format=E8M0, scale_block=32, min_alignment_exponent=None, source="MMA-Sim model, scales aligned"
+        )
+    for kind, scale, length in (("mxf4", E8M0, 32), ("nvf4", "float8_e4m3fn", 16)):
+        yield replace(
+            _fused(f"{unit}_{kind}.k64.e2m1.f32", block=64, fraction=35),
+            method="grouped",
+            group=16,
+            scale_format=scale,
+            scale_block=length,
+            min_alignment_exponent=None,
+            source="MMA-Sim model, groups of 16 aligned",
+        )
+
+
+def _ascend_mx() -> Iterator[MmaArithmetic]:
+    """Yield what the 950's MmadMx may compute; its width and order are not public."""
+    for inputs in ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3", "e2m1", "e1m2", "e2m1e1m2", "e1m2e2m1"):
+        a, b = _formats_of(inputs)
+        source = "assumption: the 32 products of a scale and c, exact sum, one rounding"
+        exact = _sequential(f"ascend.cube_mx.k64.{inputs}.f32", a, b, "float32", "assumed", source)
+        yield replace(exact, k=64, block=32, method="exact", scale_format=E8M0, scale_block=32)
+        source = "assumption: as a tensor core, F = 24, toward zero"
+        row = _fused(f"ascend.cube_mx_rz24.k64.{inputs}.f32", block=32, fraction=24, evidence="assumed")
+        yield replace(row, min_alignment_exponent=None, scale_format=E8M0, scale_block=32, source=source)
+
+
 def _ieee() -> Iterator[MmaArithmetic]:
     """Yield plain IEEE chains of fused multiply-adds."""
     for width, short in (("float64", "f64"), ("float32", "f32")):
@@ -278,7 +330,10 @@ def _rows() -> Iterator[MmaArithmetic]:
     yield from _wide_fp8("blackwell.tcgen05")
     yield from _half_family("rtx_blackwell.mma", ampere, 25, 32)
     yield from _wide_fp8("rtx_blackwell.mma")
+    yield from _block_scaled("blackwell.tcgen05", (*_SHORT, *map("".join, permutations(_SHORT, 2))))
+    yield from _block_scaled("rtx_blackwell.mma", _SHORT)
     yield from _ascend()
+    yield from _ascend_mx()
     yield from _ieee()
     yield from _avx512()
 

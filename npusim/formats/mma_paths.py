@@ -10,6 +10,8 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
+from npusim.formats.float_format import get_format
+from npusim.formats.mma_arithmetic import E8M0
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +31,8 @@ class MmaProblem:
     """A batch of products: ``out[n] = a[a_of[n]] · b[b_of[n]] + out[n]``.
 
     ``a`` (A batch, M, K) and ``b`` (B batch, K, N) are in the arithmetic's formats, ``out``
-    (batch, M, N) holds C and receives D as float32 values (float64 for a float64 accumulator).
+    (batch, M, N) holds C and receives D as float32 values (float64 for a float64 accumulator).  ``a_scale`` (A batch,
+    M, K / scale block) and ``b_scale`` (B batch, K / scale block, N): float32 values, None for 1.
     """
 
     arithmetic: MmaArithmetic
@@ -38,6 +41,8 @@ class MmaProblem:
     out: Array
     a_of: Array
     b_of: Array
+    a_scale: Array | None = None
+    b_scale: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,8 @@ class MmaOperand:
 class Multiplier(Protocol):
     """How one family of units prepares operands and multiplies them."""
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """Return contiguous A (M, K) or B (K, N) values prepared."""
+    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
+        """Return contiguous A (M, K) or B (K, N) values prepared; ``scale``: of their blocks along k."""
 
     def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
         """Overwrite contiguous C (M, N) with D."""
@@ -73,7 +78,7 @@ class Multiplier(Protocol):
 class SequentialMultiplier:
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
+    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`."""
         return MmaOperand(values, (values,))
 
@@ -91,13 +96,15 @@ class ExactMultiplier:
     """Exact block sums in float64 lanes (``mma_exact``)."""
 
     def __init__(self, arithmetic: MmaArithmetic) -> None:
-        self._block = arithmetic.block
+        self._block, self._scale_block = arithmetic.block, arithmetic.scale_block
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
+    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`; the block ranges of A are those of its transpose's columns."""
         from npusim.formats import mma_exact
 
         lanes = values.astype(np.float64)
+        if scale is not None:
+            lanes *= expanded(scale, self._scale_block, is_left=is_left)
         columns = np.ascontiguousarray(lanes.T) if is_left else lanes
         shape = (columns.shape[0] // self._block, columns.shape[1])
         largest, unit = np.empty(shape), np.empty(shape)
@@ -118,17 +125,24 @@ class FusedMultiplier:
     def __init__(self, arithmetic: MmaArithmetic) -> None:
         self._arithmetic = arithmetic
         # Products of formats with float32's exponent range leave the float32 range.
-        wide = max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
+        wide = bool(arithmetic.scale_block) or max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
         self._lane = np.float64 if wide else np.float32
 
-    def prepare(self, values: Array, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
+    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_kernels
 
+        powers = None if scale is None else expanded(scale, self._arithmetic.scale_block, is_left=is_left)
+        if powers is not None and np.isnan(powers).any():
+            values = np.where(np.isnan(powers), np.float32(np.nan), values)
         lanes, exponents = np.empty(values.shape, self._lane), np.empty(values.shape, np.int16)
         specials = mma_kernels.decode_operand(
             values.reshape(-1), fmt.min_exponent, lanes.reshape(-1), exponents.reshape(-1)
         )
+        if powers is not None:
+            finite = np.where(np.isnan(powers), 1.0, powers)
+            np.multiply(lanes, finite, out=lanes)
+            exponents += np.where(lanes == 0, 0, np.frexp(finite)[1] - 1).astype(np.int16)
         rows, depth = values.shape if is_left else (1, values.shape[0])
         marks = np.zeros((rows, depth), np.bool_)
         if specials == 0:
@@ -175,6 +189,59 @@ class FusedMultiplier:
                 c[...] = widen(cast(c, "float16"))
 
 
+class GroupedMultiplier:
+    """Exact sums of groups, scaled and then aligned by the exponents of their scales (Blackwell's FP4)."""
+
+    def __init__(self, arithmetic: MmaArithmetic) -> None:
+        self._unit = arithmetic
+
+    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
+        """See :class:`Multiplier`: groups first, their scales as significands and exponents."""
+        unit = self._unit
+        groups = (values if is_left else values.T).reshape(-1, values.shape[int(is_left)] // unit.group, unit.group)
+        if scale is None:
+            wide = np.ones(groups.shape[:2])
+        else:
+            wide = np.repeat((scale if is_left else scale.T).astype(np.float64), unit.scale_block // unit.group, axis=1)
+        exponents = np.frexp(wide)[1] - 1
+        if (
+            unit.scale_format != E8M0
+        ):  # subnormal scales are not normalised; a scale of 0 is as far down as float32 goes
+            exponents = np.where(wide == 0, -126, np.maximum(exponents, get_format(unit.scale_format).min_exponent))
+        significands = np.ldexp(wide, -exponents)
+        exponents = np.where(np.isnan(wide), 0, exponents)
+        shape = (1, 0, 2) if is_left else (1, 2, 0)
+        return MmaOperand(values, (groups.astype(np.float64).transpose(shape), significands.T, exponents.T))
+
+    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
+        """See :class:`Multiplier`."""
+        unit, (left, a_part, a_power), (right, b_part, b_power) = self._unit, a.lanes, b.lanes
+        fraction = unit.fraction_bits or 0
+        for first in range(0, len(left), unit.block // unit.group):
+            part = slice(first, first + unit.block // unit.group)
+            sums = np.zeros((*left[part].shape[:2], c.shape[1]))
+            for k in range(unit.group):  # exact: multiples of 1/4, at most 576
+                sums += left[part, :, k, None] * right[part, k, None, :]
+            sums *= a_part[part, :, None] * b_part[part, None, :]
+            powers = a_power[part, :, None] + b_power[part, None, :]
+            # Of c 0 is no term.
+            own = np.where(c == 0, powers.min(), np.maximum(np.frexp(np.where(np.isfinite(c), c, 0))[1] - 1, -126))
+            top = np.maximum(powers.max(axis=0), own)
+            total = np.trunc(np.ldexp(c.astype(np.float64), fraction - top))
+            for one, power in zip(sums, powers, strict=True):  # whole numbers below 2^53
+                total += np.trunc(np.ldexp(one, fraction + power - top))
+            value = np.ldexp(total, top - fraction)
+            rounded = value.astype(np.float32)
+            away = np.abs(rounded.astype(np.float64)) > np.abs(value)
+            inward = np.where(away & (np.abs(value) < 2.0**128), np.nextafter(rounded, np.float32(0.0)), rounded)
+            c[...] = np.where(np.isinf(c) & ~np.isnan(total), c, inward + np.float32(0.0))
+
+
+def expanded(scale: Array, block: int, *, is_left: bool) -> Array:
+    """Return one float64 scale an operand's element."""
+    return np.repeat(scale.astype(np.float64), block, axis=int(is_left))
+
+
 def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
     """Return contiguous operand values, k along ``axis`` in the order of the unit's groups.
 
@@ -199,6 +266,8 @@ def multiply(problem: MmaProblem, threads: int) -> None:
     multiplier: Multiplier
     if unit.method == "sequential":
         multiplier = SequentialMultiplier()
+    elif unit.method == "grouped":
+        multiplier = GroupedMultiplier(unit)
     else:
         _check_kernel(unit)
         multiplier = ExactMultiplier(unit) if unit.method == "exact" else FusedMultiplier(unit)
@@ -237,10 +306,12 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
 
     def one(work: MmaWork) -> None:
         raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
-        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), unit.b, is_left=False)
+        scale = None if problem.b_scale is None else problem.b_scale[work.b_index, :, work.columns]
+        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), scale, unit.b, is_left=False)
         for n, rows in work.tiles:
             raw = problem.a[problem.a_of[n], rows]
-            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), unit.a, is_left=True)
+            scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows]
+            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, unit.a, is_left=True)
             view = problem.out[n, rows, work.columns]
             c = np.ascontiguousarray(view)
             multiplier.run(a, b, c)

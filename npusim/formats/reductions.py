@@ -12,10 +12,12 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
-Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains"]
-ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains")
+Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes"]
+ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
 #: Accumulators of ``four_chains``.
 CHAINS = 4
+#: Lanes that share a row of a product's fragment, and neighbours that each holds (PTX ISA, m16n8 and wgmma).
+LANES, NEIGHBOURS = 4, 2
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -37,6 +39,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         reductions forms it.
         ``four_chains``: x0, x4, x8, ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the
         registers of an Ascend 950's vector unit along transposed scores; a chain without elements takes no part.
+        ``mma_lanes``: a row of a GPU's product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8,
+        2 l + 9, ... left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 
@@ -69,6 +73,9 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         return np.array(first)
     if order == "four_chains":
         total = _chains(values, target)
+        return total if first is None else add(first, total, target)
+    if order == "mma_lanes":
+        total = _mma_lanes(values, target)
         return total if first is None else add(first, total, target)
     width = VECTOR_BLOCK_BYTES // target.size_bytes
     total = _tree(values, target) if order == "tree_halves" else _lanes(values, target, width)
@@ -139,6 +146,17 @@ def _chains(values: Array, target: FloatFormat) -> Array:
     """Sum every fourth element left to right, and the sums as a tree of neighbours."""
     chains = [_sequential(values[..., at::CHAINS], target, None) for at in range(min(CHAINS, values.shape[-1]))]
     return _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
+
+
+def _mma_lanes(values: Array, target: FloatFormat) -> Array:
+    """Sum each lane's columns left to right, and the sums across lanes; lanes beyond the columns hold -0."""
+    step = LANES * NEIGHBOURS
+    missing = -values.shape[-1] % step
+    filled = np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, target.dtype)], -1)
+    cut = filled.reshape(*values.shape[:-1], -1, LANES, NEIGHBOURS)
+    lanes = np.moveaxis(cut, -2, -3).reshape(*values.shape[:-1], LANES, -1)
+    sums = _sequential(np.ascontiguousarray(lanes), target, None)
+    return _tree(np.ascontiguousarray(sums), target)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

@@ -63,11 +63,40 @@ def _measured(formats: tuple[str, ...], table: str | None, instruction: str) -> 
     return UnaryVariant(formats, table, "hardware-vectors", source)
 
 
+#: Of each polynomial 2**x: coefficients from the highest power to the first, then the x up to which it is 0.
+POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
+    {
+        "exp2p": (
+            (
+                float.fromhex("0x1.c3c16ap-13"),
+                float.fromhex("0x1.4739acp-10"),
+                float.fromhex("0x1.3d0428p-7"),
+                float.fromhex("0x1.c68922p-5"),
+                float.fromhex("0x1.ebfd64p-3"),
+                float.fromhex("0x1.62e42ap-1"),
+            ),
+            -126.0,
+        ),
+        "fa4_degree3": ((0.077119089663028717, 0.227564394474029541, 0.695146143436431885), -127.0),
+        "fa4_degree5": (
+            (
+                0.00186810153536498547,
+                0.00901452265679836274,
+                0.0558021888136863709,
+                0.24016360938549041,
+                0.693151414394378662,
+            ),
+            -127.0,
+        ),
+    }
+)
+_FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
         "exp": {"hopper_hexp": _measured(("float16",), None, "hexp")},
         "exp2": {
             "exp2p": UnaryVariant(("float32",), None, "hardware-vectors", "golden/README.md, exp2p"),
+            **{f"fa4_degree{degree}": UnaryVariant(("float32",), None, "published-model", _FA4) for degree in (3, 5)},
             "hopper_ex2": _measured(("float16", "bfloat16"), "ex2", "ex2.approx(.ftz)"),
             "hopper_hexp2": _measured(("float16",), None, "hexp2"),
         },
@@ -144,8 +173,8 @@ def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
         table = unary_table(name, target, variant)
         return _gathered(table, values, target)
     flat = np.ascontiguousarray(values).reshape(-1)
-    if variant == "exp2p":
-        return _exp2p(flat).reshape(values.shape)
+    if variant in POLYNOMIALS:
+        return _polynomial(flat, variant).reshape(values.shape)
     if target.name == "float64":
         return _float64(name, flat).reshape(values.shape)
     if target.name == "float32" and name in ("exp", "exp2"):
@@ -163,12 +192,13 @@ def _gathered(table: Array, values: Array, target: FloatFormat) -> Array:
     return out.view(target.dtype).reshape(values.shape)
 
 
-def _exp2p(flat: Array) -> Array:
-    """Return the polynomial of golden/README.md, bit for bit."""
+def _polynomial(flat: Array, variant: str) -> Array:
+    """Return a polynomial of `POLYNOMIALS`, a fused multiply-add a power."""
     from npusim.formats import elementwise_kernels
 
+    coefficients, lowest = POLYNOMIALS[variant]
     out = np.empty(flat.size, np.int32)
-    elementwise_kernels.exp2p_float32(flat, out)
+    elementwise_kernels.exp2_polynomial(flat, out, np.array(coefficients, np.float32), np.float32(lowest))
     return out.view(np.float32)
 
 

@@ -1,7 +1,6 @@
 """Varies a call, aspect by aspect, and compares the bits of one row block with those of the call as it is.
 
-Aspects are other batches, places in them, pages, queries at a time, splits and their rules, tiles, ranks, and orders of
-a sum.
+Aspects are other batches, places in them, pages, queries at a time, splits and their rules, tiles and ranks.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
-from npusim import formats
 from npusim.algorithms.split_rules import RULES
-from npusim.config.node import NodeDevice, list_nodes, load_node
-from npusim.config.problem import CopyProblem, Problem
+from npusim.config.node import NodeDevice
+from npusim.config.problem import Problem
 from npusim.config.tiling import tiling_fields
-from npusim.errors import NpusimError, SpecError, TilingError, one_line
+from npusim.errors import SpecError, TilingError, one_line
 from npusim.invariance.company import (
     VariedCall,
     batches,
@@ -26,34 +24,25 @@ from npusim.invariance.company import (
     prefills,
     structural_difference,
 )
-from npusim.node.collective import ALGORITHMS, collective
-from npusim.node.reduction import execute, normal_samples
-from npusim.node.topology import Topology
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Place, compute, first_difference, parting
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
-from npusim.simulation.simulate import run_plan, run_request
+from npusim.simulation.simulate import run_plan
 from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import Variant, Variants, row_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from numpy.typing import NDArray
-
-    from npusim.config.node import NodeSpec
     from npusim.ir.program import TileProgram
-    from npusim.node.collective import Algorithm, Transfer
     from npusim.numerics.paths import Computed
     from npusim.simulation.result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
 #: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
-#: ``merge``: the order in which partial results of splits are merged; ``order``: that of a collective's sums.
-Aspect = Literal[
-    "batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks", "order"
-]
+#: ``merge``: the order in which partial results of splits are merged.
+Aspect = Literal["batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks"]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 #: Other split counts and numbers of devices that are tried.
 SPLITS, RANKS = (1, 2, 8), (2, 4)
@@ -171,7 +160,7 @@ def invariant(schedule: str, *, vary: Collection[str] = ASPECTS, **options: Unpa
     Raises
     ------
     SpecError
-        An unknown aspect, or a node: its collective is varied by the aspect ``order`` of its device.
+        An unknown aspect, or a node: its runs say what other orders of its collective give.
     NpusimError
         As `npusim.run`.
 
@@ -237,10 +226,8 @@ class _Examination:
     def findings(self, vary: Collection[str]) -> Invariance:
         """Return the findings, in the order of `ASPECTS`."""
         calls = {name: listed for name, listed in self._calls().items() if name in vary}
-        self.total = sum(map(len, calls.values())) + (2 if "order" in vary else 0)
+        self.total = sum(map(len, calls.values()))
         findings = {name: self._finding(name, listed) for name, listed in calls.items()}
-        if "order" in vary:
-            findings["order"] = self._orders()
         listed = tuple(findings[name] for name in ASPECTS if name in findings)
         return Invariance(self.base, self.place.row, self.heads, listed, self.sequence)
 
@@ -414,29 +401,6 @@ class _Examination:
         rows = (self._computed(base, own, self.problem), self._computed(fixed.program, place, problem))
         return first_difference(rows[0].rows, rows[1].rows) is None
 
-    # ---------------------------------------------------------------- a collective's order
-
-    def _orders(self) -> Finding:
-        sums = _sums(self.request, self.base.device.name, self.problem)
-        call_sums, steps = sums.results(sums.algorithm)
-        latency, tried = sums.latency_us(sums.algorithm), list[Tried]()
-        for algorithm in (a for a in ALGORITHMS if a != sums.algorithm):
-            other, others = sums.results(algorithm)
-            at, difference, parted = first_difference({0: call_sums[None]}, {0: other[None]}), None, ""
-            if at is not None:
-                element = at[2]
-                pairs = zip(_of_element(steps, element), _of_element(others, element), strict=False)
-                (what, a), (_, b) = next((one, two) for one, two in pairs if one[1] != two[1])
-                parted = f"AllReduce: {what}, shard of element {element}: {a:.9g} | {b:.9g}"
-                values = float(call_sums[element]), float(other[element])
-                difference = BitDifference(f"sum {element} of {sums.ranks} ranks", *values)
-            tried.append(self._counted(Tried(algorithm, False, difference, parted, sums.latency_us(algorithm))))
-        finding = Finding("order", tuple(tried))
-        if finding.verdict != "changes":
-            return finding
-        times = [(t.latency_us, t.what) for t in tried if t.latency_us is not None]
-        return _against(replace(finding, guarantee=f"algorithm={sums.algorithm}"), latency, times)
-
 
 def _latency(built: BuiltPlan) -> float | None:
     """Return the microseconds of a program, once it is checked; None on a device without times."""
@@ -460,68 +424,3 @@ def _row(base: RunData, sequence: int) -> int:
     blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
     parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))
     return max(row for head, row, _, _ in parts if head == 0)
-
-
-# ---------------------------------------------------------------- sums over ranks
-
-#: First element, who sent and who added, and the sums.
-Addition = tuple[int, int, int, "NDArray[Any]"]
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """The AllReduce that follows attention: a rank's partial sums are normal samples in the inputs' format.
-
-    ``algorithm`` is its own order of transfers, ``message`` what is summed in one step, where its size is known.
-    """
-
-    ranks: int
-    fmt: str
-    node: NodeSpec | None
-    algorithm: Algorithm
-    message: CopyProblem | None
-
-    def results(self, algorithm: Algorithm) -> tuple[NDArray[Any], list[Addition]]:
-        """Return the sums, and every addition in order."""
-        added = list[Addition]()
-
-        def watch(transfer: Transfer, first: int, _: Any, result: NDArray[Any]) -> None:
-            added.append((first, transfer.source, transfer.target, result.copy()))
-
-        call = collective("allreduce", algorithm, self.ranks)
-        return execute(call, normal_samples(self.ranks, self.fmt), self.fmt, watch=watch)[0], added
-
-    def latency_us(self, algorithm: Algorithm) -> float | None:
-        """Return the microseconds of one step's AllReduce on a packaged node of the device, if there is one."""
-        if self.node is None or self.message is None:
-            return None
-        request = Request("allreduce", hw=self.node, problem=self.message, tiling={"algorithm": algorithm})
-        try:
-            return run_request(request, is_bare=True).latency_us
-        except NpusimError:
-            return None
-
-
-def _sums(request: Request, device: str, problem: Problem) -> _Sums:
-    """Return the sums over a request's ranks (one: as many as a packaged node of the device has, else eight)."""
-    load = request.load() if request.problem is None else None
-    ranks = request.tensor_parallel or (load.tensor_parallel if load else 1)
-    nodes = (load_node(name) for name in list_nodes())
-    node = max((n for n in nodes if n.device == device), key=lambda n: n.device_count.value, default=None)
-    count = ranks if ranks > 1 else (node.device_count.value if node else 8)
-    is_mesh = node is not None and count <= node.device_count.value and Topology(node, count).is_full_mesh
-    fmt = problem.dtype if problem.dtype in ("float16", "bfloat16", "float32") else "float16"
-    message = None
-    if load is not None and load.hidden is not None:
-        size = formats.get_format(fmt).size_bytes
-        message = CopyProblem(bytes=problem.batch * problem.seq_q * load.hidden * size)
-    return _Sums(count, fmt, node, "mesh" if is_mesh else "ring", message)
-
-
-def _of_element(added: list[Addition], element: int) -> list[tuple[str, float]]:
-    """Return the additions that one element takes part in: what was added to whose, and the sum."""
-    return [
-        (f"rank {target} adds what rank {source} sent", float(values[element - first]))
-        for first, source, target, values in added
-        if first <= element < first + len(values)
-    ]

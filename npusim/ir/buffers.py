@@ -9,7 +9,7 @@ Ascend C's AllocTensor / EnQue / DeQue / FreeTensor handshake without hidden sta
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import BufferOverflowError, ProgramError
@@ -38,7 +38,8 @@ class Ring:
 
     ``flag`` says how the hand-over is signalled: ``binary`` event flags between the pipes of one
     core (one id a slot and direction), or ``counter`` flags between cores (one ready and one free
-    counter).  A consumer of a counter ring acknowledges every ``period`` releases.
+    counter).  A consumer of a counter ring acknowledges every ``period`` releases.  ``peeks`` are consumers that
+    read each slot some time before they release it too, with a cursor of its own (:meth:`peek`).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Ring:
     consumers: tuple[str, ...]
     flag: FlagKind = "binary"
     period: int = 1
+    peeks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -71,6 +73,12 @@ class Ring:
     ) -> RingTile:
         """Return a consumer's view of its front slot (waits if ``first``, releases if ``last``)."""
         return self._tile(False, rows, cols, fmt, stride, first, last)
+
+    def peek(
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
+    ) -> RingTile:
+        """Return a consumer's view of a slot that it releases later (waits if ``first``, goes on if ``last``)."""
+        return replace(self._tile(False, rows, cols, fmt, stride, first, last), is_peek=True)
 
     def _tile(
         self, is_producer: bool, rows: int, cols: int, fmt: str, stride: int | None, first: bool, last: bool
@@ -115,11 +123,12 @@ class Allocator:
         consumers: Sequence[str],
         flag: FlagKind = "binary",
         period: int = 1,
+        peeks: Sequence[str] = (),
     ) -> Ring:
         """Place a ring of ``depth`` slots."""
         slot = round_up(slot_bytes, self._space(space).alignment_bytes)
         offset = self._place(space, name, slot, depth)
-        ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period)
+        ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period, tuple(peeks))
         self.rings.append(ring)
         return ring
 

@@ -34,9 +34,11 @@ class Opcode(Enum):
     SUB a, b: a - b
     MUL a, b: a * b
     DIV a, b: a / b
+    FMA a, b, c: a b + c rounded once; as ``variant`` says a b - c (``minus``), or c - a b (``from``)
     MAX a, b: the larger of a and b
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
+    RSQRT a: 1 / sqrt(a), as named by ``variant``
     TANH a: the hyperbolic tangent of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
@@ -51,9 +53,11 @@ class Opcode(Enum):
     SUB = "sub"
     MUL = "mul"
     DIV = "div"
+    FMA = "fma"
     MAX = "max"
     EXP = "exp"
     LOG = "log"
+    RSQRT = "rsqrt"
     TANH = "tanh"
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
@@ -66,12 +70,11 @@ class Opcode(Enum):
 #: How many sources an operation takes; a row sum, a start value too.
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            (Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.EXP, Opcode.LOG, Opcode.TANH, Opcode.ROW_MAX), (1,)
-        ),
+        **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
+        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
-        Opcode.SELECT: (3,),
+        **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
     }
 )
 
@@ -83,7 +86,7 @@ class Attributes:
     accumulate: bool = False
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential, logarithm or hyperbolic tangent
+    variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA
     order: str = ""  #: order of a row sum
     overflow: str = ""
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made

@@ -262,7 +262,7 @@ def program_key(program: TileProgram) -> Hashable:
     if any(phase.memo_key is None for phase in program.phases):
         return None
     rings = tuple(
-        (r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.producers, r.consumers, r.flag, r.period)
+        (r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.producers, r.consumers, r.flag, r.period, r.peeks)
         for r in program.rings
     )
     tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())

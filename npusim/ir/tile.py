@@ -7,7 +7,7 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
@@ -53,7 +53,8 @@ class GlobalTensor:
     ``packed`` heads of the call are one head of the tensor, the rows of each below those of the one before.
     ``lengths``: rows of each batch, where they differ; ``rows`` are then those of the longest.  ``stretch_rows``: rows
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
-    many rows are one in memory, as with a scale for a block of tokens.
+    many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
+    the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
     """
 
     name: str
@@ -68,6 +69,8 @@ class GlobalTensor:
     lengths: tuple[int, ...] = ()
     stretch_rows: int = 0
     shared_rows: int = 1
+    column: int = 0
+    is_transposed: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -137,6 +140,7 @@ class RingTile:
 
     ``first`` makes the operation wait for the slot (free for a producer, ready for a consumer);
     ``last`` makes it hand the slot on when it is done.  The walker knows which generation that is.
+    ``is_peek``: it reads a slot before the consumer that releases it, and has the next one after it.
     """
 
     ring: Ring
@@ -148,18 +152,18 @@ class RingTile:
     offset_bytes: int = 0
     first: bool = True
     last: bool = True
+    is_peek: bool = False
 
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
         offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
-        return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, self.first, self.last)
+        ends = self.first, self.last, self.is_peek
+        return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
 
     def held(self, *, first: bool, last: bool) -> RingTile:
         """Return the same region with another handshake."""
-        return RingTile(
-            self.ring, self.is_producer, self.rows, self.cols, self.stride, self.fmt, self.offset_bytes, first, last
-        )
+        return replace(self, first=first, last=last)
 
     def slot(self, generation: int) -> Tile:
         """Return the bytes of this region in the slot of ``generation``."""

@@ -56,6 +56,7 @@ class Endpoint:
     is_cross_core: bool
     depth: int
     ring_number: int  #: which of the program's rings: rings of different queues may share a name
+    is_peek: bool = False  #: reads slots that it hands on to nobody
 
     def __str__(self) -> str:
         return f"{self.ring} {'free' if self.is_producer else 'ready'}"
@@ -66,9 +67,12 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
     endpoints: list[Endpoint] = []
     for number, ring in enumerate(program.rings):
         first = len(endpoints)
-        sides = [(q, True) for q in ring.producers] + [(q, False) for q in ring.consumers]
-        for offset, (queue, is_producer) in enumerate(sides):
-            peers = tuple(first + i for i, (q, p) in enumerate(sides) if p != is_producer and q != queue)
+        sides = [(q, True, False) for q in ring.producers] + [(q, False, False) for q in ring.consumers]
+        sides += [(q, False, True) for q in ring.peeks]
+        for offset, (queue, is_producer, is_peek) in enumerate(sides):
+            peers = tuple(
+                first + i for i, (q, p, peeks) in enumerate(sides) if p != is_producer and q != queue and not peeks
+            )
             endpoints.append(
                 Endpoint(
                     first + offset,
@@ -81,6 +85,7 @@ def list_endpoints(program: TileProgram) -> tuple[Endpoint, ...]:
                     ring.flag == "counter",
                     ring.depth,
                     number,
+                    is_peek,
                 )
             )
     return tuple(endpoints)
@@ -129,10 +134,10 @@ class Walker:
 
     def __init__(self, program: TileProgram) -> None:
         self.endpoints = list_endpoints(program)
-        self._by_side = {(e.ring, e.queue, e.is_producer): e.index for e in self.endpoints}
+        self._by_side = {_side(e): e.index for e in self.endpoints}
         if len(self._by_side) < len(self.endpoints):
-            sides = Counter((e.ring, e.queue, e.is_producer) for e in self.endpoints)
-            ring, queue, _ = next(side for side, count in sides.items() if count > 1)
+            sides = Counter(map(_side, self.endpoints))
+            ring, queue, *_ = next(side for side, count in sides.items() if count > 1)
             raise ProgramError(
                 f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
@@ -163,7 +168,7 @@ class Walker:
         """
         handshakes: dict[int, tuple[bool, bool]] = {}
         for tile in op.ring_tiles():
-            side = (tile.ring.name, op.queue, tile.is_producer)
+            side = (tile.ring.name, op.queue, tile.is_producer, tile.is_peek)
             index = self._by_side.get(side)
             if index is None:
                 role = "producer" if tile.is_producer else "consumer"
@@ -171,6 +176,10 @@ class Walker:
             first, last = handshakes.get(index, (False, False))
             handshakes[index] = (first or tile.first, last or tile.last)
         return handshakes
+
+
+def _side(endpoint: Endpoint) -> tuple[str, str, bool, bool]:
+    return endpoint.ring, endpoint.queue, endpoint.is_producer, endpoint.is_peek
 
 
 def required_count(endpoint: Endpoint, generation: int) -> int:
@@ -253,7 +262,7 @@ def compile_items(walker: Walker, items: Iterable[Item], bodies: Bodies | None =
 
 def ends_of(program: TileProgram) -> Hashable:
     """Return queues and rings as far as bodies that programs share depend on them: all but depths and places."""
-    rings = tuple((r.name, r.space, r.producers, r.consumers, r.flag) for r in program.rings)
+    rings = tuple((r.name, r.space, r.producers, r.consumers, r.flag, r.peeks) for r in program.rings)
     return interned((program.queues, rings))
 
 

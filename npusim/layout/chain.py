@@ -19,7 +19,6 @@ from npusim.errors import LayoutError
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES, Arrangement
 
 if TYPE_CHECKING:
-    from npusim.layout.execute import Array, Index
     from npusim.layout.fragment import Fragment
 
 #: (lane, value): where a value is held before the exchange.
@@ -108,26 +107,6 @@ class Chain:
         count = self.tiles * self.accumulator.values
         is_narrowed = self.accumulator.bits != self.operand.bits
         return ChainCost(len(self.shuffles), selects, permutes, count if is_narrowed else 0)
-
-    def gathered(self, registers: Array) -> Array:
-        """Return the operand's registers, each value taken from where it lies.
-
-        ``(..., tiles, 32, accumulator values)`` in, ``(..., steps, 32, operand values)`` out.
-        """
-        expected = (self.tiles, WARP_LANES, self.accumulator.values)
-        if registers.shape[-3:] != expected:
-            raise LayoutError(f"{self.accumulator}: registers of shape {registers.shape}, wanted (..., {expected})")
-        lead = registers.shape[:-3]
-        flat = registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, expected[0] * expected[2])
-        steps = flat[..., *self._index].reshape(*lead, WARP_LANES, self.steps, self.operand.values)
-        return steps.swapaxes(-3, -2)
-
-    @cached_property
-    def _index(self) -> tuple[Index, Index]:
-        import numpy as np
-
-        lane, value = np.moveaxis(np.array(self.sources, np.intp), -1, 0)
-        return lane, value
 
     def _butterflies(self, mask: int) -> list[Shuffle]:
         """Return the shuffles of one mask: the values each lane needs, a register at a time."""

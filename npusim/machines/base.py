@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.gemm import gemm
+from npusim.errors import TilingError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
 from npusim.machines.footprint import Footprint
@@ -45,7 +46,7 @@ class Machine:
         """Return the tiling with open fields chosen, and a note on it."""
         return tiling, ()
 
-    def settings(self, _tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+    def settings(self, _tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what a call may try of the fields that it does not name: groups of settings, the best of each kept."""
         return ()
 
@@ -68,6 +69,10 @@ class Machine:
     def fields_for(self, _called: str, _phase: Phase, tiling: Any) -> tuple[Any, str]:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
+
+    def column(self, _fmt: str) -> int:
+        """Return how many elements of a row lie together in fractals (NZ) in memory."""
+        raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")
 
     def product(
         self,
@@ -131,12 +136,19 @@ def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, Addre
 
 
 def program_phase(
-    frame: Frame, items: Callable[[WorkTile], Iterable[Item]], reread: tuple[tuple[str, int], ...] = (), **more: Any
+    frame: Frame,
+    items: Callable[[WorkTile], Iterable[Item]],
+    reread: tuple[tuple[str, int], ...] = (),
+    views: Iterable[str] = (),
+    **more: Any,
 ) -> ProgramPhase:
     """Return a phase of the program in which a block does ``items``.
 
-    ``reread``: operands that so many rows of a block at a time read all of.  ``more``: its other attributes.
+    ``reread``: operands that so many rows of a block at a time read all of.  ``views``: those that are never loaded by
+    themselves.  ``more``: its other attributes.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, "family": _FAMILY, **more}
-    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread), **described)
+    return ProgramPhase(
+        p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread, frozenset(views)), **described
+    )

@@ -11,7 +11,7 @@ from npusim.ir.program import Touch
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence, Set
 
     from npusim.algorithms.phase import TileRun, WorkTile
     from npusim.machines.frame import Frame
@@ -24,21 +24,27 @@ def once(_name: str, _block: WorkTile) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The footprint of blocks in a phase; of ``reread`` operands, so many rows of a block at a time read all."""
+    """The footprint of blocks in a phase; of ``reread`` operands, so many rows of a block at a time read all.
+
+    ``views`` are parts of what is loaded with others.
+    """
 
     frame: Frame
     reread: tuple[tuple[str, int], ...] = ()
+    views: frozenset[str] = frozenset()
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         """Yield regions read and written by blocks that run in step."""
-        return footprint(self.frame, self._times, blocks)
+        return footprint(self.frame, self._times, blocks, self.views)
 
     def _times(self, name: str, block: WorkTile) -> int:
         rows = dict(self.reread).get(name)
         return ceil_div(block.rows, rows) if rows else 1
 
 
-def footprint(frame: Frame, times: Callable[[str, WorkTile], int], blocks: Sequence[WorkTile]) -> Iterator[Touch]:
+def footprint(
+    frame: Frame, times: Callable[[str, WorkTile], int], blocks: Sequence[WorkTile], views: Set[str]
+) -> Iterator[Touch]:
     """Yield regions read and written, of all blocks together where they share them.
 
     With products and a loop, neighbouring blocks are one region of what has rows, and blocks of a head
@@ -49,7 +55,7 @@ def footprint(frame: Frame, times: Callable[[str, WorkTile], int], blocks: Seque
     passes = 1 if has_products else len(frame.phase.loops)
     yield from _masks(frame, blocks)
     for n, place in frame.places.items():
-        if place not in ("global", "out"):
+        if place not in ("global", "out") or n in views:
             continue
         each = 0 if place == "out" else passes
         if is_joined and frame.is_visited(n):

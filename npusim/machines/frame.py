@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.flow import conflicts, flow, is_visited, storage
+from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, get_format
@@ -127,8 +127,7 @@ class Frame:
 
     def widest(self, n: str) -> str:
         """Return the operand that takes most of the rows of an operand's tensor: what else reads them is a part."""
-        bound = self.phase.tensors[n]
-        return max((m for m in self.operands if self.phase.tensors[m] is bound), key=self.width, default=n)
+        return widest(self.phase, n)
 
     def is_visited(self, n: str) -> bool:
         """Return whether the loop goes along an operand or result, tile after tile."""
@@ -148,6 +147,11 @@ class Frame:
     def visited(self) -> tuple[str, ...]:
         """Operands that are loaded tile after tile."""
         return tuple(n for n in self.operands if n not in self.held)
+
+    @cached_property
+    def views(self) -> dict[str, str]:
+        """Operands of the loop that need no load, with those that they are a part of (`algorithms.flow.views`)."""
+        return views(self.phase, self.loop_axis)
 
     @cached_property
     def _cuts(self) -> list[int]:

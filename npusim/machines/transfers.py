@@ -17,6 +17,7 @@ from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Cost
 from npusim.ir.residency import Residency, residency
 from npusim.ir.tile import GlobalTile, Operand, memory_of
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,6 +173,9 @@ def _bursts(step: Step) -> float:
     for operand in step.operands():
         if isinstance(operand, GlobalTile):
             whole = operand.tensor
+            if whole.column:
+                jumps += 0 if operand.rows == whole.rows else ceil_div(operand.cols, whole.column) - 1
+                continue
             gapless = operand.cols == whole.cols and (whole.heads == 1 or not whole.is_interleaved)
         elif memory_of(operand) == "GM":
             gapless = operand.cols == operand.stride
@@ -190,6 +194,8 @@ def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
     to_fractals = memory_of(step.dst) == "L1"
     for operand in step.operands():
         if memory_of(operand) != "GM" or operand.rows == 1:
+            continue
+        if isinstance(operand, GlobalTile) and operand.tensor.column:
             continue
         pitch = operand.tensor.cols if isinstance(operand, GlobalTile) else operand.stride
         is_run = pitch == operand.cols and not to_fractals

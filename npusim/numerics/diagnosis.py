@@ -8,7 +8,6 @@ casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from npusim.formats import get_format
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
-from npusim.numerics.result import Diagnosis, Magnitudes
+from npusim.numerics.result import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,40 +54,13 @@ class Range:
         return (self.low, self.high) if self.low <= self.high else (None, None)
 
 
-class Scores(Range):
-    """The scores' range and magnitudes, before they are stored."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fmt, self._zeros, self._nonfinite = "", 0, 0
-        self._counts: Counter[int] = Counter()
-
-    def look_at(self, values: Array, fmt: str) -> None:
-        """Take in scores on their way to format ``fmt``."""
-        self.look(values)
-        self.fmt = fmt
-        size = np.abs(np.asarray(values, np.float64)).ravel()
-        is_finite, is_zero = np.isfinite(size), size == 0
-        exponents, counts = np.unique(np.frexp(size[is_finite & ~is_zero])[1], return_counts=True)
-        # frexp's fraction lies in [1/2, 1)
-        self._counts.update(dict(zip((exponents - 1).tolist(), counts.tolist(), strict=True)))
-        self._zeros += int(is_zero.sum())
-        self._nonfinite += int((~is_finite).sum())
-
-    def magnitudes(self) -> Magnitudes | None:
-        """Return what was seen; None for nothing."""
-        counts = dict(sorted(self._counts.items()))
-        return Magnitudes(self.fmt, counts, self._zeros, self._nonfinite) if self.fmt else None
-
-
 class Probe:
     """Collects a diagnosis: an observer of the execution that also looks at the inputs."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.underflow = Underflow(self.sinks)
-        self.keys, self.shifted_keys, self.raw_scores = (Range() for _ in range(3))
-        self.scores = Scores()
+        self.keys, self.shifted_keys, self.raw_scores, self.scores = (Range() for _ in range(4))
         self.resonance: Resonance | None = None
         self._sink_mass = 0.0
         self._rows = 0
@@ -103,9 +75,9 @@ class Probe:
         """Look at one executed step."""
         match moment.role, moment.step.opcode:
             case "score", Opcode.MATMUL:  # scores stay in the accumulator
-                self.scores.look_at(moment.result, moment.step.dst.fmt)
+                self.scores.look(moment.result)
             case "score", (Opcode.COPY | Opcode.CAST):
-                self.scores.look_at(moment.sources[0], moment.step.dst.fmt)
+                self.scores.look(moment.sources[0])
             case "result", _ if moment.step.name == "k_shifted":
                 self.shifted_keys.look(moment.result)
             case _:

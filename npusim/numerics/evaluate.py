@@ -107,7 +107,6 @@ def evaluate(
         shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
         sample=_describe(problem, wanted, written),
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
-        scores=probe.scores.magnitudes() if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         variants=among.rows(done, inputs),
     )

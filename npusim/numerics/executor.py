@@ -276,7 +276,7 @@ def _form(operand: Source) -> Any:
         return operand.tensor.name, operand.fmt, operand.rows, operand.cols
     if isinstance(operand, RingTile):
         ring = operand.ring
-        return ring.name, operand.is_producer, ring.depth, ring.slot_bytes, operand.slot(0)
+        return ring.name, operand.is_producer, operand.is_peek, ring.depth, ring.slot_bytes, operand.slot(0)
     return operand
 
 
@@ -424,6 +424,7 @@ class TensorStore:
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             matrices = [self._inputs(tensor.name, batch, h) for h in heads]
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
+            values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
         else:
             fmt = get_format(tensor.fmt)
             raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)

@@ -64,19 +64,6 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Magnitudes:
-    """How many values have which magnitude, before they are stored in ``fmt``.
-
-    ``counts`` maps n to how many lie from 2^n to below 2^(n + 1), sign left aside.
-    """
-
-    fmt: str
-    counts: dict[int, int]
-    zero_count: int
-    nonfinite_count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the values of the computed rows went through; None where a figure has no meaning.
 
@@ -139,15 +126,14 @@ class NumericResult(NumericRecord):
     ``rows`` maps (batch, head, first row) of each computed block to its output (rows, dv).  ``events`` lists every
     operation of every computed block that had some, in program order (the first
     `npusim.numerics.executor.EVENTS_KEPT` of them).  ``row_errors`` has the relative error of each row of ``rows``, NaN
-    or Inf where it is not finite; ``scores`` the magnitudes of what is stored as scores, where a diagnosis was asked
-    for; ``variants`` one block of rows under each of other programs (`npusim.numerics.evaluate.compared_block`).
-    ``row_sums`` is there in a run's result: its device says how their ``row_sum_orders`` are known.
+    or Inf where it is not finite; ``variants`` one block of rows under each of other programs
+    (`npusim.numerics.evaluate.compared_block`).  ``row_sums`` is there in a run's result: its device says how their
+    ``row_sum_orders`` are known.
     """
 
     rows: dict[tuple[int, int, int], NDArray[Any]] = field(repr=False)
     shape: tuple[int, int, int, int]
     row_sum_orders: tuple[str, ...] = ()
-    scores: Magnitudes | None = None
     row_errors: dict[tuple[int, int, int], NDArray[np.float64]] = field(default_factory=dict, repr=False)
     events: tuple[NumericEvent, ...] = field(default=(), repr=False)
     variants: dict[str, NDArray[Any]] = field(default_factory=dict, repr=False)

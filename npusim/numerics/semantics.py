@@ -7,9 +7,8 @@ columns.  Every result is rounded once, to the destination's format, by ``npusim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,6 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import FormatError, ProgramError, UnknownOpcodeError
 from npusim.ir.op import Attributes, Opcode
-from npusim.layout.chain import chain
-from npusim.layout.execute import chained_product, from_registers, to_registers
-from npusim.layout.fragment import arrangement
-from npusim.layout.instruction import instruction
-from npusim.units import round_up
-
-if TYPE_CHECKING:
-    from npusim.formats import MmaArithmetic
-    from npusim.ir.op import WarpPlan
-    from npusim.layout.chain import Chain
-
 
 Array = NDArray[Any]
 #: (sources, destination before the step, destination's format, attributes) -> result
@@ -42,9 +30,8 @@ def apply(opcode: Opcode, sources: Sequence[Array], before: Array, fmt: str, att
     return row(sources, before, fmt, attributes)
 
 
-def _copy(sources: Sequence[Array], _before: Array, _fmt: str, attributes: Attributes) -> Array:
-    plan = attributes.warp
-    return exchanged(sources[0], plan) if plan and plan.exchange else sources[0]
+def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
+    return sources[0]
 
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
@@ -62,9 +49,6 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
         b = np.concatenate([b, np.zeros((*b.shape[:-2], tail, b.shape[-1]), b.dtype)], axis=-2)
-    if attributes.warp:
-        start = before if attributes.accumulate else np.zeros_like(before)
-        return product_on_lanes(a, b, start, attributes.warp, arithmetic, is_transposed=attributes.transpose_b)
     return formats.matmul(a, b, before if attributes.accumulate else None, arithmetic=arithmetic)
 
 
@@ -100,6 +84,11 @@ def _row_sum(sources: Sequence[Array], _before: Array, fmt: str, attributes: Att
     return formats.reduce_sum(sources[0], fmt, order)[..., None]
 
 
+def _fma(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
+    a, b, c = sources
+    return formats.fma(-a if attributes.variant == "from" else a, b, -c if attributes.variant == "minus" else c, fmt)
+
+
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
     mask, kept, other = sources
     return np.where(mask != 0, kept, other)
@@ -115,69 +104,14 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.SUB: _binary(formats.sub),
         Opcode.MUL: _binary(formats.mul),
         Opcode.DIV: _binary(formats.div),
+        Opcode.FMA: _fma,
         Opcode.MAX: _binary(formats.maximum),
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
+        Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
         Opcode.SELECT: _select,
     }
 )
-
-
-#: Volta's only matrix instruction (PTX ISA).
-MMA = "m8n8k4"
-
-
-def product_on_lanes(
-    a: Array, b: Array, c: Array, plan: WarpPlan, arithmetic: MmaArithmetic, *, is_transposed: bool
-) -> Array:
-    """Return ``a b + c`` by m8n8k4 on fragments; ``is_transposed``: B lies by columns in memory.
-
-    Shapes are (lanes, rows, k), (lanes, k, columns), (lanes, rows, columns).  What does not fill
-    whole fragments is padded with zeros and cut off again.
-    """
-    acc = "f16" if arithmetic.acc_format == "float16" else "f32"
-    mma = instruction(MMA, acc=acc, a="row", b="col" if is_transposed else "row")
-    where = arrangement(plan.arrangement, plan.row_order)
-    operands = ((mma.a, a), (mma.b, b), (mma.c, c))
-    left, right, start = (to_registers(f, where, filled(t, where.tile(f))) for f, t in operands)
-
-    def multiply(x: Array, y: Array, z: Array) -> Array:
-        return formats.matmul(x, y, z, arithmetic=arithmetic)
-
-    result = chained_product(mma, left, right, start, multiply)
-    return from_registers(mma.c, where, result)[..., : c.shape[-2], : c.shape[-1]]
-
-
-def exchanged(p: Array, plan: WarpPlan) -> Array:
-    """Return P after its way from accumulators to the A operand: values as they were, in new lanes."""
-    link = _link(plan)
-    where = link.arrangement
-    rows, columns = where.tile(link.accumulator)
-    whole = filled(p, (rows, columns * link.tiles))
-    held = to_registers(link.accumulator, where, whole)
-    across = held.shape[-3] // link.tiles
-    chained = held.reshape(*held.shape[:-3], across, link.tiles, *held.shape[-2:])
-    moved = link.gathered(chained)
-    operand = moved.reshape(*moved.shape[:-4], across * link.steps, *moved.shape[-2:])
-    return from_registers(link.operand, where, operand)[..., : p.shape[-2], : p.shape[-1]]
-
-
-@cache
-def _link(plan: WarpPlan) -> Chain:
-    """Return which accumulator of which lane each value of the A operand comes from."""
-    first, second = instruction(MMA, acc=plan.accumulator), instruction(MMA, b="row")
-    where = arrangement(plan.arrangement, plan.row_order)
-    return chain(first.c, second.a, arrangement=where)
-
-
-def filled(tile: Array, unit: tuple[int, int]) -> Array:
-    """Return a tile padded with zeros to a multiple of ``unit`` rows and columns."""
-    rows, columns = (round_up(n, u) for n, u in zip(tile.shape[-2:], unit, strict=True))
-    if (rows, columns) == tile.shape[-2:]:
-        return tile
-    whole = np.zeros((*tile.shape[:-2], rows, columns), tile.dtype)
-    whole[..., : tile.shape[-2], : tile.shape[-1]] = tile
-    return whole

@@ -173,21 +173,3 @@ def errors_figure(record: RunRecord, drawn: dict[str, Any]) -> Figure:
         text += f"Worst where finite: head {worst['head']}, {rows_of}, {worst['error']:.2e}."
     sample = "" if record.numerics is None else f" Computed: {record.numerics.sample}."
     return Figure("errors", "Error over rows and heads", text + sample, charts.grid_of_errors(rows), ERRORS.grid(rows))
-
-
-def scores_figure(scores: dict[str, Any]) -> Figure:
-    """Return the magnitudes of scores, and how many lie beyond the range of their format."""
-    counts, largest = scores["counts"], scores["largest"]
-    rows = [(f"2^{c['exponent']} to 2^{c['exponent'] + 1}", c["count"]) for c in counts]
-    rows += [("zero", scores["zero_count"]), ("Inf or NaN", scores["nonfinite_count"])]
-    total = sum(count for _, count in rows)
-    beyond = scores["nonfinite_count"] + sum(c["count"] for c in counts if 2.0 ** c["exponent"] >= largest)
-    text = (
-        f"Magnitudes of {whole(total)} scores before they are stored as {scores['format']}, whose largest number is "
-        f"{largest:,.6g}. {'None lies' if not beyond else f'{percent(beyond / total)} lie'} beyond it."
-    )
-    table = Columns(
-        Column("magnitude", 0), Column("scores", 1, whole), Column("share", lambda row: row[1] / total, percent)
-    )
-    title = "Scores against the range of their format"
-    return Figure("scores", title, text, charts.score_bars(scores), table.grid(rows))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from npusim.report.text import Block, Grid
 
@@ -176,30 +176,6 @@ def tracks(slices: Sequence[Row], start_us: float, end_us: float, width: str = "
     return finished(alt.layer(*layers), ROW_HEIGHT * len(names), slices=rows)
 
 
-def use_of_tracks(parts: Sequence[Row]) -> Spec:
-    """Return how busy each track was in each part of a run: rows ``track``, ``start_us``, ``end_us``, ``busy``."""
-    alt = altair()
-    names = names_of(parts, "track")
-    end = max(p["end_us"] for p in parts)
-    chart = (
-        chart_of("parts")
-        .mark_bar(height={"band": 0.9})
-        .encode(
-            x=alt.X("start_us:Q", title="time, us", scale={"domain": [0, end], "nice": False}),
-            x2="end_us",
-            y=rows_axis(names),
-            color=alt.Color(
-                "busy:Q",
-                title="busy",
-                scale={"domain": [0, 1], "range": "ramp"},
-                legend={"format": ".0%", "orient": "top"},
-            ),
-            tooltip=tooltip(track="track", start_us="from, us|us", end_us="to, us|us", busy="busy|share"),
-        )
-    )
-    return finished(chart, ROW_HEIGHT * len(names), parts=parts)
-
-
 def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
     """Return the time of each ``track``, cut by ``kind``: rows ``track``, ``kind``, ``cause``, ``value``, ``share``."""
     alt = altair()
@@ -221,13 +197,13 @@ def stacked_bars(rows: Sequence[Row], kinds: Sequence[str]) -> Spec:
     return finished(chart, ROW_HEIGHT * len(names), parts=ordered)
 
 
-def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
-    """Return one bar a ``name`` with its ``value`` written beside it; ``text`` is what a tooltip adds."""
-    alt = altair()
+def bars(rows: Sequence[Row]) -> Spec:
+    """Return one bar a ``name`` with its latency, ``value``, written beside it; ``text`` is what a tooltip adds."""
+    alt, form = altair(), ",.2f"
     names = names_of(rows, "name")
     scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}  # room for what is beside
     base = chart_of("rows").encode(
-        x=alt.X("value:Q", title=x_title, axis={"format": form, "tickCount": 6}, scale=scale),
+        x=alt.X("value:Q", title="latency, us", axis={"format": form, "tickCount": 6}, scale=scale),
         y=rows_axis(names, "name"),
         tooltip=[*tooltip(name="what"), alt.Tooltip("value:Q", format=form), *tooltip(text="note")],
     )
@@ -235,14 +211,12 @@ def bars(rows: Sequence[Row], *, x_title: str, form: str = ".0%") -> Spec:
     return finished(alt.layer(base.mark_bar(height={"band": 0.7}), text), row_height(names) * len(names), rows=rows)
 
 
-def changes(rows: Sequence[Row], *, x_title: str = "change, us", form: str = "+,.2f") -> Spec:
+def changes(rows: Sequence[Row]) -> Spec:
     """Return a bar for each ``part`` and ``run`` from 0 to its ``value``, runs beside one another."""
-    alt = altair()
+    alt, form = altair(), "+,.2f"
     parts, runs = names_of(rows, "part"), names_of(rows, "run")
     base = chart_of("rows").encode(
-        x=alt.X(
-            "value:Q", title=x_title, scale={"padding": 58}, axis={"format": form.replace("f", "~f"), "tickCount": 6}
-        ),
+        x=alt.X("value:Q", title="change, us", scale={"padding": 58}, axis={"format": "+,.2~f", "tickCount": 6}),
         y=rows_axis(parts, "part"),
         yOffset=alt.YOffset("run:N", sort=runs),
         tooltip=[*tooltip(run="run", part="part"), alt.Tooltip("value:Q", format=form)],
@@ -335,7 +309,7 @@ def _meet(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-# ---------------------------------------------------------------- roofs and memories
+# ---------------------------------------------------------------- roofs
 
 
 def roofline(levels: Sequence[Row], peak: float) -> Spec:
@@ -380,41 +354,6 @@ def roofline(levels: Sequence[Row], peak: float) -> Spec:
         downs.mark_text(style="label", dy=17).encode(text="label:N", color=alt.Undefined),
     ]
     return finished(alt.layer(*layers), CHART_HEIGHT, marks=marks, roofs=roofs)
-
-
-def memory_bars(memories: Sequence[Row]) -> Spec:
-    """Return shares of memories: rows ``name``, ``used_bytes`` (allocated), ``capacity_bytes``, ``held_bytes``."""
-    alt = altair()
-    rows = [
-        {
-            **m,
-            "used": m["used_bytes"] / m["capacity_bytes"],
-            "held": None if m["held_bytes"] is None else m["held_bytes"] / m["capacity_bytes"],
-        }
-        for m in memories
-    ]
-    names = names_of(rows, "name")
-    x = alt.X(
-        "used:Q",
-        title="share of capacity",
-        scale={"domain": [0, 1.08], "nice": False},
-        axis={"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]},
-    )
-    tips = tooltip(
-        name="memory",
-        used="allocated|share",
-        used_bytes="bytes allocated|number",
-        capacity_bytes="bytes there|number",
-        held="held at most|share",
-    )
-    base = chart_of("memories").encode(y=rows_axis(names, "name"), tooltip=tips)
-    layers = [
-        base.mark_bar(height={"band": 0.75}, style="quiet").encode(x=x),
-        base.transform_filter("datum.held != null").mark_bar(height={"band": 0.32}).encode(x="held:Q"),
-        base.mark_text(style="label", align="left", dx=4).encode(x=x, text=alt.Text("used:Q", format=".0%")),
-        chart_of("limit").mark_rule(style="limit").encode(x="x:Q"),
-    ]
-    return finished(alt.layer(*layers), ROW_HEIGHT * len(names), memories=rows, limit=[{"x": 1}])
 
 
 # ---------------------------------------------------------------- bits
@@ -492,42 +431,3 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
         nothing = base.transform_filter("datum.value == null && !datum.bound")
         layers.append(nothing.mark_text(style="cross", text="×", fontSize=17))
     return finished(alt.layer(*layers), max(3, len(lines)) * 30, cells=cells)
-
-
-def score_bars(scores: Mapping[str, Any]) -> Spec:
-    """Return how many scores have which magnitude, and the ends of their format's range."""
-    alt = altair()
-    limit = math.log2(scores["largest"])
-    rows = [
-        {
-            "from": c["exponent"],
-            "to": c["exponent"] + 1,
-            "count": c["count"],
-            "beyond": 2.0 ** c["exponent"] >= scores["largest"],
-            "what": f"2^{c['exponent']} to 2^{c['exponent'] + 1}",
-        }
-        for c in scores["counts"]
-    ]
-    least, most = min(r["from"] for r in rows), max((limit, *(r["to"] for r in rows)))
-    x = alt.X(
-        "from:Q",
-        title="magnitude of the scores, as a power of 2",
-        scale={"domain": [min(max(least, most - 40) - 1, limit - 8), most + 2], "nice": False},
-        axis={"tickMinStep": 1},
-    )
-    y = alt.Y(
-        "count:Q",
-        title="scores",
-        axis={"format": "~s", "tickCount": 4},
-        scale={"domain": [0, 1.15 * max(r["count"] for r in rows)]},  # the limit's name stands above all bars
-    )
-    base = chart_of("rows").encode(x=x, x2="to", y=y, tooltip=tooltip(what="magnitude", count="scores|number"))
-    ends = [{"x": limit, "label": f"largest of {scores['format']}"}]
-    end = chart_of("ends").encode(x="x:Q")
-    layers = [
-        base.transform_filter("!datum.beyond").mark_bar(orient="vertical", binSpacing=1, clip=True),
-        base.transform_filter("datum.beyond").mark_bar(orient="vertical", binSpacing=1, style="broken", clip=True),
-        end.mark_rule(style="limit"),
-        end.mark_text(style="label", align="right", dx=-5, baseline="top").encode(text="label:N", y=alt.value(2)),
-    ]
-    return finished(alt.layer(*layers), 200, rows=rows, ends=ends)

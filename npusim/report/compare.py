@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
@@ -50,24 +49,6 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 _NEAR = (0.5, 2.0)
 #: Rows of parts and of what moved that the terminal shows, and parts that a chart does; JSON has them all.
 SHOWN, DRAWN = 10, 8
-#: What a bar of the whole latency is cut into.
-PART_KINDS = MappingProxyType(
-    {
-        "work": "operations",
-        "links": "others on shared links or pipes",
-        "wait": "waits",
-        "phase": "nothing to do in a phase",
-        "end": "its last operation is over",
-        "idle": "not busy",
-        "launch": "launch",
-    }
-)
-SPENT = Columns(
-    Column("run", "track"),
-    Column("what", "cause"),
-    Column("us", "value", ",.2f"),
-    Column("of the latency", "share", percent),
-)
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
@@ -481,7 +462,6 @@ def _tiles(c: Comparison) -> Iterator[FigureTile]:
 def _page_figures(c: Comparison) -> Iterator[Figure]:
     if c.latency is not None:
         yield _changes(c, c.latency)
-        yield _latencies(c, c.latency)
     values = {f.name: f.values for f in c.figures}
     times, errors = values.get("latency us", ()), values.get("relative RMSE", ())
     points = [
@@ -492,7 +472,6 @@ def _page_figures(c: Comparison) -> Iterator[Figure]:
     if len(points) >= 2:
         text = "Left is faster, down is nearer to float64. A run that is not finite has no place here."
         yield Figure("front", "Latency against error", text, charts.front(points), POINTS.grid(points))
-    yield from _busy_figure(c)
 
 
 def _changes(c: Comparison, latency: Breakdown) -> Figure:
@@ -513,49 +492,3 @@ def _changes(c: Comparison, latency: Breakdown) -> Figure:
     text = f"How much longer each takes than {c.labels[0]}, by what {_units(latency)} spends it on; the parts add up."
     spec = charts.changes(rows) if rows else None
     return Figure("changes", "Why the latencies differ", text, spec, table.grid(latency.ranked))
-
-
-def _latencies(c: Comparison, latency: Breakdown) -> Figure:
-    """Return each run's latency as one bar, cut by what the unit in question spends it on."""
-    rows: list[Row] = []
-    for i, sheet in enumerate(c.sheets):
-        total = sum(latency.us(p, i) for p in latency.parts)
-        rows += [
-            {
-                "track": sheet.label,
-                "kind": PART_KINDS[p.kind],
-                "cause": str(p),
-                "value": round(latency.us(p, i), 3),
-                "share": latency.us(p, i) / total,
-            }
-            for p in sorted(latency.parts, key=lambda p: list(PART_KINDS).index(p.kind))
-            if latency.us(p, i)
-        ]
-    used = {row["kind"] for row in rows}
-    spec = charts.stacked_bars(rows, [kind for kind in PART_KINDS.values() if kind in used])
-    text = f"The account of {_units(latency)}, in the core group that ends last, and the launch."
-    return Figure("whole", "What the latency is spent on", text, spec, SPENT.grid(rows))
-
-
-def _busy_figure(c: Comparison) -> Iterator[Figure]:
-    """Yield how busy each pipe is in each run; a pipe that repeats another of its name is left out."""
-    pipes: dict[tuple[str, tuple[Value, ...]], str] = {}
-    for f in c.figures:
-        if f.kind == "share":
-            pipe = f.name.removesuffix(" busy")
-            pipes.setdefault((pipe.rpartition(" ")[2], f.values), pipe)
-    shown = [(pipe, values) for (_, values), pipe in pipes.items()]
-    rows: list[Row] = [
-        {"part": pipe, "run": label, "value": share}
-        for pipe, values in shown
-        for label, share in zip(c.labels, values, strict=True)
-        if isinstance(share, float)
-    ]
-    if rows:
-        table = Columns(
-            Column("pipe", 0),
-            *(Column(label, _of(i, lambda row, run: row[1][run]), percent) for i, label in enumerate(c.labels)),
-        )
-        spec = charts.changes(rows, x_title="share of the cores' time", form=".0%")
-        text = "In the core group that ends last."
-        yield Figure("busy", "How busy each pipe is", text, spec, table.grid(shown))

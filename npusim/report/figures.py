@@ -1,7 +1,6 @@
 """``figures.json``: numbers that the page of a run draws and that its result does not have.
 
-A few hundred slices of the timeline, how busy each track was over the whole of it, what memories hold,
-errors row by row, and the magnitudes of scores: what is lost once the run is over.
+A few hundred slices of the timeline, what memories hold, and errors row by row: what is lost once the run is over.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
-from npusim.formats import get_format
 from npusim.report.record import MOST_BYTES
 from npusim.sanitize import regular_file
 
@@ -29,7 +27,7 @@ SCHEMA_VERSION = 1
 KIND = "npusim.figures"
 #: Operations that a window shows: as many as can be told apart on a page.
 WINDOW_OPERATIONS = 90
-#: Parts of the run, and of the rows, for which utilisation and errors are kept.
+#: Parts of the rows for which errors are kept.
 PARTS = 60
 
 
@@ -41,10 +39,8 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "end_us": _us(timeline, timeline.end),
         "is_whole": timeline.is_whole,
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
-        "use": list(_use(timeline)) if timeline.is_whole else [],
         "memories": list(_memories(result, timeline)),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
-        "scores": None if result.numerics is None else _scores(result.numerics),
     }
 
 
@@ -119,19 +115,6 @@ def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, ob
     }
 
 
-def _use(timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield the busy share of each track in each part of the run."""
-    step = timeline.end / PARTS
-    for track, slices in timeline.tracks.items():
-        busy = [0.0] * PARTS
-        for s in slices:
-            if s.kind != "operation":
-                continue
-            for part in range(int(s.start / step), min(PARTS, math.ceil(s.end / step))):
-                busy[part] += min(s.end, (part + 1) * step) - max(s.start, part * step)
-        yield {"track": str(track), "busy": [round(cycles / step, 3) for cycles in busy]}
-
-
 def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:
     """Yield each memory's name, allocated bytes, capacity, and the most that rings held at one time."""
     held: dict[str, int] = {}
@@ -186,18 +169,3 @@ def _overflows(result: RunData, bits: NumericResult) -> Iterator[tuple[int, int,
         block = blocks.get(event.block) if event.kind == "overflow" else None
         if block is not None and hasattr(block, "row"):
             yield block.batch, block.head, block.row + event.row, event.count
-
-
-def _scores(bits: NumericResult) -> dict[str, object] | None:
-    scores = bits.scores
-    if scores is None:
-        return None
-    fmt = get_format(scores.fmt)
-    return {
-        "format": scores.fmt,
-        "largest": float(fmt.max_finite),
-        "smallest_normal": float(fmt.min_normal),
-        "counts": [{"exponent": n, "count": count} for n, count in scores.counts.items()],
-        "zero_count": scores.zero_count,
-        "nonfinite_count": scores.nonfinite_count,
-    }

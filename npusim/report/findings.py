@@ -10,21 +10,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.report.text import (
-    Block,
-    Cell,
-    Column,
-    Columns,
-    Fact,
-    Facts,
-    Heading,
-    Style,
-    cells,
-    document,
-    percent,
-    whole,
-)
-from npusim.validate.bits import BitsReport
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
 from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
@@ -231,13 +217,6 @@ def _passed(is_passed: bool | None) -> Style:
     return "" if is_passed is None else "good" if is_passed else "bad"
 
 
-#: Rows are names with their reports.
-BITS = Columns(
-    Column("name", 0),
-    Column("matched", lambda row: row[1].matched, whole, ">", lambda row: _passed(row[1].matched == row[1].total)),
-    Column("total", lambda row: row[1].total, whole, ">"),
-    Column("first that differs", lambda row: row[1].first_mismatch or ""),
-)
 #: What JSON has of a residual: its keys are the titles.
 RESIDUALS = Columns(
     *(Column(name, name) for name in ("name", "group", "quantity")),
@@ -248,12 +227,8 @@ RESIDUALS = Columns(
 )
 
 
-def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
-    """Return the report as JSON: cases and summary, or vectors."""
-    if isinstance(report, BitsReport):
-        reports = {name: asdict(r) for name, r in sorted(report.vectors.items())}
-        counts = {name: {k: v for k, v in r.items() if v is not None} for name, r in reports.items()}
-        return {"schema_version": SCHEMA_VERSION, "vectors": counts}
+def validation_document(report: TimesReport) -> dict[str, object]:
+    """Return the report as JSON: cases and summary."""
     figures = ("median_abs_error", "worst_abs_error", "untouched_abs_error", "within_band", "left_out")
     return {
         "schema_version": SCHEMA_VERSION,
@@ -266,15 +241,8 @@ def validation_document(report: TimesReport | BitsReport) -> dict[str, object]:
     }
 
 
-def validation_table(report: TimesReport | BitsReport) -> tuple[Block, ...]:
+def validation_table(report: TimesReport) -> tuple[Block, ...]:
     """Return the report as people read it."""
-    if isinstance(report, BitsReport):
-        rows = sorted(report.vectors.items())
-        text = f"{whole(report.matched)} of {whole(report.total)} outputs equal"
-        facts = [("bits", cells(text, style=_passed(report.is_passed)))]
-        if report.left_out:
-            facts.append(("left out", cells(f"{report.left_out} by --only")))
-        return (Heading("bits, predicted against recorded"), BITS.grid(rows), Facts(tuple(facts)))
 
     def measured(residual: Residual) -> str:
         low, high = residual.measured

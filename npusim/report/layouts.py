@@ -1,18 +1,17 @@
 """Pictures of fragments: which lane holds which element, and what a chained product must move.
 
-`picture_lines` draws one as text, which a terminal colours by lane, `picture_svg` as SVG.
+`picture_lines` draws one as text, which a terminal colours by lane.
 """
 
 from __future__ import annotations
 
 import colorsys
-import io
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.layout.chain import chain
-from npusim.report.text import Fact, Facts, Heading, cells, document, plain
+from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
 _HUES = (220, 25, 130, 325, 55, 275, 185, 95)
 _SHADES = (0.84, 0.77, 0.70, 0.64)
 _SATURATION = 0.7
-#: What rich fills in: no window around it, and no fonts that would be fetched.
-_SVG = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {terminal_width} {terminal_height}" role="img">
-<style>text {{ font: {char_height}px monospace; white-space: pre }} {styles}</style>
-<defs>{lines}</defs><rect x="-8" y="-8" width="100%" height="100%" fill="white"/>
-<g>{backgrounds}{matrix}</g></svg>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +218,7 @@ def _counted(values: int) -> str:
     return f"{values} value" + ("s" if values != 1 else "")
 
 
-# ---------------------------------------------------------------- text and SVG
+# ---------------------------------------------------------------- text
 
 
 def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -250,21 +242,6 @@ def _square_text(square: Square) -> str:
     if not square.needed_by:
         return square.name
     return f"{square.name}{'+' if square.is_in_place else '>'}{square.target}"
-
-
-def picture_svg(picture: Picture) -> str:
-    """Return the picture as SVG text, as a terminal in colours shows it: the same bytes on every machine."""
-    from rich.console import Console
-    from rich.terminal_theme import DEFAULT_TERMINAL_THEME
-    from rich.text import Text
-
-    tile = [Text.assemble(*line) for line in picture_lines(picture)]
-    heading = Heading(picture.title, "; ".join(filter(None, (picture.note, picture.legend))))
-    above, below = plain([heading], tile[-1].cell_len), plain([picture.facts])
-    rows = [*map(Text, above.splitlines()), Text(), *tile, Text(), *map(Text, below.splitlines())]
-    console = Console(record=True, file=io.StringIO(), width=max(row.cell_len for row in rows), highlight=False)
-    console.print(*rows, sep="\n", no_wrap=True)
-    return console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=_SVG, unique_id="npusim")
 
 
 # ---------------------------------------------------------------- JSON

@@ -12,7 +12,7 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from npusim.errors import OutputError, SpecError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
@@ -20,7 +20,7 @@ from npusim.report.pipes import pipes_csv
 from npusim.report.record import MOST_BYTES, REPORT_FILE, RESULT_FILE, record_of
 from npusim.report.text import to_json
 from npusim.report.timeline import timeline_of
-from npusim.report.trace import TRACE_FILES, TraceFormat, trace_bytes
+from npusim.report.trace import TRACE_FILE, trace_json
 from npusim.sanitize import regular_file
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PIPES_FILE = "pipes.csv"
 TENSOR_FILE = "output.safetensors"
 
 #: What a run folder may hold; a folder with anything else is not replaced.
-_RUN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, *TRACE_FILES.values()})
+_RUN_FILES = frozenset({RESULT_FILE, FIGURES_FILE, PIPES_FILE, TENSOR_FILE, REPORT_FILE, TRACE_FILE})
 
 #: Where the header of a safetensors file begins, behind its length.
 _HEADER_AT = 8
@@ -128,7 +128,7 @@ def save_run(
     result: RunData,
     folder: str | Path | None = None,
     *,
-    trace: TraceFormat | Literal["none"] = "perfetto",
+    trace: bool = True,
     save_output: bool = False,
     window: tuple[float, float] | None = None,
     report: bool = False,
@@ -164,18 +164,17 @@ def save_run(
             (fresh / REPORT_FILE).write_text(page, encoding="utf-8")
         if result.timing is not None:
             (fresh / PIPES_FILE).write_text(pipes_csv(record), encoding="utf-8")
-        if result.timing is not None and result.timing.spans and trace != "none":
-            (fresh / TRACE_FILES[trace]).write_bytes(trace_bytes(shown, trace))
+        if result.timing is not None and result.timing.spans and trace:
+            (fresh / TRACE_FILE).write_text(trace_json(shown), encoding="utf-8")
         if save_output and result.numerics is not None:
             _save_tensor(result, fresh / TENSOR_FILE)
     return target
 
 
 def save_trace(result: RunData, path: str | Path, window: tuple[float, float] | None = None) -> Path:
-    """Write the timeline, or a window of it (us): Chrome JSON to ``*.json``, Perfetto protobuf to any other name."""
+    """Write the timeline, or a window of it (us), as Chrome's trace events, for Perfetto too."""
     file = Path(path)
-    form: TraceFormat = "chrome" if file.suffix == ".json" else "perfetto"
-    write_whole(file, trace_bytes(timeline_of(result).windowed(window), form))
+    write_whole(file, trace_json(timeline_of(result).windowed(window)).encode())
     return file
 
 

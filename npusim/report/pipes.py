@@ -18,7 +18,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.errors import NpusimError, SpecError, reason_of
+from npusim.errors import SpecError, reason_of
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 from npusim.report.record import MOST_BYTES
 from npusim.sanitize import csv_cell, regular_file
@@ -26,8 +26,6 @@ from npusim.sanitize import csv_cell, regular_file
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-
-    import pandas as pd
 
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse, TimingRecord
@@ -77,16 +75,6 @@ def pipes_csv(record: RunRecord) -> str:
     for values in zip(*columns.values(), strict=True):
         writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
     return text.getvalue()
-
-
-def pipes_frame(record: RunRecord) -> pd.DataFrame:
-    """Return the columns as a pandas frame; raise `NpusimError` if pandas is not installed."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise NpusimError("pandas is not installed: python -m pip install pandas") from None
-    columns: dict[str, Any] = dict(pipe_columns(record))
-    return pd.DataFrame(columns)
 
 
 def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: list[QueueUse]) -> dict[str, PipeValue]:

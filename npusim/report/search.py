@@ -65,7 +65,6 @@ def exploration_table(
     *,
     top: int,
     is_pareto: bool,
-    is_robust: bool,
 ) -> tuple[Block, ...]:
     """Return the ranking of each problem and device, the fastest first, and what became of the other points.
 
@@ -80,7 +79,6 @@ def exploration_table(
     where = f" on {about['device']}, {_subject(about)}" if "device" in about else ""
     blocks: list[Block] = [Heading(f"{name}{where}: {count}", statuses)]
     apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
-    sensitive = exploration.sensitive_to() if exploration is not None and is_robust else {}
     scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
     for o in outcomes:
         scenes[tuple(o.point.get(n) for n in apart)].append(o)
@@ -88,7 +86,7 @@ def exploration_table(
         if len(scenes) > 1:
             blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
         chosen = front(of_scene) if is_pareto and exploration is not None else None
-        blocks += _ranking_blocks(of_scene, apart, chosen, top, sensitive)
+        blocks += _ranking_blocks(of_scene, apart, chosen, top)
     if total > len(outcomes):
         blocks.append(Facts((("left", tuple(_left(outcomes, last, exploration))),)))
     ignored = next((o.ignored for o in outcomes if o.ignored), "")
@@ -142,11 +140,7 @@ def exploration_document(
 
 
 def _ranking_blocks(
-    outcomes: Sequence[PointOutcome],
-    apart: Sequence[str],
-    chosen: Sequence[PointOutcome] | None,
-    top: int,
-    sensitive: Mapping[int, str],
+    outcomes: Sequence[PointOutcome], apart: Sequence[str], chosen: Sequence[PointOutcome] | None, top: int
 ) -> Iterator[Block]:
     ranked = sorted((o for o in outcomes if o.status == "ok"), key=lambda o: (o.latency_us or 0.0, o.index))
     best = best_of(outcomes)
@@ -175,13 +169,11 @@ def _ranking_blocks(
         Column("method", lambda o: o.method + (f" ±{percent(o.band)}" if o.band else "")),
     )
     yield table.grid(ranked[:top] if chosen is None else chosen)
-    yield Facts((("margin", tuple(_margin(best, ranked, outcomes, sensitive))),))
+    yield Facts((("margin", tuple(_margin(best, ranked, outcomes))),))
 
 
-def _margin(
-    best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome], sensitive: Mapping[int, str]
-) -> Iterator[Cell]:
-    """Yield the best's lead over the next, against the method's error band, and which constants could change it."""
+def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
+    """Yield the best's lead over the next, against the method's error band."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
@@ -192,9 +184,6 @@ def _margin(
         proof = ", which was not simulated: it takes that long at least" if bounds and following == min(bounds) else ""
         within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
         yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
-    if best.index in sensitive:
-        why = sensitive[best.index]
-        yield Cell(why, "warn") if why else Cell("stays the best with any assumed or fitted constant a fifth off")
 
 
 def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
@@ -387,7 +376,7 @@ def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:
         {"name": _name(r, axes) or "the one point", "value": r["latency_us"], "text": str(r.get("method") or "")}
         for r in ranked[:NAMED]
     ]
-    return charts.bars(marks, x_title="latency, us", form=",.2f")
+    return charts.bars(marks)
 
 
 def _ranking(ranked: Sequence[Row], axes: Sequence[str]) -> Figure:

@@ -145,7 +145,5 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
         yield times.memories_figure(buffers)
     if drawn.get("rows"):
         yield bits.errors_figure(record, drawn)
-    if drawn.get("scores"):
-        yield bits.scores_figure(drawn["scores"])
     if timing is not None and timing.constants:
         yield times.constants_figure(timing)

@@ -266,7 +266,7 @@ class _Replay:
                 self.changes[ring.space].append((span.start, ring.slot_bytes))
         for index in resolved.sets:
             endpoint = self.walker.endpoints[index]
-            if endpoint.is_producer:
+            if endpoint.is_producer or endpoint.is_peek:
                 continue
             ring = self.program.rings[endpoint.ring_number]
             ends = self.released[endpoint.ring_number, len(self.sets[index])]

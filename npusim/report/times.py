@@ -67,12 +67,6 @@ SLICES = Columns(
     Column("loop", "at"),
     Column("block", "block"),
 )
-USE = Columns(
-    Column("pipe", 0),
-    Column("mean", lambda row: sum(row[1]) / len(row[1]), percent),
-    Column("least", lambda row: min(row[1]), percent),
-    Column("most", lambda row: max(row[1]), percent),
-)
 MEMORIES = Columns(
     Column("memory", "name"),
     Column("allocated", "used_bytes", format_bytes),
@@ -316,8 +310,6 @@ def time_figures(record: RunRecord, timing: TimingRecord, drawn: dict[str, Any])
     yield Figure("time", "Where the time goes", _time_text(timing), spec, PARTS.grid(rows))
     for number, window in enumerate(drawn.get("windows", ())):
         yield _window(f"window{number}", window)
-    if drawn.get("use"):
-        yield _use(drawn)
     if timing.roofline is not None:
         yield _roofline(record, timing, timing.roofline)
 
@@ -399,18 +391,6 @@ def _window(key: str, window: dict[str, Any]) -> Figure:
     return Figure(key, f"Timeline: {name.lower()}", text, spec, SLICES.grid(slices))
 
 
-def _use(drawn: dict[str, Any]) -> Figure:
-    tracks = together({u["track"]: u["busy"] for u in drawn["use"] if any(u["busy"])})
-    step = drawn["end_us"] / max(map(len, tracks.values()))
-    parts = [
-        {"track": track, "start_us": n * step, "end_us": (n + 1) * step, "busy": share}
-        for track, shares in tracks.items()
-        for n, share in enumerate(shares)
-    ]
-    text = "How busy each pipe of the core group was, from first to last."
-    return Figure("use", "Utilisation over the whole run", text, charts.use_of_tracks(parts), USE.grid(tracks.items()))
-
-
 def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
     rates, peak, attained = record.device.link_bytes_per_s, at.peak_flops_per_s, at.attained_flops_per_s
     levels: list[Row] = [
@@ -437,12 +417,8 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
 def memories_figure(memories: Sequence[Row]) -> Figure:
     """Return what buffers hold against what they could."""
     share, name = max(((m["used_bytes"] / m["capacity_bytes"], m["name"]) for m in memories), key=lambda pair: pair[0])
-    text = (
-        f"{name} is the fullest: {percent(share)}. The wide bar is what is allocated, the narrow one the most that "
-        "tiles in flight took of it at one time; the line is the capacity."
-    )
-    spec = charts.memory_bars(memories)
-    return Figure("memories", "Buffers against capacity", text, spec, MEMORIES.grid(memories))
+    text = f"{name} is the fullest: {percent(share)}. Held: the most that tiles in flight took of it at one time."
+    return Figure("memories", "Buffers against capacity", text, None, MEMORIES.grid(memories))
 
 
 def constants_figure(timing: TimingRecord) -> Figure:
@@ -451,10 +427,6 @@ def constants_figure(timing: TimingRecord) -> Figure:
     rows: list[Row] = [{"key": c.key, "basis": c.basis, "share": c.cycles / total} for c in timing.constants[:LISTED]]
     rest = total - sum(c.cycles for c in timing.constants[:LISTED])
     rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
-    marks: list[Row] = [
-        {"name": basis, "value": share, "text": ", ".join(c.key for c in timing.constants if c.basis == basis)[:300]}
-        for basis, share in timing.basis_shares.items()
-    ]
-    text = "How the numbers that busy time rests on are known: from the vendor, measured, derived, fitted, or assumed."
-    spec = charts.bars(marks, x_title="share of busy cycles")
-    return Figure("constants", "What the time rests on", text, spec, CONSTANTS.grid(rows))
+    shares = ", ".join(f"{basis} {percent(share)}" for basis, share in timing.basis_shares.items())
+    text = f"How the numbers that busy time rests on are known: {shares}."
+    return Figure("constants", "What the time rests on", text, None, CONSTANTS.grid(rows))

@@ -79,6 +79,8 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     """
     ours = {family: SCHEDULES[name, family] for family in _PACKAGED.get(name, ("", ()))[1]}
     plugins.refuse_twice(name)
+    if "::" in name:
+        return {s.family: s for s in importlib.import_module(f"{__name__}.triton").load(name)}
     outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
     theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
     taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and plugins.is_outside(name)), None)

@@ -59,8 +59,9 @@ def node_schedule(
     problem: type[SpecModel],
     precisions: Mapping[str, PartialSums] = PRECISIONS,
     hw: str = "ascend_910b2_x8",
+    left: Callable[[NodeDevice], frozenset[str]] = lambda _device: frozenset(),
 ) -> Schedule:
-    """Return a schedule of a whole node; the first of ``precisions`` is the default."""
+    """Return a schedule of a whole node; the first of ``precisions`` is the default, searches leave fields ``left``."""
     return Schedule(
         name=name,
         family=NODE_FAMILY,
@@ -71,6 +72,7 @@ def node_schedule(
         build=build,
         problem=problem,
         hw=hw,
+        left=left,
     )
 
 

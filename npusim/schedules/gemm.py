@@ -11,6 +11,7 @@ from npusim.algorithms.gemm import copy as copy_phase
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
+from npusim.machines.ascend.plan import GemmFields
 from npusim.machines.sm.core import has_concurrent_warp_groups
 from npusim.machines.sm.groups import GpuGemmFields
 from npusim.schedules.define import schedule
@@ -31,28 +32,9 @@ def needs_groups(device: DeviceSpec) -> str:
     return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 
 
-class GemmFields(Tiling):
-    """Tile of C and the piece of k; the defaults are the vendor's best (ascend.md section 3.2)."""
-
-    block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
-    block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
-    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
-    load_k: int | None = Field(
-        default=None,
-        ge=16,
-        multiple_of=16,
-        description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
-    )
-    swizzle: int = Field(
-        default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
-    )
-    unit_flag: bool = Field(
-        default=False, description="whether one half of the accumulators drains while the other still adds up"
-    )
-
-
-def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[WorkTile, ...]:
-    """Return tiles of C column by column within bands of so many rows of tiles, each ``rows`` high."""
+def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:
+    """Return tiles of C column by column within bands of so many rows of tiles."""
+    rows = blocks[0].rows
 
     def order(block: WorkTile) -> tuple[int, ...]:
         (_, row, _), (_, col, _) = block.spans
@@ -64,12 +46,16 @@ def swizzled(blocks: tuple[WorkTile, ...], together: int, rows: int) -> tuple[Wo
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
     """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
-    a, b = (GlobalTensor(*of, fmt, "input") for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n)))
+    column = machine.column(fmt) if problem.operands == "nz" else 0
+    a, b = (
+        GlobalTensor(*of, fmt, "input", column=column)
+        for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n))
+    )
     c = GlobalTensor("c", 1, problem.count, m, n, p.output, "output")
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
         return list(phases)
-    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle, tiling.block_m)) for phase in phases]
+    return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle)) for phase in phases]
 
 
 class CopyFields(Tiling):

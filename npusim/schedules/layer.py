@@ -334,6 +334,15 @@ def _offload(
     return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
 
 
+def _left_alone(device: NodeDevice) -> frozenset[str]:
+    """Return the fields that a search leaves: what is asked for, what follows from memory, and a host that is missing.
+
+    The number of layers on the host is that which does not fit, so that more or fewer are slower or refused.
+    """
+    asked = frozenset({"output", "gpu_layers", "cpu_layers"})
+    return asked if device.node.pcie is not None else asked | {"offload"}
+
+
 def _offload_schedule(strategy: Strategy, summary: str) -> Schedule:
     return node_schedule(
         f"offload_{strategy}",
@@ -355,5 +364,6 @@ SCHEDULES = (
         _model,
         tiling=LayerTiling,
         problem=ModelProblem,
+        left=_left_alone,
     ),
 )

@@ -13,7 +13,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
-from npusim.algorithms.flash import Accumulate
+from npusim.algorithms.flash import Accumulate, Sink
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
@@ -89,7 +89,7 @@ class Schedule:
     origin: str = ""
     unsupported: Callable[[DeviceSpec], str] = lambda _device: ""
     inputs: Callable[[DeviceSpec], Dtype | None] = lambda _device: None
-    left: Callable[[DeviceSpec], frozenset[str]] = lambda _device: frozenset()
+    left: Callable[[Any], frozenset[str]] = lambda _device: frozenset()
     declared: Callable[[Tiling, DeviceSpec, AnyProblem, Precision], Tiling] = lambda tiling, *_of: tiling
     reference: Callable[..., Any] | None = None
     sees: Callable[[Any, Any], Any] | None = None
@@ -286,9 +286,14 @@ def _halved(tiling: Tiling, field: str) -> Iterator[int | None]:
         yield value
 
 
-#: Fields whose values are names: what an exponential and an order of a row sum may be.
+#: Fields whose values are names: what an exponential, an order of a row sum and the like may be.
 NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]), "sum_order": ORDERS}
+    {
+        "exp_variant": tuple(f"{f}.{v}" for f in ("exp", "exp2") for v in VARIANTS[f]),
+        "sum_order": ORDERS,
+        "accumulate": get_args(Accumulate),
+        "sink": get_args(Sink),
+    }
 )
 
 
@@ -362,9 +367,6 @@ def _value(preset: Precision, key: str, text: str) -> object:
             return float(text)
         except ValueError:
             raise SpecError(f"precision field {key}: {text!r} is no number") from None
-    if key == "accumulate" and text not in get_args(Accumulate):
-        allowed = ", ".join(get_args(Accumulate))
-        raise SpecError(f"precision field accumulate: {text!r} is not one of {allowed}")
     if key in preset.formats() and text != "input":
         return get_format(text).name
     if key == "arithmetic" and text:

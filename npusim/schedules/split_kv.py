@@ -27,7 +27,7 @@ from npusim.algorithms.split import (
     split_kv,
     tiles_of,
 )
-from npusim.algorithms.split_rules import RULES, call_of
+from npusim.algorithms.split_rules import RULES, call_of, seen_parts
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
@@ -321,13 +321,21 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
         call = call_of(problem, tiling.block_q, block_kv, device.group_count.value)
         parts = RULES[splits](call)
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
-        return (lambda block: _clipped(parts[block.batch], tiles_of(block))), f"splits={splits}: {counts}"
+        note = f"splits={splits}: {counts}"
+        if call.window:
+            return (lambda block: seen_parts(splits, parts[block.batch], _visited(block, block_kv))), note
+        return (lambda block: _clipped(parts[block.batch], tiles_of(block))), note
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])
         return count, f"splits=auto: {count}, on {places} places; blocks of queries: {len(whole.cells)}"
     each = best_parts(device, whole, FAN[tiling.merge])
     note = f"splits=auto: parts of {each * block_kv} keys at most, on {places} places"
     return (lambda block: even(tiles_of(block), ceil_div(tiles_of(block), each))), note
+
+
+def _visited(block: WorkTile, block_kv: int) -> list[int]:
+    """Return the numbers of the tiles of its sequence that a block visits."""
+    return [run.visit(0, i).col // block_kv for run in block.runs for i in range(run.count)]
 
 
 def _clipped(parts: tuple[int, ...], tiles: int) -> tuple[int, ...]:

@@ -43,6 +43,8 @@ CALL = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
     *("query_lengths", "page", "cache", "cache_scale"),
 )
+#: Options of the launch of a Triton kernel, which its name may say too.
+LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
@@ -231,6 +233,11 @@ class Request:
         False,
         needs="device",
     )
+    args: str | None = _how("--args NAME=VALUE,...", "Of a Triton kernel: its arguments, in names of the problem.")
+    grid: str | None = _how("--grid X[,Y[,Z]]", "Of a Triton kernel: its programs, likewise: 'seq_q//BM,batch*heads'.")
+    constexpr: str | None = _how("--constexpr NAME=VALUE,...", "Of a Triton kernel: its constexprs.")
+    num_warps: int | None = _how("--num-warps N", "Of a Triton kernel: warps of a program.", shown="4")
+    num_stages: int | None = _how("--num-stages N", "Of a Triton kernel: tiles under way.", shown="3")
     precision: str | None = _how(
         "--precision NAME[,FIELD=FORMAT]",
         "Formats of all intermediates: a preset, with changes: fa2_fp32,scores=float16.",
@@ -323,6 +330,21 @@ class Request:
                 raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
             if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "KEYS", "N") and name != "seed":
                 object.__setattr__(self, name, whole_number(name, value))
+
+        self._fold_launch()
+
+    def _fold_launch(self) -> None:
+        """Make the options of a launch part of the schedule's name, ``kernel.py::name[grid](arguments)``."""
+        values = {name: getattr(self, name) for name in LAUNCH if getattr(self, name) is not None}
+        if not values:
+            return
+        if "::" not in self.schedule or "(" in self.schedule:
+            refuse(values, "options of a Triton kernel that is named without its launch, kernel.py::name")
+        words = [values[n] for n in ("args", "constexpr") if n in values]
+        words += [f"{n}={values[n]}" for n in ("num_warps", "num_stages") if n in values]
+        object.__setattr__(self, "schedule", f"{self.schedule}[{values.get('grid', 1)}]({', '.join(words)})")
+        for name in values:
+            object.__setattr__(self, name, None)
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Request:
@@ -463,6 +485,11 @@ class CallOptions(TypedDict, total=False):
     hw: str | Path | DeviceSpec | NodeSpec | None
     overrides: Mapping[str, object] | None
     tiling: Mapping[str, object] | Tiling | None
+    args: str | None
+    grid: str | None
+    constexpr: str | None
+    num_warps: int | None
+    num_stages: int | None
     eager: bool
     precision: str | None
     arithmetic: str | None

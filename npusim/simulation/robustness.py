@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -97,12 +98,11 @@ def _alternatives(program: TileProgram, device: DeviceSpec) -> Iterator[tuple[st
 
 
 def _other_arithmetics(name: str) -> Iterator[str]:
-    """Yield the other assumed arithmetics of a unit with the operands and accumulator of ``name``."""
-    chosen = get_arithmetic(name)
-    kind = (chosen.evidence, chosen.a_format, chosen.b_format, chosen.acc_format)
+    """Yield the other assumed arithmetics of a unit with the operands, scales and accumulator of ``name``."""
+    chosen, kind = get_arithmetic(name), attrgetter("evidence", "a_format", "b_format", "acc_format", "scale_format")
     for other, a in ARITHMETICS.items() if chosen.evidence == "assumed" else ():
         is_of_unit = other.startswith(f"{name.partition('.')[0]}.")
-        if other != name and is_of_unit and (a.evidence, a.a_format, a.b_format, a.acc_format) == kind:
+        if other != name and is_of_unit and kind(a) == kind(chosen):
             yield other
 
 

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 
-def run_request(request: Request, *, is_bare: bool = False) -> RunData:
-    """Predict bits and cycles of a request; `npusim.run` describes it, `plan_of` ``is_bare``."""
-    return run_plan(plan_of(request, is_bare=is_bare))
+def run_request(request: Request) -> RunData:
+    """Predict bits and cycles of a request; `npusim.run` describes it."""
+    return run_plan(plan_of(request))
 
 
 def run_plan(plan: Plan) -> RunData:

@@ -138,7 +138,7 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     """Return the tiling fields that the rule may choose where nobody names them."""
     if not issubclass(schedule.problem, Problem) or not device.is_timed:
         return frozenset()
-    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}))
+    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}), None)
     return frozenset(n for group in settings for s in group for n in s if n in schedule.tiling.model_fields)
 
 
@@ -163,7 +163,7 @@ def _choice(
     l2: L2State | None,
 ) -> TileChoice:
     """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
-    settings = machine_class(device.thing.family)(device.thing).settings(tiling)
+    settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
     groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()

@@ -53,7 +53,7 @@ def simulate(
         try:
             return mean_field.approximate(code, classes, widest)
         except ProgramError:
-            pass  # its blocks cannot be told apart, or the band is too wide
+            pass  # its blocks cannot be told apart or timed in part, or the band is too wide
     traced = trace_groups if operations <= FEW_OPERATIONS else ()
     is_periodic = operations > SHORT_OPERATIONS or len(classes.groups) <= FEW_CLASSES
     return Run(code, classes, traced, periodic=is_periodic).result("steady")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
-from npusim.algorithms.flash import Accumulate
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import ARITHMETICS, get_format
@@ -285,8 +284,8 @@ def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tup
         return FORMATS
     if name == "arithmetic":
         return _arithmetics(base)
-    if name == "accumulate":
-        return get_args(Accumulate)
+    if name == "sink" and not getattr(base.problem, "sink_logits", False):
+        return ()
     if isinstance(stated, bool):
         return (not stated,)
     return SCALES if isinstance(stated, float) else NAMED.get(name, ())
@@ -295,8 +294,10 @@ def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tup
 def _arithmetics(base: RunData) -> tuple[str, ...]:
     """Return the other matrix arithmetics for the operands of the run's products."""
     used = [ARITHMETICS[name] for name in named_choices(base.program)[0]]
-    operands = {(a.a_format, a.b_format) for a in used}
-    return tuple(n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format) in operands and a not in used)
+    operands = {(a.a_format, a.b_format, a.scale_format) for a in used}
+    return tuple(
+        n for n, a in ARITHMETICS.items() if (a.a_format, a.b_format, a.scale_format) in operands and a not in used
+    )
 
 
 def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:

@@ -345,7 +345,7 @@ def _what(case: MeasurementCase, machine: DeviceSpec) -> dict[str, Any]:
 
 def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
     w = case.workload
-    sizes = {name: size for name in ("m", "n", "k", "bytes") if (size := getattr(w, name)) is not None}
+    sizes = {name: size for name in ("m", "n", "k", "operands", "bytes") if (size := getattr(w, name)) is not None}
     if (kernel := kernel_problem(sizes, w.dtype)) is not None:
         return kernel
     if isinstance(machine, NodeDevice):

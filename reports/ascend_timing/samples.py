@@ -142,9 +142,10 @@ def _product_in_turn() -> dict[str, float]:
     """
     device = load_device("ascend_910b1", {"group_count": "1"})
     a, b = (GlobalTensor(n, 1, 1, 8192, 8192, "float16", "input") for n in "ab")
-    c, tile = GlobalTensor("c", 1, 1, 8192, 8192, "float16", "output"), (128, 256, 64)
-    phase = gemm("gemm", a, b, c, tile[:2], is_transposed=True)
-    costs = AscendPricing(AscendMachine(device).build("gemm", [(phase, gemm_tiling("gemm", *tile))], 0), device)
+    c, machine = GlobalTensor("c", 1, 1, 8192, 8192, "float16", "output"), AscendMachine(device)
+    phase = gemm("gemm", a, b, c, (128, 256), is_transposed=True)
+    tiling = gemm_tiling(phase, {"block_m": 128, "block_n": 256, "block_k": 64, "load_k": 64}, machine.group)
+    costs = AscendPricing(machine.build("gemm", [(phase, tiling)], 0), device)
     loads = moves = 0
     for tensor, rows, place in ((a, 128, "L0A"), (b, 256, "L0B")):
         piece, target = (Tile(f"aic.{at}", 0, rows, 64, 64, "float16") for at in ("L1", place))

@@ -16,9 +16,9 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.formats import get_format
-from npusim.formats.vectors import VectorReport
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
+from reports.validation.vectors import VectorReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

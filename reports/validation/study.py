@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
-from npusim.formats.vectors import check_vectors
 from npusim.validate.times import validate_times
 from reports.ascend_timing.study import REPLACED
 from reports.validation.kernels import check_kernels
+from reports.validation.vectors import check_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

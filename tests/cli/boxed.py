@@ -43,13 +43,11 @@ diff o.npz flash --tensors ok.npz
 validate measured.yaml
 check base.yaml
 report store.csv
-layout m8n8k4 --svg a.svg
 hw list
 workload list
 run fp8_attention --hw h200 --seq 64
 run gemm --problem m=64,n=64,k=64
 run standard --seq 64
-validate vectors.npz
 run mine.py:mine --seq 64
 run layer --seq 64
 run flash --method des --seq 64
@@ -57,7 +55,7 @@ run flash --method reserved --seq 64
 run flash --method steady --seq 64
 run flash --method fold --seq 64
 run flash --method block --seq 64
-explore flash --seq 64 -f depth=1 -j1 -o a.parquet"""
+explore flash --seq 64 -f depth=1 -j1 -o a.csv"""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _CHANGING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
 

@@ -36,7 +36,7 @@ FOLDER = Path(__file__).parent / "transcripts"
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "help": ("--help", "run"),
-        "run_flash": ("run flash --seq 512 --trace none",),
+        "run_flash": ("run flash --seq 512 --no-trace",),
         "run_pasa": ("run pasa --seq 256 --heads 0 --no-save",),
         "run_decode": ("run flash -w llama2_70b --seq-q 1 --seq-kv 1k --no-numerics --no-save",),
         "run_large_heads": (
@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hw": ("hw list", "hw show ascend_910b2 --only links", "hw validate negative.yaml"),
         "workload": ("workload list", "workload show llama2_70b", "workload import config.json"),
         "layout": ("layout m8n8k4 --acc f16",),
+        "format": ("format", "format mxfp4", "format nvfp4 --rule sage3 --values 6,1,-0.2", "format hifloat8"),
     }
 )
 #: What changes without a change of what is said: digests of device files, temporary folders.

@@ -83,7 +83,7 @@ def test_vector_anchors(device: DeviceSpec, op: str, repeats: int, cycles: int) 
 def test_every_vector_op_of_the_vocabulary_is_there(device: DeviceSpec) -> None:
     assert set(_vector(device).ops) == {
         *("binary", "scalar", "exp_float32", "exp_float16", "log_float32", "div_float32", "div_float16"),
-        *("cast", "block_reduce", "broadcast", "select", "copy"),
+        *("sqrt_float32", "cast", "block_reduce", "broadcast", "select", "copy"),
     }
 
 

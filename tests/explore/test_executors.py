@@ -88,10 +88,7 @@ def _is_alive(pid: int) -> bool:
     return state != "Z"  # ended; nobody has asked for its exit code yet
 
 
-@pytest.mark.parametrize("cluster", [None, "local"])
-def test_workers_run_no_code_of_the_current_folder(tmp_path: Path, cluster: str | None) -> None:
-    if cluster is not None:
-        pytest.importorskip("distributed")
+def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     for name in ("numpy", "signal", "random", "npusim", "multiprocessing"):
@@ -103,7 +100,7 @@ def test_workers_run_no_code_of_the_current_folder(tmp_path: Path, cluster: str 
         "    import numpy, os\n"
         "    return os.getcwd()\n"
         "if __name__ == '__main__':\n"
-        f"    with executor(2, {cluster!r}) as workers:\n"
+        "    with executor(2) as workers:\n"
         "        print(sorted(found for _, found in workers.run(folder, [1, 2])))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -159,6 +156,4 @@ def test_jobs_choose_the_executor() -> None:
         assert isinstance(one, SerialExecutor)
         assert isinstance(two, ProcessExecutor)
     with pytest.raises(NpusimError, match="jobs: 0 must be at least 1"), executor(0):
-        pass
-    with pytest.raises(NpusimError, match="write local, or a scheduler's address"), executor(2, "nowhere"):
         pass

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.errors import NpusimError, OutputError, SpecError
+from npusim.errors import OutputError, SpecError
 from npusim.explore import explore
-from npusim.explore.store import PointOutcome, export, open_store, read_store
+from npusim.explore.store import PointOutcome, open_store, read_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,12 +124,8 @@ def test_bytes_of_a_store_overwritten_anywhere_are_no_traceback(tmp_path: Path) 
 def test_a_file_that_no_search_wrote_is_refused_before_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "text.csv").write_text("name,status\nmine,1\n")
     (tmp_path / "binary.csv").write_bytes(b"\x00\xff" * 100)
-    (tmp_path / "text.parquet").write_text("mine")
-    parquet.write_table(pyarrow.table({"mine": [1]}), tmp_path / "mine.parquet")
     other = sqlite3.connect(tmp_path / "other.sqlite")
     other.executescript("CREATE TABLE about (name TEXT, value TEXT); INSERT INTO about VALUES ('author', '\"me\"')")
     other.close()
@@ -144,11 +140,9 @@ def test_a_file_that_no_search_wrote_is_refused_before_a_search(
 
 
 def test_a_search_replaces_its_own_table_and_an_empty_file_and_no_others(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    for name in ("a.csv", "a.parquet"):
-        (tmp_path / name).touch()
-        for _ in range(2):
-            explore("flash", {"block_kv": [128, 256], "depth": [1]}, seq=256, out=tmp_path / name)
+    (tmp_path / "a.csv").touch()
+    for _ in range(2):
+        explore("flash", {"block_kv": [128, 256], "depth": [1]}, seq=256, out=tmp_path / "a.csv")
     with pytest.raises(SpecError, match=r"holds another search: .*; search to another file \(--out\), or remove"):
         explore("flash", {"block_kv": [128]}, seq=256, out=tmp_path / "a.csv")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
@@ -165,15 +159,6 @@ def test_two_searches_do_not_write_to_one_store(tmp_path: Path) -> None:
     assert len(read_store(path)[1]) == 2
     fill(path, [replace(ONE, index=2)], resume=True)
     assert len(read_store(path)[1]) == 3
-
-
-def test_a_search_that_finds_no_workers_leaves_the_store_alone(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    path = tmp_path / "s.sqlite"
-    fill(path, [ONE])
-    with pytest.raises(NpusimError, match=r"tls://127\.0\.0\.1:1: no scheduler answers there .*ssl_context"):
-        explore("flash", {"block_kv": [64]}, seq=256, cluster="tls://127.0.0.1:1", out=path)
-    assert read_store(path)[1] == (ONE,)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
@@ -211,14 +196,3 @@ def test_a_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert explore("flash", fields, seq=256, out=path, resume=True).outcomes == first.outcomes
     with pytest.raises(SpecError, match="holds another search"):
         explore("flash", fields, seq=512, out=path, resume=True)
-
-
-def test_tables_are_written_by_their_ending(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = [ONE, PointOutcome(1, {"block_kv": 64, "precision": "fa16"}, "infeasible", reason="UB: full")]
-    export(tmp_path / "t.parquet", rows)
-    table = parquet.read_table(tmp_path / "t.parquet").to_pylist()
-    assert [(r["block_kv"], r["precision"], r["cycles"], r["reason"]) for r in table] == [
-        (128, None, 5, ""),
-        (64, "fa16", None, "UB: full"),
-    ]

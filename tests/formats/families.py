@@ -25,7 +25,10 @@ def operands(family: str, unit: MmaArithmetic, shape: tuple[int, int, int], seed
         # The second half of every instruction almost takes back the first.
         half = depth // 2
         a[:, half : 2 * half] = a[:, :half]
-        b[half : 2 * half] = -b[:half]
+        flipped = b[:half].view(unit.b.bits_dtype) ^ unit.b.bits_dtype.type(
+            1 << (unit.b.bits - 1) << unit.b.storage_shift
+        )
+        b[half : 2 * half] = flipped.view(unit.b.dtype)
     return a, b, c
 
 
@@ -36,7 +39,7 @@ def _values(family: str, fmt: FloatFormat, shape: tuple[int, int], rng: Any) -> 
         return codes.astype(fmt.bits_dtype).view(fmt.dtype)
     # float64 and float32 would leave the range of products; half of it is wide enough.
     low = max(fmt.min_exponent, -120) - fmt.mantissa_bits // 2
-    high = min(fmt.bias, 120) // 2
+    high = max(min(fmt.bias, 120) // 2, 1)
     match family:
         case "normal":
             x = rng.standard_normal(shape)

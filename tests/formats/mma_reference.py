@@ -6,11 +6,13 @@ Shares no code with the kernels but the format data, so that agreement says some
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.formats.float_format import get_format
 from npusim.formats.matmul import checked_operands
 from npusim.formats.mma_arithmetic import get_arithmetic
 from tests.formats.reference import Number, decode, encode, fma_reference, round_fraction, signed_code
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
 Pair = tuple[Number, Number]
 
 
-def matmul_reference(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic) -> Array:
+def matmul_reference(
+    a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArithmetic, a_scale: Any = None, b_scale: Any = None
+) -> Array:
     """Return what :func:`npusim.formats.matmul` must return, one output after the other.
 
-    Same arguments, shapes, dtypes and errors; about 10,000 multiply-adds a second.
+    Scales are those of two matrices, as codes.  Same arguments, shapes, dtypes and errors; about 10,000 multiply-adds a
+    second.
     """
     chosen = get_arithmetic(arithmetic)
     first, second, third, shape = checked_operands(a, b, c, chosen)
@@ -42,11 +47,32 @@ def matmul_reference(a: Any, b: Any, c: Any = None, *, arithmetic: str | MmaArit
         batch, row, column = index[:-2], index[-2], index[-1]
         row_bits = [int(item) for item in left_bits[(*batch, row)]]
         column_bits = [int(item) for item in right_bits[(*batch, slice(None), column)]]
-        out[index] = _one_output(row_bits, column_bits, int(out[index]), chosen)
+        scales = [
+            [decode_scale(int(s), chosen) for s in line] if line is not None else None
+            for line in (None if a_scale is None else a_scale[row], None if b_scale is None else b_scale[:, column])
+        ]
+        out[index] = _one_output(row_bits, column_bits, int(out[index]), chosen, scales)
     return out.view(chosen.acc.dtype)
 
 
-def _one_output(row: Sequence[int], column: Sequence[int], c: int, unit: MmaArithmetic) -> int:
+def decode_scale(code: int, unit: MmaArithmetic) -> Number:
+    """Return an E8M0 code as 1 times a power of two, an E4M3 one without its sign; neither is normalised."""
+    if unit.scale_format == "float8_e8m0fnu":
+        return Number(False, code == 255, False, 1, code - 127, 0)
+    number = decode(code & 0x7F, get_format(unit.scale_format))
+    return number if number.significand or number.is_nan else Number(False, False, False, 0, -126, 0)
+
+
+def _scaled(x: Number, scale: Number) -> Number:
+    """Return x with its exponent moved by a power of two; a scale of NaN gives NaN."""
+    if scale.is_nan:
+        return Number(False, True, False, 0, 0, 0)
+    return replace(x, exponent=x.exponent + scale.exponent)
+
+
+def _one_output(
+    row: Sequence[int], column: Sequence[int], c: int, unit: MmaArithmetic, scales: list[list[Number] | None]
+) -> int:
     """Chain the instructions along k."""
     if unit.method == "sequential":
         for x, y in zip(row, column, strict=True):
@@ -54,6 +80,15 @@ def _one_output(row: Sequence[int], column: Sequence[int], c: int, unit: MmaArit
         return c
     for start in range(0, len(row), unit.k):
         pairs = [(decode(row[start + k], unit.a), decode(column[start + k], unit.b)) for k in range(unit.k)]
+        one = Number(False, False, False, 1, 0, 0)
+        of = [
+            tuple(s[(start + k) // unit.scale_block] if s is not None else one for s in scales) for k in range(unit.k)
+        ]
+        if unit.method == "grouped":
+            c = _grouped(pairs, of, c, unit)
+            continue
+        if unit.scale_block:
+            pairs = [(_scaled(x, p), _scaled(y, q)) for (x, y), (p, q) in zip(pairs, of, strict=True)]
         c = _instruction(pairs, c, unit)
     return c
 
@@ -77,6 +112,26 @@ def _instruction(pairs: list[Pair], c: int, unit: MmaArithmetic) -> int:
         one = unit.acc.bias << unit.acc.mantissa_bits
         return fma_reference(carried, one, c, unit.acc)
     return carried
+
+
+def _grouped(pairs: list[Pair], scales: list[tuple[Number, ...]], c: int, unit: MmaArithmetic) -> int:
+    """Groups of exact sums times their scales' significands, aligned by the scales' exponents; then as any sum."""
+    carried = decode(c, unit.acc)
+    if any(s.is_nan for pair in scales for s in pair) or not carried.is_finite:
+        is_nan = carried.is_nan or any(s.is_nan for pair in scales for s in pair)
+        return unit.acc.canonical_nan_bits if is_nan else c
+    terms = []
+    for start in range(0, unit.k, unit.group):
+        total = sum((x.value * y.value for x, y in pairs[start : start + unit.group]), Fraction(0))
+        p, q = scales[start]
+        exact = total * p.significand * q.significand / Fraction(2) ** (p.fraction_bits + q.fraction_bits)
+        terms.append((exact, p.exponent + q.exponent))
+    if carried.significand:
+        c_exponent = carried.exponent
+        terms.append((carried.value / Fraction(2) ** c_exponent, c_exponent))
+    top, fraction = max(exponent for _, exponent in terms), unit.fraction_bits or 0
+    aligned = sum(math.trunc(value * Fraction(2) ** (fraction + exponent - top)) for value, exponent in terms)
+    return _rounded(Fraction(aligned) * Fraction(2) ** (top - fraction), unit)
 
 
 def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:

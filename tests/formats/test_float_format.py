@@ -50,6 +50,11 @@ def test_every_size_is_that_of_the_storage() -> None:
         "float8_e4m3fn": 1,
         "float8_e5m2": 1,
         "int8": 1,
+        "float6_e2m3fn": 1,
+        "float6_e3m2fn": 1,
+        "float4_e2m1fn": 1,
+        "float4_e1m2": 1,
+        "hifloat8": 1,
     }
 
 

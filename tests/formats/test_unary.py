@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,7 @@ from npusim.errors import FormatError
 from npusim.formats import VARIANTS, get_format
 from npusim.formats.exact import function_value
 from npusim.formats.exponential import RELATIVE_ERROR
-from npusim.formats.unary import FUNCTIONS, unary_table
+from npusim.formats.unary import FUNCTIONS, POLYNOMIALS, unary_table
 from tests.formats.reference import decode, encode, fma_reference
 
 CALLS = {name: getattr(formats, name) for name in FUNCTIONS}
@@ -237,17 +238,19 @@ def test_hopper_functions_equal_the_h200_for_all_inputs(
     np.testing.assert_array_equal(got, unary_golden[f"{key}/y"])
 
 
-def _exp2p(pattern: int) -> int:
+def _exp2p(pattern: int, coefficients: tuple[float, ...] = (), lowest: int = -126) -> int:
     """golden/README.md, transcribed: Horner in exact fma, floor added to the exponent."""
     fmt = get_format("float32")
     x = decode(pattern, fmt)
-    if not x.is_finite or x.value <= -126:
+    if not x.is_finite or x.value <= lowest:
         return 0
     whole = math.floor(x.value)
     f = encode(x.value - whole, False, fmt)
-    p = int(np.float32(float.fromhex("0x1.c3c16ap-13")).view(np.uint32))
-    for text in ("0x1.4739acp-10", "0x1.3d0428p-7", "0x1.c68922p-5", "0x1.ebfd64p-3", "0x1.62e42ap-1", "0x1p0"):
-        p = fma_reference(p, f, int(np.float32(float.fromhex(text)).view(np.uint32)), fmt)
+    first = ("0x1.c3c16ap-13", "0x1.4739acp-10", "0x1.3d0428p-7", "0x1.c68922p-5", "0x1.ebfd64p-3", "0x1.62e42ap-1")
+    top, *others = [int(np.float32(c).view(np.uint32)) for c in coefficients or map(float.fromhex, first)]
+    p = top
+    for c in (*others, int(np.float32(1.0).view(np.uint32))):
+        p = fma_reference(p, f, c, fmt)
     return p + (whole << 23)
 
 
@@ -257,6 +260,25 @@ def test_exp2p_equals_its_description() -> None:
     x = np.append(x, [0.0, -0.0, -125.99999, -126.0, -127.0, -np.inf, np.nan]).astype(np.float32)
     got = formats.exp2(x, "float32", variant="exp2p").view(np.uint32).tolist()
     assert got == [_exp2p(int(pattern)) for pattern in x.view(np.uint32)]
+
+
+@pytest.mark.parametrize("degree", [3, 5])
+def test_polynomials_of_flash_attention_4(degree: int, golden: Any) -> None:
+    """Their largest error on [0, 1) is what the paper's method gives; every vector equal."""
+    variant = f"fa4_degree{degree}"
+    x = np.random.default_rng(3).uniform(-127.0, 8.0, 300).astype(np.float32)
+    got = formats.exp2(x, "float32", variant=variant)
+    wanted = [_exp2p(int(p), POLYNOMIALS[variant][0], -127) for p in x.view(np.uint32)]
+    assert got.view(np.int32).tolist() == [int(np.array(w, np.int64).astype(np.int32)) for w in wanted]
+    steps = np.arange(1 << 16, dtype=np.float64) / (1 << 16)
+    error = np.abs(formats.exp2(steps.astype(np.float32), "float32", variant=variant) / 2.0**steps - 1).max()
+    assert error == pytest.approx({3: 8.8e-5, 5: 1.9e-7}[degree], rel=0.3)
+    case = json.loads(golden("block_formats.json").read_text())["fa4_exp2"]
+    pattern = {
+        key: np.frombuffer(bytes.fromhex(case[key]), ">u4").astype(np.uint32) for key in ("x", f"degree{degree}")
+    }
+    got = formats.exp2(pattern["x"].view(np.float32), "float32", variant=variant)
+    np.testing.assert_array_equal(got.view(np.uint32), pattern[f"degree{degree}"])
 
 
 def test_shape_is_kept_and_tables_are_read_only() -> None:

@@ -25,6 +25,8 @@ from npusim.schedules import SCHEDULES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from npusim.ir.tile import RingTile
+
 
 def resolve(program: TileProgram) -> list[ResolvedOp]:
     phase = program.phases[0]
@@ -129,6 +131,32 @@ def test_the_message_names_both_iterations() -> None:
     program = toy.program([Loop("kv", range(3), body)])
     program = Changed(Flag("w", p, "S", is_producer=True).dropped).program(program)
     with pytest.raises(RaceError, match=r"w on p \(kv=1\) writes .* that r on c \(kv=0\) reads"):
+        check(program)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_read_before_its_slot_is_released_is_ordered_and_after_it_a_race(*, is_late: bool) -> None:
+    """Step n reads tile n and, a tile later, reads it again and releases it."""
+    toy = Toy()
+    p, c = toy.queue("p"), toy.queue("c")
+    ring = toy.allocator.ring(UB, "K", 1024, 2, producers=[p], consumers=[c], peeks=[c])
+    shape = 4, 64, "float32"
+
+    def read(label: str, taken: RingTile) -> TileOp:
+        return toy.op(label, c, steps=[Step(Opcode.COPY, toy.scratch[c].part(0, 4), (taken,))])
+
+    def body(_index: int, *, has_both: bool) -> Iterator[TileOp]:
+        yield toy.op("load", p, steps=[Step(Opcode.FILL, ring.fill(*shape), (0.0,))])
+        reads = [read("first", ring.peek(*shape)), *([read("again", ring.front(*shape))] if has_both else [])]
+        yield from reversed(reads) if is_late else reads
+
+    start = [] if is_late else list(body(0, has_both=False))
+    end = [] if is_late else [read("again", ring.front(*shape))]
+    program = toy.program([*start, Loop("kv", range(5), partial(body, has_both=True)), *end])
+    if not is_late:
+        check(program)
+        return
+    with pytest.raises(RaceError, match=r"load on p .*writes .* that first on c .*reads"):
         check(program)
 
 

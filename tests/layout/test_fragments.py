@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from layout.execute import from_registers, gather, scatter, to_registers
 from layout.warp import mma, warp_product
-from npusim.errors import FormatError, LayoutError
-from npusim.layout.execute import chained_product, from_registers, gather, scatter, to_registers
+from npusim.errors import LayoutError
 from npusim.layout.fragment import Arrangement, arrangement
 from npusim.layout.instruction import instruction
 
@@ -182,28 +182,6 @@ def test_products_take_any_arithmetic() -> None:
     registers = (gather(f, t) for f, t in zip((instr.a, instr.b, instr.c), (a, b, c), strict=True))
     d = scatter(instr.c, mma(instr, *registers, multiply=volta))
     assert d.tobytes() == volta(a, b, c).tobytes()
-
-
-@pytest.mark.parametrize("where", ["4x1", "2x2", "1x4"])
-@pytest.mark.parametrize("instr", VOLTA, ids=str)
-def test_all_k_at_once_is_the_same_as_k_by_k(instr: MmaInstruction, where: str) -> None:
-    """`chained_product` hands each quad pair's whole tiles to arithmetic that goes on by itself."""
-    from npusim.formats import matmul
-
-    def volta(x: Any, y: Any, z: Any) -> Any:
-        return matmul(x, y, z, arithmetic=f"volta.mma.k4.f16.{instr.accumulator}")
-
-    rng, spread = np.random.default_rng(5), arrangement(where, "lane")
-    half, single = np.float16, np.float16 if instr.accumulator == "f16" else np.float32
-    shapes = (((2, 64, 24), half), ((2, 24, 32), half), ((2, 64, 32), single))
-    tiles = [rng.normal(size=shape).astype(kind) for shape, kind in shapes]
-    fragments = (instr.a, instr.b, instr.c)
-    held = [to_registers(f, spread, tile) for f, tile in zip(fragments, tiles, strict=True)]
-    found = chained_product(instr, *held, multiply=volta)
-    assert found.shape == held[2].shape
-    assert found.tobytes() == warp_product(instr, *held, multiply=volta).tobytes()
-    with pytest.raises(FormatError, match="A has K = 24, B has K = 20"):
-        chained_product(instr, held[0], held[1][:, :5], held[2], multiply=volta)
 
 
 @pytest.mark.parametrize("acc", ["f16", "f32"])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from layout.execute import gather, scatter
 from npusim.errors import LayoutError
-from npusim.layout.execute import gather, scatter
 from npusim.layout.fragment import WARP_LANES
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def mma(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Mul
 
 
 def shuffled(link: Chain, registers: Array) -> Array:
-    """Return the same as `Chain.gathered`, by what each lane keeps and the shuffles, one by one."""
+    """Return the same as `gathered`, by what each lane keeps and the shuffles, one by one."""
     lead, values = registers.shape[:-3], link.tiles * link.accumulator.values
     flat = registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, values)
     found = np.zeros((*flat.shape[:-1], len(link.sources[0])), flat.dtype)

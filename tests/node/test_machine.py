@@ -160,7 +160,7 @@ def test_layer_of_any_shape_with_ragged_blocks(
 
 def test_result_keeps_overlap_and_reads_older_ones(tmp_path: Path) -> None:
     result = npusim.run("tiling_allreduce", hw="h200_x2", problem=LAYER, trace_groups=(0, 1))
-    folder = save_run(result, tmp_path / "run", trace="chrome")
+    folder = save_run(result, tmp_path / "run")
     kept = load_result(folder).timing
     assert kept is not None
     assert kept.overlap is not None

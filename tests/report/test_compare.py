@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def test_a_run_equals_itself_live_or_from_its_folder(tmp_path: Path, result: RunData, record: RunRecord) -> None:
-    folder = save_run(result, tmp_path / "a", trace="none")
+    folder = save_run(result, tmp_path / "a", trace=False)
     for one, two in ((result, record), (folder, str(folder / "result.json")), (folder, result)):
         found = compare(one, two)
         assert found.differences == {}
@@ -124,7 +124,7 @@ def test_a_result_without_an_account_is_split_by_busy_time_and_waits(record: Run
 
 
 def test_folders_of_one_name_bring_their_parents_and_three_runs_fit(tmp_path: Path, result: RunData) -> None:
-    places = [save_run(result, tmp_path / where / "flash", trace="none") for where in ("a", "b")]
+    places = [save_run(result, tmp_path / where / "flash", trace=False) for where in ("a", "b")]
     found = compare(*places, result, result)
     name = result.name
     assert found.labels == ("a/flash", "b/flash", f"{name} #1", f"{name} #2")
@@ -324,7 +324,7 @@ def test_a_node_is_split_by_its_kernels_and_collectives() -> None:
 
 
 def test_our_own_pipes_csv_reads_back_as_the_run_it_is_of(tmp_path: Path, result: RunData) -> None:
-    folder = save_run(result, tmp_path / "a", trace="none")
+    folder = save_run(result, tmp_path / "a", trace=False)
     found = compare(folder, folder / "pipes.csv")
     assert _sums(found) == [result.cycles] * 2
     assert found.latency is not None

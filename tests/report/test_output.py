@@ -28,14 +28,14 @@ def _names(folder: Path) -> set[str]:
 
 def test_folder_holds_result_pipes_and_trace_and_nothing_beside_it(tmp_path: Path, result: RunData) -> None:
     folder = save_run(result, tmp_path / "runs" / "a")
-    assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
+    assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     assert _names(tmp_path / "runs") == {"a"}, "no temporary folder is left"
 
 
 def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed: RunData) -> None:
     from safetensors import safe_open
 
-    folder = save_run(overflowed, tmp_path / "a", trace="chrome", save_output=True)
+    folder = save_run(overflowed, tmp_path / "a", save_output=True)
     assert _names(folder) == {"result.json", "figures.json", "pipes.csv", "trace.json", "output.safetensors"}
     with safe_open(folder / "output.safetensors", framework="numpy") as file:
         tensor, computed = file.get_tensor("o"), file.get_tensor("computed")
@@ -47,13 +47,13 @@ def test_output_tensor_says_which_rows_were_computed(tmp_path: Path, overflowed:
     assert np.isnan(tensor[~computed.astype(bool)]).all()
     content = (folder / "output.safetensors").read_bytes()
     for _ in range(8):
-        save_run(overflowed, folder, trace="none", save_output=True)
+        save_run(overflowed, folder, trace=False, save_output=True)
         assert (folder / "output.safetensors").read_bytes() == content
 
 
 def test_earlier_run_is_replaced_whole(tmp_path: Path, result: RunData) -> None:
-    save_run(result, tmp_path / "a", trace="chrome")
-    save_run(result, tmp_path / "a", trace="none")
+    save_run(result, tmp_path / "a")
+    save_run(result, tmp_path / "a", trace=False)
     assert _names(tmp_path / "a") == {"result.json", "figures.json", "pipes.csv"}
     assert _names(tmp_path) == {"a"}
 
@@ -68,13 +68,13 @@ def test_folder_with_other_files_is_not_replaced(tmp_path: Path, result: RunData
 def test_failure_while_writing_leaves_the_earlier_run(
     tmp_path: Path, result: RunData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_run(result, tmp_path / "a", trace="none")
+    save_run(result, tmp_path / "a", trace=False)
     before = (tmp_path / "a" / "result.json").read_bytes()
 
-    def full(*_: object) -> bytes:
+    def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output, "trace_bytes", full)
+    monkeypatch.setattr(output, "trace_json", full)
     with pytest.raises(OutputError, match="cannot be written: No space left on device"):
         save_run(result, tmp_path / "a")
     assert _names(tmp_path) == {"a"}
@@ -125,7 +125,7 @@ def test_a_mount_point_gets_the_files_and_keeps_the_run_it_has(
     monkeypatch.setattr(Path, "is_mount", lambda self: self == place)
     monkeypatch.setattr(output, "_move", None)
     save_run(result, place)
-    assert _names(place) == {"result.json", "figures.json", "pipes.csv", "trace.pftrace"}
+    assert _names(place) == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     assert load_result(place).name == result.name
     with pytest.raises(OutputError, match="is a mount point, where the run that it holds cannot be replaced"):
         check_writable(place)
@@ -156,8 +156,8 @@ def test_a_kill_leaves_the_old_run_or_the_new_one_and_the_next_run_clears_up(tmp
     seen = set()
     for step in range(200):
         shutil.rmtree(tmp_path / "a", ignore_errors=True)
-        save_run(replace(result, name="old"), place, trace="none")
-        if not _killed_at(step, lambda: save_run(replace(result, name="new"), place, trace="none")):
+        save_run(replace(result, name="old"), place, trace=False)
+        if not _killed_at(step, lambda: save_run(replace(result, name="new"), place, trace=False)):
             break
         assert _names(place) == {"result.json", "figures.json", "pipes.csv"}
         seen.add(load_result(place).name)
@@ -182,7 +182,7 @@ def test_where_folders_cannot_be_exchanged_a_run_is_replaced_all_the_same(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "other")
     for name in ("old", "new"):
-        save_run(replace(result, name=name), tmp_path / "a", trace="none")
+        save_run(replace(result, name=name), tmp_path / "a", trace=False)
     assert load_result(tmp_path / "a").name == "new"
     assert _names(tmp_path) == {"a"}
 
@@ -199,11 +199,9 @@ def test_checking_leaves_nothing_behind(tmp_path: Path) -> None:
     assert _names(tmp_path) == set()
 
 
-def test_trace_alone_takes_its_format_from_the_name(tmp_path: Path, result: RunData) -> None:
+def test_trace_alone_is_a_file_that_chrome_and_insight_read(tmp_path: Path, result: RunData) -> None:
     save_trace(result, tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["profilingType"] == "op"
-    save_trace(result, tmp_path / "a.pftrace")
-    assert _names(tmp_path) == {"a.json", "a.pftrace"}
 
 
 def test_single_file_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:

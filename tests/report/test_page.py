@@ -104,19 +104,9 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
     assert re.search(r"script-src 'sha256-[^']+' 'sha256-[^']+'", policy)
 
     keys = [figure["id"] for figure in found.all("figure")]
-    assert keys == [
-        "time",
-        "window0",
-        "window1",
-        "window2",
-        "use",
-        "roofline",
-        "memories",
-        "errors",
-        "scores",
-        "constants",
-    ]
-    assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == keys
+    assert keys == ["time", "window0", "window1", "window2", "roofline", "memories", "errors", "constants"]
+    charts = [key for key in keys if key not in ("memories", "constants")]
+    assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == charts
     # Every chart has its numbers and its words.
     assert len(found.all("table")) == len(found.all("details")) == len(keys)
     for scrolled in (d for d in found.all("div") if d.get("class") == "scroll"):
@@ -124,15 +114,11 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
         assert scrolled["aria-label"]
     texts = " ".join(found.texts)
     assert "not finite" in texts
-    assert "65,504. 100.0 % lie beyond it." in texts
 
 
 def test_figures_say_what_the_run_did(computed: RunResult, drawn: dict[str, Any]) -> None:
     assert computed.timing is not None
     assert computed.numerics is not None
-    busy = {use.queue: use.busy_cycles / computed.timing.cycles for use in computed.timing.queues[0]}
-    use = {u["track"]: sum(u["busy"]) / len(u["busy"]) for u in drawn["use"]}
-    assert use["core0.cubecore0 CUBE"] == pytest.approx(busy["aic.CUBE"], abs=1e-3)
     assert [w["name"] for w in drawn["windows"]] == ["Prologue", "Steady state", "Epilogue"]
     assert drawn["windows"][-1]["end_us"] == pytest.approx(
         max(s.end for s in computed.timing.spans) / computed.timing.clock_hz * 1e6, abs=1e-3
@@ -141,15 +127,13 @@ def test_figures_say_what_the_run_did(computed: RunResult, drawn: dict[str, Any]
     assert {r["head"] for r in rows} == {"0", "1"}
     assert all(r["error"] is None and r["nonfinite_rows"] == r["last_row"] - r["first_row"] + 1 for r in rows)
     assert sum(r["overflows"] for r in rows) == sum(computed.numerics.overflow_counts.values())
-    assert sum(c["count"] for c in drawn["scores"]["counts"]) == sum(computed.numerics.overflow_counts.values())
-    assert {c["exponent"] for c in drawn["scores"]["counts"]} == {16}, "beyond float16"
 
 
 @pytest.mark.usefixtures("light")
 def test_saved_run_has_its_figures_and_one_without_them_gives_fewer(
     tmp_path: Path, computed: RunResult, drawn: dict[str, Any]
 ) -> None:
-    folder = save_run(computed, tmp_path / "a", trace="none")
+    folder = save_run(computed, tmp_path / "a", trace=False)
     assert load_figures(folder) == drawn
     (folder / FIGURES_FILE).unlink()
     assert load_figures(folder) is None
@@ -159,14 +143,14 @@ def test_saved_run_has_its_figures_and_one_without_them_gives_fewer(
 
 @pytest.mark.usefixtures("light")
 def test_page_of_a_comparison_shows_parts_that_add_up_then_each_run(tmp_path: Path, computed: RunResult) -> None:
-    folders = [save_run(computed, tmp_path / "a", trace="none"), tmp_path / "b"]
+    folders = [save_run(computed, tmp_path / "a", trace=False), tmp_path / "b"]
     other = run("flash", seq=512, workload="pasa_uniform", precision="fa2_fp32", numerics=False)
-    save_run(other, folders[1], trace="none")
+    save_run(other, folders[1], trace=False)
     text = saved_page(folders)
     found = _Reader(text)
     keys = [f["id"] or "" for f in found.all("figure")]
-    assert keys[:3] == ["changes", "whole", "busy"], "no errors: no place in latency against error"
-    assert {"run1-time", "run2-time", "run1-errors", "run2-use"} <= set(keys)
+    assert keys[:2] == ["changes", "run1-time"], "no errors: no place in latency against error"
+    assert {"run1-time", "run2-time", "run1-errors"} <= set(keys)
     assert len(set(keys)) == len(keys)
     charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
     parts = sum(row["value"] for row in charts["changes"]["datasets"]["rows"])
@@ -293,7 +277,7 @@ def test_no_chart_has_a_width_of_its_own_and_every_table_scrolls_in_its_box(
 def _other_pages(folder: Path, computed: RunResult) -> dict[str, str]:
     """Return pages of a comparison and of a search with long names."""
     other = run("flash", seq=512, workload="pasa_uniform", precision="fa2_fp32", heads=[0])
-    runs = [save_run(r, folder / name, trace="none") for name, r in (("a", computed), ("b", other))]
+    runs = [save_run(r, folder / name, trace=False) for name, r in (("a", computed), ("b", other))]
     request = Request("flash", seq=256, rows="sample", heads=[0])
     axes = {"block_q": (64, 128), "block_kv": (128, 256), "depth": (1, 2)}
     search(request, axes, Options(jobs=1, store=folder / "found.sqlite", pareto=True, exhaustive=True))

@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
-from npusim.errors import NpusimError
-from npusim.report.pipes import pipe_columns, pipes_csv, pipes_frame
+from npusim.report.pipes import pipe_columns, pipes_csv
 
 if TYPE_CHECKING:
     from npusim.report.record import RunRecord
@@ -70,9 +66,3 @@ def test_csv_marks_what_does_not_apply_as_the_profiler_does(record: RunRecord) -
 
 def test_run_without_a_time_has_no_rows(record: RunRecord) -> None:
     assert not any(pipe_columns(replace(record, timing=None)).values())
-
-
-def test_frame_needs_pandas(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(NpusimError, match="pandas is not installed"):
-        pipes_frame(record)

@@ -154,5 +154,5 @@ def test_a_diagnosis_is_shown_and_kept(tmp_path: Path) -> None:
     text = plain(run_table(record))
     for part in ("ranges: K [", "K' [", "Q K^T [", "resonance: Q against K 0 degrees", "P underflow: 87"):
         assert part in text
-    again = load_result(save_run(asked, tmp_path / "run", trace="none"))
+    again = load_result(save_run(asked, tmp_path / "run", trace=False))
     assert again.to_document() == record.to_document()

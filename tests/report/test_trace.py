@@ -15,7 +15,7 @@ from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
 from npusim.machines.tracks import track_of
 from npusim.report.timeline import timeline_of
-from npusim.report.trace import chrome_trace, perfetto_trace
+from npusim.report.trace import trace_json
 from npusim.run import run
 from npusim.schedules import SCHEDULES
 
@@ -27,8 +27,8 @@ WAIT = "wait: "
 CORES = {f"core{g}.{core}" for g in (0, 1) for core in ("cubecore0", "veccore0", "veccore1")}
 
 
-def _chrome(result: RunData) -> dict[tuple[str, str], list[Event]]:
-    events = json.loads(chrome_trace(timeline_of(result)))["traceEvents"]
+def _events(result: RunData) -> dict[tuple[str, str], list[Event]]:
+    events = json.loads(trace_json(timeline_of(result)))["traceEvents"]
     cores, pipes = {}, {}
     tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
@@ -48,46 +48,8 @@ def _chrome(result: RunData) -> dict[tuple[str, str], list[Event]]:
     return tracks
 
 
-def _parsed(result: RunData) -> Any:
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
-
-    trace: Any = proto.Trace()
-    trace.ParseFromString(perfetto_trace(timeline_of(result)))
-    return trace
-
-
-def _perfetto(result: RunData) -> dict[tuple[str, str], list[Event]]:
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
-
-    trace = _parsed(result)
-    processes: dict[int, str] = {}
-    names: dict[int, tuple[str, str]] = {}
-    tracks: dict[tuple[str, str], list[Event]] = defaultdict(list)
-    phases = {
-        proto.TrackEvent.TYPE_SLICE_BEGIN: "B",
-        proto.TrackEvent.TYPE_SLICE_END: "E",
-        proto.TrackEvent.TYPE_INSTANT: "i",
-    }
-    for packet in trace.packet:
-        if packet.HasField("track_descriptor"):
-            track = packet.track_descriptor
-            if track.HasField("process"):
-                processes[track.uuid] = track.process.process_name
-            elif track.HasField("thread"):
-                names[track.uuid] = processes[track.parent_uuid], track.thread.thread_name
-        if packet.HasField("track_event"):
-            event = packet.track_event
-            if event.type not in phases:
-                continue
-            arguments = {n.name: n.int_value or n.string_value or 0 for n in event.debug_annotations}
-            at = (phases[event.type], packet.timestamp, event.name, arguments)
-            tracks[names[event.track_uuid]].append(at)
-    return tracks
-
-
-@pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_slices_balance_rise_and_do_not_overlap(result: RunData, read: Any) -> None:
-    tracks = read(result)
+def test_slices_balance_rise_and_do_not_overlap(result: RunData) -> None:
+    tracks = _events(result)
     assert {core for core, _ in tracks} == CORES
     assert {pipe for core, pipe in tracks if core == "core0.cubecore0"} == {"MTE2", "MTE1", "CUBE", "FIXP"}
     assert result.timing is not None
@@ -99,9 +61,8 @@ def test_slices_balance_rise_and_do_not_overlap(result: RunData, read: Any) -> N
         assert times == sorted(times), "an end is not after the next start"
 
 
-@pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_cycles_are_kept_beside_nanoseconds(result: RunData, read: Any) -> None:
-    for events in read(result).values():
+def test_cycles_are_kept_beside_nanoseconds(result: RunData) -> None:
+    for events in _events(result).values():
         for phase, at, _, arguments in events:
             if phase == "B":
                 # 1.8 GHz: five ninths of a nanosecond a cycle.
@@ -109,26 +70,18 @@ def test_cycles_are_kept_beside_nanoseconds(result: RunData, read: Any) -> None:
                 assert arguments["cycles"] == arguments["end_cycle"] - arguments["start_cycle"]
 
 
-def test_both_formats_have_the_same_edges(result: RunData) -> None:
-    def edges(tracks: dict[tuple[str, str], list[Event]]) -> dict[tuple[str, str], list[Any]]:
-        return {track: [(p, at) for p, at, *_ in events] for track, events in tracks.items()}
-
-    assert edges(_chrome(result)) == edges(_perfetto(result))
-
-
-def test_chrome_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunData) -> None:
-    text = chrome_trace(timeline_of(result)).decode()
+def test_ends_repeat_their_begins_and_insight_finds_its_mark(result: RunData) -> None:
+    text = trace_json(timeline_of(result))
     assert text.index('"profilingType": "op"') < text.index("[")
-    for events in _chrome(result).values():
+    for events in _events(result).values():
         for begin, end in zip(events[::2], events[1::2], strict=True):
             assert begin[2:] == end[2:]
 
 
-@pytest.mark.parametrize("read", [_chrome, _perfetto])
-def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunData, read: Any) -> None:
+def test_numeric_event_stands_at_the_end_of_its_operation(overflowed: RunData) -> None:
     found = [
         (track, index, events)
-        for track, events in read(overflowed).items()
+        for track, events in _events(overflowed).items()
         for index, event in enumerate(events)
         if event[0] == "i"
     ]
@@ -186,17 +139,13 @@ def test_a_flow_leads_from_the_operation_that_made_a_tile_to_one_that_reads_it(r
     assert {("K.load", "S.load_right"), ("rows of P", "P.store"), ("S.mmad", "S.drain")} <= pairs
 
 
-def test_flows_are_paired_in_both_formats(result: RunData) -> None:
+def test_flows_are_paired(result: RunData) -> None:
     timeline = timeline_of(result)
-    events = json.loads(chrome_trace(timeline))["traceEvents"]
+    events = json.loads(trace_json(timeline))["traceEvents"]
     begun = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
     ended = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
     assert begun.keys() == ended.keys() == set(range(1, len(timeline.flows) + 1))
     assert all(begun[n] <= ended[n] for n in begun)
-    trace = _parsed(result)
-    leaving = [n for p in trace.packet for n in p.track_event.flow_ids]
-    reaching = [n for p in trace.packet for n in p.track_event.terminating_flow_ids]
-    assert sorted(leaving) == sorted(reaching) == sorted(begun)
 
 
 def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunData) -> None:
@@ -208,8 +157,8 @@ def test_memories_hold_no_more_than_is_allocated_and_end_empty(result: RunData) 
         assert [at for at, _ in levels] == sorted({at for at, _ in levels})
         assert min(level for _, level in levels) >= 0 == levels[-1][1]
         assert track not in held or 0 < max(level for _, level in levels) <= used[track.pipe]
-    kinds = {p.track_event.type for p in _parsed(result).packet}
-    assert len(kinds) == 4, "begins, ends, counters and packets without an event"
+    written = json.loads(trace_json(timeline_of(result)))["traceEvents"]
+    assert sum(e["ph"] == "C" for e in written) == sum(map(len, counters.values()))
 
 
 def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunData) -> None:
@@ -217,7 +166,7 @@ def test_operations_say_their_block_and_the_iterations_of_its_loops(result: RunD
     scores = [s for s in slices if s.name == "S.mmad"]
     assert {s.block for s in scores} == {"batch 0 head 0 rows 0..127"}
     assert [dict(s.path)["key"] for s in scores] == sorted(dict(s.path)["key"] for s in scores)
-    arguments = [e[3] for e in _perfetto(result)["core0.cubecore0", "CUBE"] if e[2] == "S.mmad"]
+    arguments = [e[3] for e in _events(result)["core0.cubecore0", "CUBE"] if e[2] == "S.mmad"]
     assert arguments[0]["block"] == "batch 0 head 0 rows 0..127"
 
 
@@ -246,7 +195,7 @@ def test_a_gpus_operations_stand_on_pipes_and_its_waits_on_queues() -> None:
 def test_run_without_a_time_has_an_empty_timeline(result: RunData) -> None:
     timeline = timeline_of(replace(result, timing=None))
     assert timeline.tracks == {}
-    assert json.loads(chrome_trace(timeline))["traceEvents"] == []
+    assert json.loads(trace_json(timeline))["traceEvents"] == []
 
 
 def test_every_operation_with_an_event_has_it_on_the_timeline() -> None:
@@ -294,14 +243,11 @@ def test_traces_of_every_schedule_balance_rise_and_pair_their_flows(schedule: st
         pytest.skip(f"{result.device.name} has values only")
     timeline = timeline_of(result)
     assert any(timeline.tracks.values())
-    for read in (_chrome, _perfetto):
-        for events in read(result).values():
-            assert [at for _, at, *_ in events] == sorted(at for _, at, *_ in events)
-            assert [e[0] for e in events if e[0] in "BE"] == ["B", "E"] * (sum(e[0] in "BE" for e in events) // 2)
-    packets = _parsed(result).packet
-    leaving = sorted(n for p in packets for n in p.track_event.flow_ids)
-    assert leaving == sorted(n for p in packets for n in p.track_event.terminating_flow_ids)
-    assert len(leaving) == len(timeline.flows)
+    for events in _events(result).values():
+        assert [at for _, at, *_ in events] == sorted(at for _, at, *_ in events)
+        assert [e[0] for e in events if e[0] in "BE"] == ["B", "E"] * (sum(e[0] in "BE" for e in events) // 2)
+    ends = Counter(e["ph"] for e in json.loads(trace_json(timeline))["traceEvents"])
+    assert ends["s"] == ends["f"] == len(timeline.flows)
 
 
 def test_operations_of_one_moment_stand_in_the_order_in_which_they_were_issued() -> None:

@@ -123,7 +123,7 @@ def score_of(p: Problem, m: Machine, head: int, first_row: int) -> Score:
     return score
 
 
-def scalar(p: Problem, m: Machine, splits: int) -> np.ndarray:
+def scalar(p: Problem, m: Machine, splits: int, where: str = "end") -> np.ndarray:
     """Return the rows of each head of each sequence, blocks of 16, whose tiles of 16 keys are in ``splits`` parts."""
     source, blocks = drawn_source(p), []
     for batch, head in np.ndindex(p.batch, p.heads):
@@ -143,9 +143,9 @@ def scalar(p: Problem, m: Machine, splits: int) -> np.ndarray:
                 [c for c in np.array_split(np.array(tiles) // 16, splits) if len(c)],
             )
             if splits == 1:
-                done = one_split(rows, k, v, cut[0], score, m, (LOWEST, F(0)), sink)
+                done = one_split(rows, k, v, cut[0], score, m, (LOWEST, F(0)), sink, where)
             else:
-                done = merged([one_split(rows, k, v, c, score, m, (LOWEST, LEAST)) for c in cut], m, sink)
+                done = merged([one_split(rows, k, v, c, score, m, (LOWEST, LEAST)) for c in cut], m, sink, where)
             blocks.append(done[0])
     return np.concatenate(blocks).view(np.uint32)
 
@@ -213,6 +213,19 @@ def test_bits_of_every_variant_are_those_of_a_scalar_computation(machine: Machin
     rows = evaluate(program, p, drawn_source(p), rows="all", heads="all").rows
     computed = np.concatenate([block for _, block in sorted(rows.items())]).view(np.uint32)
     assert np.array_equal(computed, scalar(p, machine, splits))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("where", ["start", "end"])
+@pytest.mark.parametrize("machine", [ASCEND, HOPPER], ids=lambda m: m.hw)
+def test_learned_sinks_have_the_bits_of_either_recipe(machine: Machine, where: str, splits: int) -> None:
+    """Softmax begins with them (vLLM's Triton kernels), or they are added behind the last tile (FlashAttention-4)."""
+    p = Problem(heads=2, kv_heads=1, head_dim=16, seq_q=19, seq_kv=45, causal=True, sink_logits=True)
+    precision = ",".join(filter(None, (machine.precision, f"sink={where}")))
+    program = program_of(p, machine.hw, precision, block_q=16, block_kv=16, splits=splits, pack="off")
+    rows = evaluate(program, p, drawn_source(p), rows="all", heads="all").rows
+    computed = np.concatenate([block for _, block in sorted(rows.items())]).view(np.uint32)
+    assert np.array_equal(computed, scalar(p, machine, splits, where))
 
 
 @pytest.mark.parametrize("run", RUNS)

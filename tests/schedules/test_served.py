@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic
+from npusim.algorithms.split_rules import RULES, SplitCall, num_splits_heuristic, seen_parts
 from npusim.config.load import load_workload
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TensorError, TilingError
+from npusim.ir.tile import GlobalTile
+from npusim.ir.walk import Walker, walk
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
@@ -20,7 +22,9 @@ from npusim.schedules.define import FlashTiling
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from npusim.ir.program import TileProgram
 
 F = np.float32
 K = 1024
@@ -228,6 +232,57 @@ def test_latents_have_the_bits_of_keys_and_values_that_are_alike(machine: Machin
     assert all(np.array_equal(both[0][at].view(np.uint32), both[1][at].view(np.uint32)) for at in both[0])
 
 
+def loads(program: TileProgram, names: str) -> Iterator[GlobalTile]:
+    """Yield what operations read of some tensors."""
+    walker = Walker(program)
+    for block, phase in ((b, p) for p in program.phases for b in p.blocks):
+        for step in (s for op in walk(walker, phase.body(block)) for s in op.op.steps):
+            yield from (x for x in step.srcs if isinstance(x, GlobalTile) and x.tensor.name in names)
+
+
+@pytest.mark.parametrize(
+    ("hw", "schedule", "fields"),
+    [
+        ("ascend_910b2", "flash", {}),
+        ("ascend_910b2", "split_kv", {"depth": 0}),
+        ("ascend_950", "split_kv", {}),  # the next block's tiles come while the last ones are read
+        ("h200", "split_kv", {}),
+        ("h200", "flash", {"stages": 1}),  # through registers
+        ("h200", "flash", {"stages": 3}),
+        ("h200", "flash", {"kernel": "cudnn"}),
+        ("h200", "flash", {"kernel": "fa3"}),  # Q K^T of a tile is issued before P V of the one before
+        ("v100", "flash", {}),
+    ],
+)
+@pytest.mark.parametrize("how", [{"seq_q": 1, "lengths": (300, 200)}, {"seq_q": 200, "seq_kv": 300}])
+def test_a_tile_of_latents_is_loaded_once_for_both_products(
+    hw: str, schedule: str, fields: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """Its bits are those of K and V in two tensors, and what is loaded is K alone, in prefill and decoding."""
+    both = []
+    viewed = Problem(heads=2, kv_heads=1, head_dim=64, value_head_dim=32, values_in_keys=True, **how)
+    for latent in (viewed, viewed.model_copy(update={"values_in_keys": False})):
+        tiling = {"block_q": 128, "block_kv": 128 if fields.get("kernel") else 64, **fields}
+        program = run(schedule, hw=hw, problem=latent, tiling=tiling, numerics=False, trace_groups=()).program
+        read = list(loads(program, "kv"))
+        rows = evaluate(program, latent, drawn_source(viewed), rows="all", heads="all").rows
+        both.append((rows, sum(x.rows * x.cols for x in read), {x.cols for x in read}))
+    (rows, elements, widths), (apart, of_both, _) = both
+    assert widths == {64}
+    assert 3 * elements == 2 * of_both
+    assert all(np.array_equal(rows[at].view(np.uint32), apart[at].view(np.uint32)) for at in apart)
+
+
+@pytest.mark.parametrize(("hw", "tile"), [("ascend_950", {}), ("ascend_910b2", {"block_kv": 64, "block_q": 64})])
+def test_latents_cross_l2_once_for_each_block_of_queries(hw: str, tile: dict[str, Any]) -> None:
+    """576 elements a token and block of a decoding step of DeepSeek-V3, beside what the cores hand one another."""
+    tiling = {"splits": 4, "depth": 1, **tile}
+    done = run("split_kv", hw=hw, workload="deepseek_v3", lengths=[4 * K], page=64, numerics=False, tiling=tiling)
+    blocks = len({b.row for b in done.program.phases[0].blocks})
+    assert sum(t.payload_bytes for t in loads(done.program, "k")) == blocks * 4 * K * 576 * 2
+    assert done.timing.link_bytes["hbm"] < 1.3 * 4 * K * 576 * 2
+
+
 def test_latents_are_fetched_once() -> None:
     """576 elements a token and sequence of a decoding step of DeepSeek-V3, whatever a page."""
     for page in (0, 64):
@@ -305,9 +360,34 @@ def test_the_heuristic_of_flash_attention_2(blocks: int, places: int, tiles: int
     assert num_splits_heuristic(blocks, places, tiles, skips_equal=True) == splits
 
 
+@pytest.mark.parametrize(
+    ("rule", "keys", "parts"),
+    [
+        # (1023 + 0 + 1 + 128 rows) / 128 = 9 tiles on 132 cores: 8 splits are 85 % of 9, so 2 tiles each.
+        ("fa3", 32 * K, (2, 2, 2, 2, 1)),
+        ("fa4", 32 * K, (1,) * 9),
+        ("fa3", 512, (4,)),  # shorter than the window
+        # 1023 + 16 rows: 17 pages of 64, 2 a chunk, 66 places.
+        ("flashinfer", 32 * K, (1,) * 9),
+    ],
+)
+def test_a_window_shortens_what_rules_count(rule: str, keys: int, parts: tuple[int, ...]) -> None:
+    """hopper/heuristics and flash_attn/cute: seqlen_k_loaded; FlashInfer's scheduler: effective_kv_len."""
+    assert RULES[rule](call((keys,), window=K, page=64 if rule == "flashinfer" else 0)) == (parts,)
+
+
+def test_flash_attention_2_counts_all_keys_and_packs_no_heads_under_a_window() -> None:
+    plain, windowed = (RULES["fa2"](call((8 * K,), window=n))[0] for n in (0, K))
+    assert sum(plain) == sum(windowed) == 64
+    assert windowed[0] == 64 // num_splits_heuristic(28, 264, 64, skips_equal=True)
+    # Of parts of 10 tiles a block that sees tiles 55 to 63 has some of the last two.
+    assert seen_parts("fa2", (10,) * 6 + (4,), range(55, 64)) == (5, 4)
+
+
+@pytest.mark.parametrize("window", [None, 90])
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_every_rule_runs_on_causal_chunks_too(rule: str) -> None:
-    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True)
+def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> None:
+    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
     fields = {"block_q": 16, "block_kv": 32}
     done = run("split_kv", problem=problem, tiling={"splits": rule, **fields}, rows="all", heads="all")
     assert done.numerics.error.rmse < 1e-3

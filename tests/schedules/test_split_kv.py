@@ -152,9 +152,11 @@ def one_split(
     m: Machine,
     starts: tuple[F, F] = (F(-np.inf), F(0)),
     sink: F | None = None,
+    where: str = "end",
 ) -> Any:
-    """Return O / l and log l + m of some tiles of 16 keys; rows a lane each; l with a ``sink`` behind the last."""
+    """Return O / l and log l + m of some tiles of 16 keys; rows a lane each; l with a ``sink`` at its start or end."""
     rows = len(q)
+    starts = (sink, F(1)) if sink is not None and where == "start" else starts
     top, total, out = [starts[0]] * rows, [starts[1]] * rows, np.zeros((rows, v.shape[1]), F)
     for t in tiles:
         keys = slice(16 * t, 16 * t + 16)
@@ -168,22 +170,24 @@ def one_split(
             total[r], top[r] = F(F(total[r] * alpha[r, 0]) + m.total(weights)), new
         out = out * alpha
         out = multiply(p, v[keys], m, out) if m.chained else out + multiply(p, v[keys], m)
-    if sink is not None:
+    if sink is not None and where == "end":
         total = [F(x + exp(F(sink - y), m)) for x, y in zip(total, top, strict=True)]
     sums = np.array(total, F)[:, None]
     return out / sums, [F(log(x, m) + y) for x, y in zip(total, top, strict=True)]
 
 
-def merged(parts: Sequence[Any], m: Machine, sink: F | None = None) -> Any:
-    """Return partial outputs and log-sum-exps as one, in their order, and behind them a ``sink``."""
+def merged(parts: Sequence[Any], m: Machine, sink: F | None = None, where: str = "end") -> Any:
+    """Return partial outputs and log-sum-exps as one, in their order, and before or behind them a ``sink``."""
     outs, lses = np.zeros_like(parts[0][0]), []
     for r in range(len(outs)):
         top, total, out = F(-np.inf), F(0), outs[r]
+        if sink is not None and where == "start":
+            top, total = sink, F(1)
         for part, lse in parts:
             new = max(top, lse[r])
             decay, gain = exp(F(top - new), m), exp(F(lse[r] - new), m)
             total, out, top = F(F(total * decay) + gain), out * decay + part[r] * gain, new
-        total = total if sink is None else F(total + exp(F(sink - top), m))
+        total = F(total + exp(F(sink - top), m)) if sink is not None and where == "end" else total
         outs[r] = out / total
         lses.append(F(log(total, m) + top))
     return outs, lses

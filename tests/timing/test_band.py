@@ -128,3 +128,14 @@ def test_cycles_do_not_depend_on_what_is_wanted_beside_them(
     assert (plain.cycles, plain.method, plain.band) == (saved.cycles, saved.method, saved.band)
     assert (saved.traced_cycles is None) == (plain.band == 0)
     assert plain.method == method
+
+
+def test_blocks_that_overlap_and_do_not_run_in_part_are_timed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "FEW_OPERATIONS", 100_000)
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 30_000)
+    options: dict[str, Any] = {"seq": 8192, "numerics": False, "trace_groups": ()}
+    with pytest.raises(ProgramError, match="no part of its blocks runs by itself"):
+        run("flash", method="reserved", **options)
+    timing = run("flash", **options).timing
+    assert timing is not None
+    assert timing.method == "steady"

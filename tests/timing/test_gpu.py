@@ -337,3 +337,21 @@ def test_the_node_of_eight_finds_its_device() -> None:
     node = load_machine("v100_x8", None)
     assert isinstance(node, NodeDevice)
     assert (node.node.device_count.value, node.each) == (8, V100)
+
+
+def test_a_polynomial_exponential_takes_multiply_adds_for_the_special_function_unit() -> None:
+    """FlashAttention-4's, of every element: MUFU is idle, and an H200 slower."""
+    from npusim.run import run
+
+    def core(variant: str) -> Any:
+        precision = f"exp_variant=exp2.{variant}"
+        fields = {"block_q": 128, "block_kv": 128}
+        return run(
+            "flash", hw="h200", workload="llama2_7b", seq=1024, precision=precision, tiling=fields, numerics=False
+        )
+
+    table, third, fifth = (core(v) for v in ("exp2p", "fa4_degree3", "fa4_degree5"))
+    assert table.cycles < third.cycles < fifth.cycles
+    pipes = [r.pipes() for r in (table, third)]
+    busy = [sum(columns["sm_mufu_time(us)"]) for columns in pipes]
+    assert busy[1] == 0.0 < busy[0]

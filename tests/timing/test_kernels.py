@@ -16,6 +16,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.ascend import pricing
 from npusim.machines.ascend.machine import AscendMachine
 from npusim.machines.ascend.pricing import vector_cycles
+from npusim.numerics.executor import execute
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
 from npusim.schedules.flash import PRECISIONS
@@ -180,9 +181,62 @@ def test_only_standard_is_eager() -> None:
         flash(eager=True)
 
 
-@pytest.mark.parametrize("tiling", [{"unit_flag": "true"}, {"load_k": 64, "swizzle": 2}])
-def test_all_methods_agree_on_products_with_such_fields(tiling: dict[str, Any]) -> None:
-    program = gemm(300, 600, 300, **tiling).program
+SHARES: dict[str, Any] = {"single_m": 256, "single_n": 512, "load_a": 64, "load_b": 128, "slots_l0c": 1}
+WHOLE: dict[str, Any] = {"single_m": 256, "block_m": 64, "full_load": "a", "slots_l1a": 1, "slots_l1b": 1}
+
+
+@pytest.mark.parametrize("tiling", [{"unit_flag": "true"}, {"load_k": 64, "swizzle": 2}, SHARES, WHOLE, {}])
+def test_all_methods_agree_on_products_with_such_fields_and_bits_stay(tiling: dict[str, Any]) -> None:
+    done, plain = gemm(300, 600, 300, **tiling).program, gemm(300, 600, 300, block_k=64).program  # rows off 256 bytes
+    rng = np.random.default_rng(1)
+    inputs = {
+        n: rng.standard_normal(shape).astype(np.float16) for n, shape in {"a": (300, 300), "b": (300, 600)}.items()
+    }
+    c, expected = (execute(p, lambda n, *_: inputs[n]).tensors.head(p.tensors["c"], 0, 0) for p in (done, plain))
+    assert np.array_equal(c, expected)
     device = load_device("ascend_910b2")
-    found = {name: METHODS[name](program, device).cycles for name in ("des", "block", "fold", "steady")}
+    found = {name: METHODS[name](done, device).cycles for name in ("des", "block", "fold", "steady")}
     assert len(set(found.values())) == 1, found
+
+
+def test_a_share_is_a_core_s_and_what_it_keeps_is_loaded_once() -> None:
+    def l2_bytes(**tiling: Any) -> int:
+        timing = gemm(1024, 1024, 512, block_m=64, block_n=128, **tiling).timing
+        assert timing is not None
+        return timing.link_bytes["l2"]
+
+    share = {"single_m": 256, "single_n": 256}
+    assert len(gemm(1024, 1024, 512, **share).program.phases[0].blocks) == 16
+    # 16 shares of 4 x 2 tiles: A once a panel of N, B once a band of M, C once.
+    mib = 2**20
+    assert l2_bytes(**share) == (8 + 16 + 2) * mib
+    assert l2_bytes(**share, full_load="b", load_a=64) == (8 + 4 + 2) * mib
+    assert l2_bytes(**share, full_load="both") == (4 + 4 + 2) * mib
+
+
+@pytest.mark.parametrize(
+    ("tiling", "message"),
+    [
+        ({"load_b": 96}, "load_b: 96 is no multiple of block_k=64"),
+        ({"load_a": 192, "load_b": 128}, "load_a: of 192 and load_b=128 one must be a multiple of the other"),
+    ],
+)
+def test_pieces_that_do_not_nest_are_refused(tiling: dict[str, Any], message: str) -> None:
+    with pytest.raises(TilingError, match=message):
+        gemm(**tiling)
+
+
+def test_operands_in_fractals_have_no_rows_and_rows_off_256_bytes_are_rearranged_by_vector_cores() -> None:
+    def cycles_of(k: int, operands: str = "nd", **tiling: Any) -> int:
+        problem = GemmProblem(m=1024, n=1024, k=k, operands=operands)
+        return run("gemm", problem=problem, tiling=tiling, numerics=False, trace_groups=()).cycles
+
+    assert cycles_of(1024, "nz") < cycles_of(1024)
+    named = {"block_m": 128, "block_n": 256, "block_k": 64}
+    # Unnamed, the kernel is CANN's, which rearranges; one with a tile loads rows of 1365 float16 as they lie.
+    assert cycles_of(1365) < 0.7 * cycles_of(1365, **named)
+    assert cycles_of(1365) == cycles_of(1365, nd2nz="vector", **named)
+    assert cycles_of(1024) == cycles_of(1024, nd2nz="vector")  # on 256 bytes
+    problem = GemmProblem(m=64, n=64, k=64, operands="nz")
+    with pytest.raises(TilingError, match="operands=nz: h200 has no fractals; allowed: nd"):
+        run("gemm", hw="h200", problem=problem, numerics=False, trace_groups=())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,12 +92,14 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "plain": ("volta_flash", small(seq_q=130, head_dim=80), {"smem": "plain", "stages": 2}, "acc_fp32"),
     "swizzled": ("volta_flash", small(seq_q=512), {"smem": "swizzled", "stages": 3}, None),
     "capped": ("volta_flash", small(causal=True, softcap=20.0, window=100, sinks=4), {}, None),
+    "norm": (f"{Path(__file__).parents[1]}/plugins/norm_product.py:NORM_PRODUCT", small(seq_q=128), {}, None),
     "long": ("volta_flash", small(heads=8, seq_q=16384, head_dim=128), {}, None),
 }
 #: Which programs tell about a key, the first match counts; ``rebuild``: whether they are built anew.
 WHERE = {
     "ascend": (
         ("*.log_float32.*", ("split",)),
+        ("*.sqrt_float32.*", ("norm",)),
         ("*.fractals.bfloat16.*", ("brain",)),
         ("*.fractals.float32.*", ("single",)),
         ("*float8_e4m3fn*", ("eight",)),
@@ -117,6 +120,7 @@ WHERE = {
     ),
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)),
+        ("*.MUFU.ops.rsqrt.*", ("norm",)),
         ("*.ops.tanh.*", ("capped",)),
         ("*.ops.compare.*", ("capped",)),
         ("*.64.lanes_count", ("narrow",)),

@@ -8,8 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.algorithms.blocks import BlockOrder, dealt
-from npusim.config.problem import Problem
+from npusim.algorithms.gemm import copy, gemm
+from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
+from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself
 from npusim.ir.op import VectorCode
@@ -22,11 +24,11 @@ from npusim.machines.ascend.plan import (
     RegisterFields,
     VectorFields,
     gemm_tiling,
-    loaded_k,
     slice_elements,
 )
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
+from npusim.machines.transfers import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -93,6 +95,23 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"depth": 3},),
     ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
+#: Where V is a part of K: tiles that L1 holds until both products have read them.
+LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
+
+
+#: Rows of a vector core, and columns, that are rearranged at a time (VECTOR_D_BASE of CANN's mat_mul_v3).
+ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
+
+
+#: Rows whose size is no multiple of the first and beyond the second CANN's MatMulV3 has vector cores make fractals of.
+#: source: ops-transformer c29bc10, mat_mul_v3 matmul_v3_base_tiling.cpp, nd2nzA and nd2nzB
+ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_GM2L0 there
+
+
+def is_off(cols: int, fmt: str) -> bool:
+    """Whether rows are off `ALIGNED_BYTES` and not short."""
+    size = cols * get_format(fmt).size_bytes
+    return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
 class AscendMachine(Machine):
@@ -106,6 +125,8 @@ class AscendMachine(Machine):
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
+        if isinstance(problem, GemmProblem) and "nd2nz" in type(tiling).model_fields:
+            return self._rearranging(tiling, problem)
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
@@ -118,13 +139,27 @@ class AscendMachine(Machine):
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
 
-    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+    @staticmethod
+    def _rearranging(tiling: Any, problem: GemmProblem) -> tuple[Any, tuple[str, ...]]:
+        """Return the tiling of a product with who makes fractals of its operands: as CANN if no tile is named."""
+        if tiling.nd2nz is not None:
+            return tiling, ()
+        is_cann = tiling.model_fields_set.isdisjoint({"block_m", "block_n", "block_k"})
+        way = "vector" if is_cann and problem.operands == "nd" else "mte2"
+        off = [n for n, cols in (("A", problem.k), ("B", problem.n)) if is_off(cols, problem.dtype)]
+        note = (
+            f"nd2nz=vector: rows of {' and '.join(off)} are off 256 bytes; vector cores rearrange them first, as CANN's"
+        )
+        return tiling.model_copy(update={"nd2nz": way}), (note,) if off and way == "vector" else ()
+
+    def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
+        settings = (*SETTINGS, LATENT_TILES) if getattr(problem, "values_in_keys", False) else SETTINGS
         if "kernel" in tiling.model_fields_set and tiling.kernel:
             return ([{"deal": KERNELS[tiling.kernel].deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
-            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *SETTINGS
-        return SETTINGS
+            return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *settings
+        return settings
 
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
@@ -198,12 +233,7 @@ class AscendMachine(Machine):
         t = tiling
         if not _is_attention(phase):
             if hasattr(t, "block_k") and any(s.is_product for s in phase.stages):
-                if (load := getattr(t, "load_k", None) or 0) % t.block_k:
-                    raise TilingError(f"load_k: {load} is no multiple of block_k={t.block_k}")
-                fmt = phase.names[phase.stages[0].rows[0].srcs[0]].fmt
-                load = load or loaded_k(t.block_m, t.block_n, t.block_k, fmt, self.group)
-                halves = 2 if getattr(t, "unit_flag", False) else 1
-                return gemm_tiling(phase.name, t.block_m, t.block_n, t.block_k, load, halves), ""
+                return gemm_tiling(phase, t, self.group), ""
             return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
@@ -234,6 +264,25 @@ class AscendMachine(Machine):
             together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
         ), ""
+
+    def column(self, fmt: str) -> int:
+        """Return the elements of 32 bytes, C0 of the vendor's layouts."""
+        return BLOCK_BYTES // get_format(fmt).size_bytes
+
+    def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
+        """Return C = A B, or A B^T, of every head, behind what rearranges its operands.
+
+        A block is a core's share of C, a tile where nothing is said.
+        """
+        phases, operands = [], {"a": a, "b": b}
+        for n, t in operands.items() if getattr(tiling, "nd2nz", "") == "vector" else ():
+            if is_off(t.cols, t.fmt) and not t.column:
+                moved = replace(t, name=f"{t.name}_nz", role="workspace", column=self.column(t.fmt))
+                phase = copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED)
+                phases.append(replace(phase, serves="rows" if n == "a" else "kv_head"))
+                operands[n] = moved
+        rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
+        return [*phases, gemm(label, operands["a"], operands["b"], c, (rows, cols), **more)]
 
     @staticmethod
     def _ahead(tiling: Any) -> int:

@@ -23,9 +23,10 @@ from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.base import program_phase
 from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_place
+from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import FlagKind, Ring
@@ -61,8 +62,7 @@ class AscendPhase:
         is_visited = self.lag > 0 and all(b.runs for b in phase.cells)
         self.is_continuous = tiling.is_continuous and is_visited and self._holds_for_one_part()
         if products:
-            self._place_products()
-            self._place_cross()
+            self._place_products(frame.views, first_ring)
         self.vectors = [
             VectorShare(
                 frame, core, group, tuple(self.rows.values()), tiling, self.cross, self._generations, self._lasting()
@@ -106,7 +106,7 @@ class AscendPhase:
         group, tiling = self.group, self.tiling
         placed = group.allocator.rings[first_ring:]
         rings = tuple(
-            (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag)
+            (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag, r.peeks)
             for r in placed
         )
         tiles = [tuple(v.tiles.items()) for v in self.vectors]
@@ -128,12 +128,33 @@ class AscendPhase:
         kind: FlagKind = "binary" if ends == [FIXP] else "counter"
         return self.group.allocator.ring(L1, "turn", 1, 1, producers=[MTE2], consumers=ends, flag=kind)
 
-    def _place_products(self) -> None:
+    def _place_products(self, views: Mapping[str, str], first_ring: int) -> None:
+        """Place what products read and leave; ``views`` last: loaded once where L1 holds tiles till they are read."""
         listed = list(self.products.values())
         operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
         rings = cube_rings(listed, self.group, self.frame.prefix, self.tiling.slots)
         for p in listed:
-            p.place(rings, operands)
+            p.l0 = rings
+            p.place(operands, {*views, *views.values()})
+        self._place_cross()
+        for part, whole in views.items():
+            first, second = (next(s for s, p in self.products.items() if p.right == n) for n in (whole, part))
+            lag = (self._part_of(second) - self._part_of(first)) * self.tiling.ahead
+            self._share(self.products[first], self.products[second], lag, first_ring)
+        for p in listed:
+            p.place(operands)
+
+    def _share(self, first: CubeProduct, second: CubeProduct, lag: int, first_ring: int) -> None:
+        """Let two products read one ring, ``lag`` tiles apart, if there is room for its tiles, and a flag for each."""
+        allocator, flags, n = self.group.allocator, self.group.device.flags, first.right
+        size = round_up(self.frame.row_bytes(n, self.frame.height(n)), allocator.spaces[L1].alignment_bytes)
+        used = sum(r.depth for r in allocator.rings[first_ring:] if r.producers == (MTE2,) and r.consumers == (MTE1,))
+        room = (self.group.capacity_bytes("L1") - allocator.used_bytes[L1]) // size
+        depth = min(lag + PING_PONG, room, flags.usable_event_ids_count.value - used if flags else room)
+        if depth > lag:
+            name = self.frame.prefix + self.frame.label(n)
+            ring = allocator.ring(L1, name, size, depth, producers=[MTE2], consumers=[MTE1], peeks=[MTE1])
+            first.share(second, ring)
 
     def _place_cross(self) -> None:
         """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
@@ -205,6 +226,7 @@ class AscendPhase:
             self.frame,
             self.items,
             reread,
+            [p.right for p in self.products.values() if p.plan.right == "view"],
             blocks=blocks,
             dealt=shares,
             memo_key=self.memo_key,

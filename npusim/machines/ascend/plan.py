@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import BlockOrder
 from npusim.algorithms.tiling_mask import MaskKind
 from npusim.config.tiling import Field, Tiling, lightest
+from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
@@ -16,7 +17,7 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_register
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Stage
+    from npusim.algorithms.phase import Phase, Stage
     from npusim.config.device import DeviceSpec
     from npusim.machines.ascend.group import AscendGroup
     from npusim.machines.frame import Frame
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 Barriers = Literal["needed", "every"]
 #: The part of an operand that is loaded into L1 at once.  ``held``: all of it, from the start of the block to its
 #: end; ``whole``: all of it, for one product; ``panel``: a piece of N a whole depth deep; ``piece``:
-#: what one accumulation reads.
-Staging = Literal["held", "whole", "panel", "piece"]
+#: what one accumulation reads; ``view``: none, as it is a part of what another product holds whole.
+Staging = Literal["held", "whole", "panel", "piece", "view"]
 
 
 #: In which order the stages of tiles follow one another.
@@ -41,8 +42,9 @@ Route = Literal["chip", "gm"]
 class ProductPlan:
     """One product: ``m`` x ``n`` x ``k`` at a time in L0, and how its operands wait in L1.
 
-    ``load``: how much of k is loaded into L1 at once, a multiple of ``k`` (0: ``k``).  ``halves``: of an
-    accumulator, each drained while the next still adds up (the unit flag).  ``panels_outside``: every band of
+    ``loads``: how much of A's and B's k is loaded into L1 at once, multiples of ``k``, one of the other (0: ``k``).
+    ``halves``: of an accumulator, each drained while the next still adds up (the unit flag).  ``slots``: of L0A, L0B
+    and L0C at most, 0: as the phase has it.  ``panels_outside``: every band of
     A meets a panel of B before the next panel is loaded.
     ``loops_over_k``: the pieces of k are a loop of the program, not listed.
     """
@@ -56,13 +58,14 @@ class ProductPlan:
     loops_over_k: bool = False
     left_depth: int = PING_PONG
     right_depth: int = PING_PONG
-    load: int = 0
+    loads: tuple[int, int] = (0, 0)
     halves: int = 1
+    slots: tuple[int, ...] = (0, 0, 0)
 
     @property
     def load_k(self) -> int:
-        """How much of k is loaded into L1 at once."""
-        return self.load or self.k
+        """How much of k is loaded into L1 at once, of the operand of which it is more."""
+        return max(*self.loads, self.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,6 @@ class AscendTiling:
         return self.order == "serial" or self.slots == 1
 
 
-def gemm_tiling(stage: str, m: int, n: int, k: int, load_k: int = 0, halves: int = 1) -> AscendTiling:
-    """Return the tiling of a plain product: operands stream through L1 in pieces of ``load_k`` (0: ``k``)."""
-    plan = ProductPlan(m, n, k, "piece", "piece", loops_over_k=True, load=load_k, halves=halves)
-    return AscendTiling({stage: plan})
-
-
 #: Of k in one load of the vendor's products: four pieces of 64 (stepK 4 of the Ascend C guide's MDL template).
 LOADED_K = 256
 
@@ -136,6 +133,36 @@ def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
     """Return how much of k a product loads at once: whole pieces of `LOADED_K`, in ping-pong in L1."""
     room = group.capacity_bytes("L1") // PING_PONG // ((m + n) * get_format(fmt).size_bytes)
     return max(1, min(LOADED_K, room) // k) * k
+
+
+def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
+    """Return how a plain product runs: operands stream through L1 in pieces of k, or are loaded whole for a block.
+
+    Raises `TilingError` for pieces that are no multiples of ``block_k`` or of one another.
+    """
+    f, fmt = dict(fields), phase.names[phase.stages[0].rows[0].srcs[0]].fmt
+    m, n, k, whole = f["block_m"], f["block_n"], f["block_k"], f.get("full_load")
+    usual = f.get("load_k") or loaded_k(m, n, k, fmt, group)
+    loads = [0 if whole in (x, "both") else f.get(f"load_{x}") or usual for x in "ab"]
+    for name, load in zip(("load_a", "load_b"), loads, strict=True):
+        if load % k:
+            raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is no multiple of block_k={k}")
+    if all(loads) and max(loads) % min(loads):
+        raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
+    plan = ProductPlan(
+        m,
+        n,
+        k,
+        left="piece" if loads[0] else "held",
+        right="piece" if loads[1] else "held",
+        loops_over_k=all(loads),
+        left_depth=f.get("slots_l1a") or (PING_PONG if loads[0] else 1),
+        right_depth=f.get("slots_l1b") or (PING_PONG if loads[1] else 1),
+        loads=(loads[0], loads[1]),
+        halves=2 if f.get("unit_flag") else 1,
+        slots=tuple(f.get(f"slots_l0{x}") or 0 for x in "abc"),
+    )
+    return AscendTiling({phase.name: plan})
 
 
 def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
@@ -173,7 +200,56 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     )
     piece = max(1, rows // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
-    return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, load=load)
+    return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
+
+
+class GemmFields(Tiling):
+    """Tile of C and the piece of k; the defaults are the vendor's best (ascend.md section 3.2)."""
+
+    block_m: int = Field(default=128, ge=16, multiple_of=16, description="rows of a tile of C")
+    block_n: int = Field(default=256, ge=16, multiple_of=16, description="columns of a tile of C")
+    block_k: int = Field(default=64, ge=16, multiple_of=16, description="piece of k multiplied at once")
+    load_k: int | None = Field(
+        default=None,
+        ge=16,
+        multiple_of=16,
+        description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
+    )
+    load_a: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of A, where B's differs (stepKa)"
+    )
+    load_b: int | None = Field(
+        default=None, ge=16, multiple_of=16, description="load_k of B, where A's differs (stepKb)"
+    )
+    full_load: Literal["a", "b", "both"] | None = Field(
+        default=None, description="operands that are loaded whole for all tiles of a core's share; default: none"
+    )
+    single_m: int | None = Field(
+        default=None, ge=16, description="rows of C that one core goes through (singleCoreM); default: a tile's"
+    )
+    single_n: int | None = Field(
+        default=None, ge=16, description="columns of C that one core goes through (singleCoreN); default: a tile's"
+    )
+    slots_l1a: int | None = Field(
+        default=None, ge=1, description="pieces of A that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l1b: int | None = Field(
+        default=None, ge=1, description="pieces of B that L1 holds; default: 2, of what is loaded whole 1"
+    )
+    slots_l0a: int | None = Field(default=None, ge=1, description="pieces in L0A at most (dbL0A); default: 2")
+    slots_l0b: int | None = Field(default=None, ge=1, description="pieces in L0B at most (dbL0B); default: 2")
+    slots_l0c: int | None = Field(default=None, ge=1, description="tiles in L0C at most (dbL0C); default: 2")
+    nd2nz: Literal["mte2", "vector"] | None = Field(
+        default=None,
+        description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
+        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3, else mte2",
+    )
+    swizzle: int = Field(
+        default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
+    )
+    unit_flag: bool = Field(
+        default=False, description="whether one half of the accumulators drains while the other still adds up"
+    )
 
 
 #: Whose published kernel is taken.

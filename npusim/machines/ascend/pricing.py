@@ -393,10 +393,11 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
     return instructions
 
 
-def _tanh(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the instructions of `registers.TANH`, each with a constant but for exponential and division."""
+def _made_of(step: Step, spec: VectorEngine) -> Instructions:
+    """Return the instructions of `registers.MADE_OF`: sums and products have a constant."""
     count = repeats(step.dst, spec, step.dst.fmt)
-    return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div") else "scalar", count) for n in registers.TANH]
+    names = registers.MADE_OF[step.opcode]
+    return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div", "sqrt") else "scalar", count) for n in names]
 
 
 def _cast(step: Step, spec: VectorEngine) -> Instructions:
@@ -443,10 +444,11 @@ VECTOR_COSTS: Mapping[Opcode, Callable[[Step, VectorEngine], Instructions]] = Ma
         Opcode.SUB: _elementwise("binary"),
         Opcode.MUL: _elementwise("binary"),
         Opcode.MAX: _elementwise("binary"),
+        Opcode.FMA: _elementwise("binary"),
         Opcode.DIV: _elementwise("div"),
         Opcode.EXP: _elementwise("exp"),
         Opcode.LOG: _elementwise("log"),
-        Opcode.TANH: _tanh,
+        **dict.fromkeys(registers.MADE_OF, _made_of),
         Opcode.SELECT: _elementwise("select"),
         Opcode.ROW_MAX: _reduction,
         Opcode.ROW_SUM: _reduction,

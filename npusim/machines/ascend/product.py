@@ -18,7 +18,7 @@ from npusim.machines.ascend.plan import default_plan
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Collection, Hashable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -41,21 +41,28 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class DepthPiece:
-    """One product's part of a sum: ``size`` of k from ``at`` on in the ``loaded`` that lie in L1 from ``k`` on.
+    """One product's part of a sum: ``size`` of k from ``k`` on, ``at`` behind the start of a stretch ``length`` long.
 
     ``is_first`` and ``is_last``: of the whole sum.
     """
 
     k: int
-    loaded: int
-    at: int
     size: int
+    at: int
+    length: int
     is_first: bool
     is_last: bool
+
+    def loaded(self, load: int) -> tuple[int, int]:
+        """Return how much of k was loaded together, ``load`` at most, and where in it the part begins."""
+        start = self.at // load * load
+        return min(load, self.length - start), self.at - start
 
 
 class CubeProduct:
     """One product stage of a phase: its plan, its rings in L1, and its operations."""
+
+    l0: CubeRings  #: of all products, given when they are placed
 
     def __init__(
         self,
@@ -91,17 +98,18 @@ class CubeProduct:
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.takes_turns)
         self.takes_turns = tiling.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
+        #: How much of k is loaded at once.
+        self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}
         self.rings: dict[str, Ring] = {}
+        self.opened = list(self.held)
 
-    def place(self, l0: CubeRings, l1: dict[tuple[str, Staging, int, int, int], Ring]) -> None:
-        """Place the rings of its operands in L1, ``l1`` those of earlier products; all share those of L0.
+    def place(self, l1: dict[tuple[str, Staging, int, int, int], Ring], later: Collection[str] = ()) -> None:
+        """Place the rings of its operands in L1, but for those that are placed ``later``; ``l1``: of earlier products.
 
         An operand that several products take in alike goes through one ring; what stays for a block is loaded once.
         """
-        self.l0 = l0
-        self.opened = list(self.held)
         for n in self.by_arrival:
-            if n in self.lifted:
+            if n in self.lifted or n in self.rings or n in later:
                 continue
             rows, cols = self._staged(n)
             depth = self.plan.left_depth if n == self.left else self.plan.right_depth
@@ -115,17 +123,23 @@ class CubeProduct:
                 self.opened.remove(n)
             self.rings[n] = l1[alike]
 
+    def share(self, other: CubeProduct, ring: Ring) -> None:
+        """Take B whole into a ring of which a later product reads its own B, the first columns."""
+        self.rings[self.right] = other.rings[other.right] = ring
+        self.modes[self.right], other.modes[other.right] = "whole", "view"
+        self.plan, other.plan = replace(self.plan, right="whole"), replace(other.plan, right="view")
+
     def _staged(self, n: str) -> Span:
         """Return rows and columns of the part of an operand that lies in L1 at once."""
         plan, sizes = self.plan, self.frame.phase.sizes
         match self.modes[n]:
-            case "held" | "whole":
+            case "held" | "whole" | "view":
                 rows, cols = (sizes[a] for a in self.frame.axes(n))
                 return rows, cols
             case "panel":
                 return self._as_stored(sizes[self.k_axis], plan.n)
             case "piece":
-                return (plan.m, plan.load_k) if n == self.left else self._as_stored(plan.load_k, plan.n)
+                return (plan.m, self.loads[n]) if n == self.left else self._as_stored(self.loads[n], plan.n)
 
     def _as_stored(self, k: Any, n: Any) -> tuple[Any, Any]:
         """Return what concerns B's rows and columns as B is stored."""
@@ -198,13 +212,15 @@ class CubeProduct:
         self, block: WorkTile, tile: Visit, corner: Corner, k: int, size: int, *, starts: bool, ends: bool
     ) -> Iterator[TileOp]:
         """Yield the loads of one part of the sum and its products; ``k`` may be a product of a loop's index."""
-        first, last = corner.is_first and starts, corner.is_last and ends
-        spans = {self.left: (corner.band, (k, size)), self.right: self._as_stored((k, size), corner.panel)}
-        for n in self.by_arrival:
-            if self.modes[n] == "piece":
-                yield self._load(n, block, tile, *spans[n], held=(first, last))
         for at, part in chunks(size, self.plan.k):
-            piece = DepthPiece(k, size, at, part, starts and at == 0, ends and at + part == size)
+            piece = DepthPiece(k + at, part, at, size, starts and at == 0, ends and at + part == size)
+            for n in self.by_arrival:
+                cut, behind = piece.loaded(self.loads[n])
+                if self.modes[n] == "piece" and not behind:
+                    held = corner.is_first and piece.is_first, corner.is_last and ends and at + cut == size
+                    depth = k + at, cut
+                    row, col = (corner.band, depth) if n == self.left else self._as_stored(depth, corner.panel)
+                    yield self._load(n, block, tile, row, col, held=held)
             yield from self._multiply(block, tile, corner, piece)
 
     def _multiply(self, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
@@ -300,17 +316,17 @@ class CubeProduct:
         start, width = corner.band if is_left else corner.panel
         first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
         # Along k and across it: the size of what lies in L1, and where in it the part begins.
-        along = self.frame.size(block, self.k_axis, tile), piece.k + piece.at
+        along = self.frame.size(block, self.k_axis, tile), piece.k
         across = width, 0
         match mode:
-            case "held" | "whole":
+            case "held" | "whole" | "view":
                 across = self.frame.size(block, self.m_axis if is_left else self.n_axis, tile), start
-                first, last = (first, last) if mode == "whole" else (False, False)
+                first, last = (False, False) if mode == "held" else (first, last)
             case "panel":
                 first, last = corner.band[0] == 0 and piece.is_first, corner.is_last_band and piece.is_last
             case "piece":
-                along = piece.loaded, piece.at
-                first, last = piece.at == 0, piece.at + piece.size == piece.loaded
+                along = length, at = piece.loaded(self.loads[n])
+                first, last = at == 0, at + piece.size == length
         (rows, top), (cols, left) = (across, along) if is_left else self._as_stored(along, across)
         height, length = (width, piece.size) if is_left else self._as_stored(piece.size, width)
         return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
@@ -325,7 +341,10 @@ class CubeProduct:
         if n in self.lifted:
             slot = self.cross[n][0].front(rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
             return slot.part(0, rows, 0, cols)
-        return self.rings[n].front(rows, cols, self.frame.fmt(n), first=first, last=last)
+        ring, whole = self.rings[n], self.frame.views.get(n, n)
+        look = ring.peek if ring.peeks and n == whole else ring.front
+        pitch = self.frame.width(whole) if self.modes[n] == "view" else cols
+        return look(rows, cols, self.frame.fmt(n), first=first, last=last, stride=pitch)
 
     @property
     def rereads(self) -> bool:
@@ -354,11 +373,12 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, mos
     """
     plans = [p.plan for p in products]
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
+    limits = {n: max(p.slots[i] for p in plans) or most for i, n in enumerate(("L0A", "L0B", "L0C"))}
     operand = max(get_format(p.frame.fmt(p.left)).size_bytes for p in products)
     single = get_format(products[0].how.accumulator_format).size_bytes
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
-        slots = max(1, min(most, group.capacity_bytes(buffer) // size // (halves if part else 1)))
+        slots = max(1, min(limits[buffer], group.capacity_bytes(buffer) // size // (halves if part else 1)))
         return group.ring(f"{AIC}.{buffer}", f"{prefix}{buffer}{part}", size, slots, producer, consumer)
 
     parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]

@@ -39,16 +39,21 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.MUL: "mul",
         Opcode.MAX: "max",
         Opcode.DIV: "div",
+        Opcode.FMA: "multiply_add",
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
+        Opcode.RSQRT: "rsqrt",
         Opcode.TANH: "tanh",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
     }
 )
-#: What Ascend C's Tanh is made of: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).
-TANH = ("max", "max", "mul", "exp", "add", "add", "div")
+#: What functions are made of.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
+#: Rsqrt is one instruction of the 910B, off by more than 1e-4 in float32: it advises Sqrt and Div instead, as here.
+MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
+    {Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"), Opcode.RSQRT: ("sqrt", "div")}
+)
 #: How a register of a mask that lies row by row is read along a column.
 GATHER = "gather"
 #: Instruction that reduces one register to one value.
@@ -151,11 +156,11 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
-        parts = TANH if step.opcode is Opcode.TANH else (*["compare"] * step.attributes.comparisons, name)
+        parts = MADE_OF.get(step.opcode, (*["compare"] * step.attributes.comparisons, name))
         *others, value.name = (named(n, step.dst.fmt) for n in parts)
         for other in others:
             values.append(replace(value, name=other, is_kept=False, reduction=None))
-            value.sources = (values[-1],) if step.opcode is Opcode.TANH else (*value.sources, values[-1])
+            value.sources = (values[-1],) if step.opcode in MADE_OF else (*value.sources, values[-1])
         if (earlier := latest.get(place(step.dst))) is not None:
             earlier.is_kept = False  # written over
         latest[place(step.dst)] = value

@@ -58,11 +58,13 @@ class ResidentBlock:
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
+        #: Operands of the loop that are loaded.
+        self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration.
         self.keeps_operands = tiling.stages > 1
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
-        self.shared = tuple(n for n in frame.visited if any(n in s.read for s in products))
+        self.shared = tuple(n for n in self.visited if any(n in s.read for s in products))
         #: Read by products too: what rows make of a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
@@ -91,6 +93,7 @@ class ResidentBlock:
             n: str, name: str, space: str, depth: int, producers: tuple[str, ...], others: tuple[str, ...] = ()
         ) -> Ring:
             rows, pitch = frame.phase.sizes[frame.axes(n)[0]], self._pitch(n, space)
+            is_viewed = n in frame.views.values() and name == label(n)
             return self.core.allocator.ring(
                 space,
                 f"{who} {name}",
@@ -98,13 +101,14 @@ class ResidentBlock:
                 depth,
                 producers=producers,
                 consumers=(*self.readers, *others),
+                peeks=self.readers if is_viewed else (),
             )
 
         loader, label = (self.loader,), frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
         self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in frame.held}
-        for n in frame.visited:
+        for n in self.visited:
             if n not in self.shared and self._is_copied(n):
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
@@ -120,6 +124,7 @@ class ResidentBlock:
             self.loaded.setdefault(n, self.near[n])
         for n in self.prepared:
             self.near[n] = ring(n, label(n), SMEM, 1, self.warps)
+        self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
 
     def _is_copied(self, n: str) -> bool:
         """Return whether an operand of the loop is copied to shared memory: what products need, or is made for them."""
@@ -128,7 +133,7 @@ class ResidentBlock:
 
     def _pitch(self, n: str, space: str) -> int:
         """Return the elements from a row of an operand to the next."""
-        return self.frame.width(n) + (self.tiling.padding if space == SMEM else 0)
+        return self.frame.width(self.frame.views.get(n, n)) + (self.tiling.padding if space == SMEM else 0)
 
     def _place_tiles(self, who: str) -> dict[str, Tile]:
         """Return a warp group's tiles by name.
@@ -206,7 +211,7 @@ class ResidentBlock:
         A product's operands go to shared memory when what rows leave for it is there, or just before it.
         """
         read = {n for s in stages for n in s.read}
-        for n in self.frame.visited:
+        for n in self.visited:
             if n in read:
                 yield self._load(n, block, tile)
         for s in stages:
@@ -260,6 +265,10 @@ class ResidentBlock:
         shape, pitch = self.frame.shape(n, block, tile), self._pitch(n, ring.space)
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
+    def _peek(self, n: str, block: WorkTile, tile: Visit) -> RingTile:
+        """Return what a product sees of an operand of which another product reads a part, and releases it."""
+        return self.near[n].peek(*self.frame.shape(n, block, tile), stride=self._pitch(n, SMEM))
+
     def _load(self, n: str, block: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
@@ -304,9 +313,11 @@ class ResidentBlock:
             height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(block, frame.axes(n)[0], tile)
             pitch = self._pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
+        elif n in frame.views.values():
+            slot = self._peek(n, block, tile)
         else:
             first, last = self._ends(n, s)
-            is_kept = self.keeps_operands and n in self.shared
+            is_kept = self.keeps_operands and n not in self.prepared
             slot = self._slot(ring, n, block, tile, first=first, last=last and not is_kept)
         return slot.part(row, rows) if has_rows else slot
 
@@ -316,7 +327,7 @@ class ResidentBlock:
         """Yield a product on a group's rows: in the accumulator of its name, or converted from its own."""
         (row,), rows, how = s.rows, share[1], self.how[s]
         if not rows:
-            near = (*self.shared, *self.prepared)
+            near = set(self.near).difference(self.frame.held)
             views = [self._operand(n, s, block, tile, group, share) for n in row.srcs if n in near]
             yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
             return
@@ -440,7 +451,7 @@ class GroupBlock(ResidentBlock):
         if self.work.is_specialised:
             return
         slots: tuple[RingTile, ...] = ()
-        copied = (n for n in self.frame.visited if self._is_copied(n))
+        copied = (n for n in self.visited if self._is_copied(n))
         copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
         if self.keeps_operands:
             slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
@@ -462,7 +473,7 @@ class GroupBlock(ResidentBlock):
         The first one's registers are free when the iteration ends, so that its load is waited for.
         """
         shares = self._shares(block.rows)
-        for n in self.frame.visited:
+        for n in self.visited:
             if n not in operands:
                 yield self._load(n, block, tile)
         before: tuple[RingTile, ...] = ()

@@ -39,7 +39,7 @@ TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WAR
 ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.TANH})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
 
@@ -268,13 +268,11 @@ def occupancy(
 # ---------------------------------------------------------------- tiling fields of attention
 
 #: What a compiler decides for a tile.
-COMPILED = frozenset({"registers", "spilled_registers", "residents", "kernel"})
+COMPILED = frozenset({"registers", "spilled_registers", "shared_bytes", "residents", "kernel"})
 #: Fields of lanes whose defaults are best, or what fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
-GROUPS = frozenset(
-    {"block_q", "block_kv", "warps", "stages", "registers", "spilled_registers", "residents", "launch", "kernel"}
-)
+GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "launch", *COMPILED})
 
 
 class GroupFields(Tiling):
@@ -300,6 +298,9 @@ class GroupFields(Tiling):
     )
     spilled_registers: int | None = Field(
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
+    )
+    shared_bytes: int | None = Field(
+        default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
     kernel: Literal["triton", "fa2", "fa3", "cudnn"] | None = Field(

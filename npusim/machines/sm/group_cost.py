@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, SpecialisedSpec
 from npusim.errors import SpecError
 from npusim.formats import get_format
+from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import memory_of
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from npusim.ir.op import GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
+#: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
+#: what is left; a maximum with -127, a shift and an integer addition.
+POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
@@ -324,15 +328,20 @@ class GroupModel:
             count.compare += issued * WARP_LANES / spec.lanes_count.value
 
     def _special(self, step: Step, values: float, count: Count) -> None:
-        """Count exponentials and logarithms: float32 inside, to the base 2."""
+        """Count special functions: float32 inside, exponentials and logarithms to the base 2."""
         source = step.srcs[0]
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
             self._cast(step.dst.fmt, "float32", values, count)
-        name, based = step.opcode.name.lower(), step.opcode is not Opcode.TANH
+        name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
-        if not based:  # what a library does besides: both branches of it, and the choice
+        if step.attributes.variant.startswith("exp2.fa4"):
+            powers = len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0])
+            self._issue("mul", values * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
+            self._issue("compare", values * POLYNOMIAL_COMPARISONS, "", count)
+            return
+        if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
         count.issued += values * each

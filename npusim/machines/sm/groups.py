@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from npusim.algorithms.flow import views
 from npusim.config.device_tables import compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling
@@ -45,7 +46,7 @@ class BlockTile:
     """What decides the block of an attention: sizes, formats, and which kernel it is, with its warps and stages.
 
     ``is_awaited``: P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: of an element of K and V
-    where products read another format; 0: as they read it.
+    where products read another format; 0: as they read it.  ``is_viewed``: V is a part of K's tile.
     """
 
     kernel: str
@@ -60,6 +61,7 @@ class BlockTile:
     warps: int
     stages: int
     stored_bytes: int = 0
+    is_viewed: bool = False
 
     @classmethod
     def of(cls, kernel: str, phase: Phase, products: tuple[Instruction, Instruction], fields: GroupFields) -> BlockTile:
@@ -81,12 +83,18 @@ class BlockTile:
             fields.warps,
             fields.stages or 0,
             max((get_format(names[n].fmt).size_bytes for n in made_of if len(names[n].axes) > 1), default=0),
+            last.srcs[1] in views(phase, phase.loop_axis),
         )
 
     @property
     def size_bytes(self) -> int:
         """Bytes of an element of Q, K and V."""
         return get_format(self.dtype).size_bytes
+
+    @property
+    def depth(self) -> int:
+        """Tiles of each operand of the loop in shared memory; of K two where a library needs none for V (FlashMLA)."""
+        return max(1, self.stages - 1) if self.stages or not self.is_viewed else 2
 
     def elements(self, work: GroupWork) -> tuple[float, float]:
         """Return how many elements of S and of O a thread holds."""
@@ -154,7 +162,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
-        depth=max(1, (fields.stages or 1) - 1),
+        depth=tile.depth,
         work=work,
         stages=fields.stages or 0,
         walks_blocks=bool(fields.kernel == "triton" and phase.masks),
@@ -206,6 +214,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     row = next(rows, None)
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
+        shared = shared if fields.shared_bytes is None else fields.shared_bytes
         accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
         return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:
@@ -224,7 +233,9 @@ def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
     down = max(1, tile.warps // (work.across * work.repeats))
     rows = 2 * max(1, tile.rows // (FRAGMENT_ROWS * down))
     # A warp copies 512 bytes at once.
-    copies = (tile.head_dim + tile.value_dim) * tile.keys * tile.size_bytes / (512 * tile.warps)
+    copies = (
+        (tile.head_dim + (0 if tile.is_viewed else tile.value_dim)) * tile.keys * tile.size_bytes / (512 * tile.warps)
+    )
     is_staged = tile.stages == 1
     # Coefficients of hopper.md section 2, "Registers".
     if work.generation == "mma":
@@ -236,7 +247,8 @@ def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
 
 def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
     """Return the shared memory of a block, exact for Triton's flash (hopper.md section 2)."""
-    sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * tile.value_dim
+    values = 0 if tile.is_viewed else tile.value_dim
+    sizes = tile.rows * tile.head_dim, tile.keys * tile.head_dim, tile.keys * values
     q, k, v = (n * tile.size_bytes for n in sizes)
     out = tile.rows * tile.value_dim * get_format(tile.output).size_bytes
     is_wgmma = work.generation == "wgmma"
@@ -244,7 +256,7 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
         q += k + v if is_wgmma else 0
         k, v = (n // tile.size_bytes * tile.stored_bytes for n in (k, v))
     if not tile.stages:
-        return max(q + k + v, out)
+        return max(q + k * tile.depth + v, out)
     # Fragments of S are those of P: where no other warp has columns of its rows, P stays in registers.
     p = 0 if is_wgmma or work.across == 1 else tile.rows * tile.keys * tile.size_bytes
     if tile.stages == 1:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.flow import conflicts, flow, storage
+from npusim.algorithms.flow import conflicts, flow, storage, views
 from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import LayoutError, TilingError
 from npusim.formats import get_format
@@ -89,6 +89,7 @@ class ChainTile:
     running: str
     product: str
     is_chained: bool
+    is_viewed: bool = False  # V is a part of K's tile
     vectors: int = 4  # of FlashAttention: the state m and l, the new maximum, the rescaling factor
 
     @classmethod
@@ -103,6 +104,7 @@ class ChainTile:
             p.running,
             p.product,
             p.accumulate == "chained",
+            problem.values_in_keys,
         )
 
     @classmethod
@@ -125,6 +127,7 @@ class ChainTile:
             total.fmt,
             names[last.dst].fmt,
             last.attributes.accumulate,
+            last.srcs[1] in views(phase, phase.loop_axis),
             live_vectors(phase),
         )
 
@@ -294,6 +297,8 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
         "K": fields.depth * kv * (d + fields.padding) * half,
         "V": fields.depth * kv * (dv + fields.padding) * half,
     }
+    if tile.is_viewed:
+        del registers["V in flight"], shared["V"]
     if not fields.holds_in_registers:
         del registers["Q"]
         shared["Q"] = q * (d + fields.padding) * half

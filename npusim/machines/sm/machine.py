@@ -147,8 +147,13 @@ class SmMachine(Machine):
             return chosen_fa2(tiling, problem, self.device), ()
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
-    def settings(self, tiling: Any) -> Sequence[Sequence[Mapping[str, object]]]:
-        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``)."""
+    def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
+        """Return what an attention may try; nothing where a library's kernel was named (``stages=library``).
+
+        Nor where the tile is none of the machine's, but a kernel's own.
+        """
+        if "block_q" not in type(tiling).model_fields:
+            return ()
         if getattr(tiling, "kernel", None) in ("fa2", *KERNELS):
             return ()
         if self.has_lanes:
@@ -272,7 +277,7 @@ class SmMachine(Machine):
         def items(block: WorkTile) -> Iterator[Item]:
             return residents[block.place].items(block)
 
-        return program_phase(frame, items, blocks=blocks, dealt=shares)
+        return program_phase(frame, items, views=frame.views, blocks=blocks, dealt=shares)
 
 
 @lru_cache(maxsize=16)  # of phases and orders

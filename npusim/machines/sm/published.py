@@ -74,7 +74,7 @@ def packs_heads(called: str, problem: Any, rows: int) -> bool:
     """Return whether a kernel takes the query heads of a KV head as rows of one block of ``rows``."""
     queries, group = problem.seq_q, problem.group_size
     if called == "fa2":
-        return group > 1 and bool(queries == 1)
+        return group > 1 and bool(queries == 1) and problem.window is None and not problem.alibi
     # hopper/heuristics.h, should_pack_gqa: where rows are filled less than 0.9 times as well without.
     alone, packed = (n / round_up(n, rows) for n in (queries, queries * group))
     # As above.

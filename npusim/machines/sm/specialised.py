@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flash import with_finite_starts
+from npusim.algorithms.flow import views
 from npusim.config.load import list_devices, load_device
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
@@ -229,7 +230,8 @@ def specialised_tiling(called: str, phase: Phase, device: DeviceSpec) -> tuple[S
     groups, issue = rows // GROUP_ROWS, warp_issue(device)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
-    q, kv = rows * dims["head"] * size, keys * sum(dims.values()) * size
+    loaded = dims["head"] if views(phase, phase.loop_axis) else sum(dims.values())
+    q, kv = rows * dims["head"] * size, keys * loaded * size
     fits = [
         (n, m) for n in range(kernel.depth[0], 0, -1) for m in range(kernel.depth[1], 0, -1) if n * kv + m * q <= most
     ]
@@ -323,7 +325,7 @@ class SpecialisedBlock(GroupBlock):
 
     def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield stages of a tile; rows group by group, as they take turns."""
-        for n in self.frame.visited:
+        for n in self.visited:
             if any(n in s.read for s in stages):
                 yield self._load(n, block, tile)
         for _, together in groupby(stages, lambda s: s.rows if s.is_product else ()):

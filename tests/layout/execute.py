@@ -1,8 +1,4 @@
-"""Instructions executed on registers: what each lane holds goes in, what each lane gets comes out.
-
-Registers are arrays ``(..., 32 lanes, values)``.  Arithmetic is the caller's: any function
-``(a, b, c) -> a·b + c`` on stacks of matrices, such as ``formats.matmul`` with an arithmetic.
-"""
+"""Tiles as the registers of a warp, arrays ``(..., 32 lanes, values)``: what layouts and chains are held against."""
 
 from __future__ import annotations
 
@@ -13,18 +9,15 @@ from npusim.errors import LayoutError
 from npusim.layout.fragment import WARP_LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
+    from npusim.layout.chain import Chain
     from npusim.layout.fragment import Arrangement, Fragment
-    from npusim.layout.instruction import MmaInstruction
 
     #: Any dtype: lanes move values, they do not look at them.
     Array: TypeAlias = NDArray[Any]
     Index: TypeAlias = NDArray[np.intp]
-    Multiply: TypeAlias = Callable[[Array, Array, Array], Array]
 
 
 def gather(fragment: Fragment, tiles: Array) -> Array:
@@ -70,32 +63,17 @@ def from_registers(fragment: Fragment, arrangement: Arrangement, registers: Arra
     return blocks.swapaxes(-3, -2).reshape(*lead, down * height, across * width)
 
 
-def chained_product(instruction: MmaInstruction, a: Array, b: Array, c: Array, multiply: Multiply) -> Array:
-    """Execute a warp's product of whole tiles on registers, k in rising order, by a ``multiply`` that chains.
+def gathered(link: Chain, registers: Array) -> Array:
+    """Return an operand's registers from its chain's accumulators, each value taken from where it lies.
 
-    ``a``, ``b``, ``c``: registers of `to_registers`, ``(..., m, k, 32, values)``, ``(..., k, n, 32, values)`` and
-    ``(..., m, n, 32, values)``; m, n, k count fragments.  Each group's fragments are put side by side: one call
-    multiplies ``(..., groups, m rows, all k)`` by ``(..., groups, all k, n columns)``, adding up k instruction by
-    instruction in rising order, as ``formats.matmul`` does.
+    ``(..., tiles, 32, accumulator values)`` in, ``(..., steps, 32, operand values)`` out.
     """
     import numpy as np
 
-    operands = ((instruction.a, a), (instruction.b, b), (instruction.c, c))
-    whole = multiply(*(_side_by_side(*operand) for operand in operands))
-    down, across = c.shape[-4:-2]
-    rows, columns = instruction.c.rows, instruction.c.columns
-    tiles = whole.reshape(*whole.shape[:-2], down, rows, across, columns)
-    return gather(instruction.c, np.moveaxis(tiles, (-5, -4, -3, -2, -1), (-3, -5, -2, -4, -1)))
-
-
-def _side_by_side(fragment: Fragment, registers: Array) -> Array:
-    """Return each group's whole matrix, ``(..., groups, rows, columns)``, from its fragments."""
-    import numpy as np
-
-    tiles = scatter(fragment, registers)  # (..., down, across, groups, rows, columns)
-    moved = np.moveaxis(tiles, (-5, -4, -3, -2, -1), (-4, -2, -5, -3, -1))
-    *lead, down, rows, across, columns = moved.shape
-    return moved.reshape(*lead, down * rows, across * columns)
+    lane, value = np.moveaxis(np.array(link.sources, np.intp), -1, 0)
+    lead, values = registers.shape[:-3], link.tiles * link.accumulator.values
+    flat = registers.swapaxes(-3, -2).reshape(*lead, WARP_LANES, values)
+    return flat[..., lane, value].reshape(*lead, WARP_LANES, link.steps, link.operand.values).swapaxes(-3, -2)
 
 
 def _check_registers(fragment: Fragment, registers: Array) -> None:

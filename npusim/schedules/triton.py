@@ -1,0 +1,281 @@
+"""A Triton kernel as a schedule: ``kernel.py::name[grid](arguments)``, the launch as Python has it.
+
+The launch is written in names of the problem: sizes (``batch``, ``heads``, ``kv_heads``, ``group``, ``seq_q``,
+``seq_kv``, ``head_dim``, ``value_head_dim``, ``causal``, ``scale``, ``log2e``) and tensors (``q``, ``k``, ``v``,
+``o``), each with ``.T``, ``.stride(axis)`` and ``.to(format)``.  Numbers given to constexprs, ``num_warps`` and
+``num_stages`` become tiling fields.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from npusim.config.device import FAMILIES
+from npusim.config.tiling import Tiling, with_fields
+from npusim.errors import SpecError
+from npusim.formats.exponential import LOG2_E
+from npusim.machines.ascend.plan import KernelFields
+from npusim.machines.sm.core import GroupFields, warp_issue
+from npusim.schedules.define import schedule
+from npusim.ttir.compiler import Compiled, Source, compiled, source_of
+from npusim.ttir.phase import LaunchGrid
+from npusim.ttir.reader import Choices, read_launch
+from npusim.ttir.text import read
+from npusim.ttir.values import Tensor
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.algorithms.flash import Accumulate
+    from npusim.schedules.define import Phases
+    from npusim.schedules.registry import Schedule
+
+#: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
+TENSOR_CORES = 80
+#: Triton's default of a launch, and the most tiles under way that times are known of.
+STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
+AXES = "xyz"
+#: log2 e as a kernel's float32 has it.
+LOG2_E32 = float(np.float32(LOG2_E))
+_OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
+_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
+    | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
+)
+_OPERATORS = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Compare | ast.cmpop | ast.BoolOp | ast.boolop
+_NODES = (
+    _OPERATORS | ast.Expression | ast.Constant | ast.Name | ast.Load | ast.IfExp | ast.Call | ast.Attribute | ast.Tuple
+)
+_ATTRIBUTES = ("T", "stride", "to")
+_FORM = (
+    "kernel.py::name[grid](arguments), as `fa[cdiv(seq_q, 64), batch * heads](q, k, v, o, scale * log2e, D=head_dim)`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPrecision:
+    """What TTIR leaves open, as named choices.
+
+    exp_variant
+        How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
+    sum_order
+        Order of a row's sum; empty: the device's.  ``mma_lanes``: four lanes, then across them, as Triton's layout of
+        products has it.
+    accumulate
+        ``chained``: the matrix unit goes on adding to what it is given; ``fresh``: a product alone, and an addition.
+    contracts
+        Whether multiplications and additions become one, as NVIDIA's compilers do by default.
+    arithmetic
+        Of matrix units; empty: the device's own.
+    """
+
+    name: str
+    exp_variant: str = "exp2.correct"
+    sum_order: str = "mma_lanes"
+    accumulate: Accumulate = "chained"
+    contracts: bool = True
+    arithmetic: str = ""
+
+    def formats(self) -> dict[str, str]:
+        """Return no formats: the kernel says them."""
+        return {}
+
+
+PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
+    {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
+    | {"ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),)}
+    | {"cpu": (TritonPrecision("plain", sum_order="", contracts=False),)}
+)
+
+
+class Launch(NamedTuple):
+    """A kernel with its grid and arguments as text, by parameter."""
+
+    source: Source
+    grid: str
+    arguments: Mapping[str, str]
+    constants: tuple[tuple[str, Any], ...]
+    options: Mapping[str, int]
+
+
+def load(name: str) -> tuple[Schedule, ...]:
+    """Return the schedule that ``kernel.py::name[grid](arguments)`` stands for, one a core family.
+
+    Raises `SpecError`: no such file or kernel, a launch that does not fit the kernel's parameters.
+    """
+    path = Path(name.partition("::")[0])
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a Triton kernel is {_FORM}")
+    return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)  # of launches
+def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
+    launch = launch_of(name.partition("::")[2], path, changed)
+    called = launch.source.name
+    fields = {n: (value, f"constexpr of {called}") for n, value in launch.constants}
+    defaults = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
+    bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
+    for base in bases.values():
+        if twice := fields.keys() & base.model_fields.keys():
+            at = f"{path}:{launch.source.line}"
+            raise SpecError(f"{at}: constexpr {min(twice)}: a tiling field has that name; rename it")
+
+    return schedule(
+        called,
+        partial(phases_of, launch),
+        precisions=PRECISIONS,
+        tiling={
+            f: with_fields(called.title(), b, fields, defaults if b is GroupFields else {}) for f, b in bases.items()
+        },
+        families=tuple(FAMILIES),
+        origin=f"{path}:{launch.source.line}",
+        summary=f"Triton's kernel {called}",
+    )
+
+
+def triton(function: Any, launch: str) -> str:
+    """Return the name by which `run`, `explore` and the other verbs take a Triton kernel.
+
+    ``function``: a ``@triton.jit`` function, or the text ``kernel.py::name``; ``launch``: ``[grid](arguments)`` in
+    names of the problem, as `npusim help triton` has it.
+
+    Examples
+    --------
+    >>> triton("kernel.py::fa", "[seq_q // 64, batch * heads](q, k, v, o, D=head_dim)")
+    'kernel.py::fa[seq_q // 64, batch * heads](q, k, v, o, D=head_dim)'
+    """
+    if isinstance(function, str):
+        return function + launch
+    plain = getattr(function, "fn", function)
+    return f"{inspect.getsourcefile(plain)}::{plain.__name__}{launch}"
+
+
+def launch_of(text: str, path: str, changed: int) -> Launch:
+    """Return a launch by its text, ``name[grid](arguments)``."""
+    wanted = text.partition("[")[0].partition("(")[0].strip()
+    source = source_of(path, wanted, changed)
+    try:
+        call = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise SpecError(f"{text!r}: {error.msg}; a launch is {_FORM}") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Subscript):
+        listed = ", ".join(p.name for p in source.parameters)
+        raise SpecError(f"{wanted}: a launch needs its grid and arguments, {wanted}[grid]({listed}); {_FORM}")
+    names = [p.name for p in source.parameters]
+    given = {n: ast.unparse(a) for n, a in zip(names, call.args, strict=False)}
+    given |= {k.arg or "**": ast.unparse(k.value) for k in call.keywords}
+    options = {n: int(given.pop(n, default)) for n, default in _OPTIONS.items() if n not in names}
+    if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):
+        raise SpecError(f"{path}:{source.line}: {wanted} has no parameter {unknown[0]}; it takes {', '.join(names)}")
+    for p in source.parameters:
+        if p.name not in given and not p.default:
+            raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} is given nothing: {p.name}=...")
+        given.setdefault(p.name, p.default)
+    constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
+    return Launch(source, ast.unparse(call.func.slice), given, tuple(constants.items()), options)
+
+
+def _plain(text: str) -> Any:
+    """Return a number or word that text says; None for an expression of the problem."""
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return None
+
+
+def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
+    """Return the phase of a launch on a problem's tensors."""
+    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
+    arguments = {n: names[n] if n in dict(launch.constants) else evaluated(launch, n, names) for n in launch.arguments}
+    words = dict[str, object]()
+    for q in launch.source.parameters:
+        value = arguments[q.name]
+        if not isinstance(value, Tensor | int | float | str | None):
+            raise SpecError(f"{launch.source.name}: {q.name}: a tensor or a number is needed, got {value!r}")
+        is_constant = q.is_constexpr or isinstance(value, bool | str | None)
+        words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
+    if not any(isinstance(x, Tensor) and x.role == "output" for x in arguments.values()):
+        raise SpecError(f"{launch.source.name}: no argument is the output, o")
+    wanted = evaluated(launch, "grid", names)
+    grid = tuple(int(g) for g in (wanted if isinstance(wanted, tuple) else (wanted,)))
+    if min(grid) < 1 or len(grid) > len(AXES):
+        raise SpecError(f"{launch.source.name}: a grid of {' x '.join(map(str, grid))} programs")
+    device, options = machine.device, launch.options
+    if isinstance(tiling, GroupFields):
+        options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
+    is_nvidia = device.family == "nvidia"
+    has_code = is_nvidia and int(device.architecture.rpartition("_")[2] or 0) >= TENSOR_CORES
+    made = compiled(launch.source, device.architecture if has_code else "", words, options)
+    fuses = is_nvidia and p.contracts and (made.fuses or not has_code)
+    exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
+    if not p.exp_variant.startswith("exp2."):
+        exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp)
+    reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
+    phase = replace(LaunchGrid(reader).phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    return [_told(launch, phase, made, tiling, machine) if getattr(machine, "has_groups", False) else phase]
+
+
+def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any) -> Any:
+    """Return the phase with what the compiler says of it: stages, registers, shared memory."""
+    stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
+    is_staged = warp_issue(machine.device).copies.value == "staged"
+    told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
+    if made.registers and tiling.registers is None:
+        told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
+    fields = tiling.model_copy(update=told)
+    lies, note = machine.fields_for(launch.source.name, machine.ordered(phase, fields), fields)
+    note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
+
+
+def names_of(problem: Any) -> dict[str, Any]:
+    """Return the names that a launch's expressions may use, with what they are of a problem."""
+    p = problem
+    b, h, g = p.batch, p.heads, p.kv_heads
+
+    def tensor(name: str, heads: int, rows: int, cols: int, role: str = "input") -> Tensor:
+        shape = b, heads, rows, cols
+        strides = (heads * rows * cols, cols, heads * cols, 1) if p.layout == "bsnd" else ()
+        return Tensor(name, shape, p.dtype, role, strides)
+
+    return {
+        **{n: getattr(p, n) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "value_head_dim")},
+        "causal": p.causal,
+        "scale": p.scale,
+        "group": h // g,
+        "log2e": LOG2_E,
+        "q": tensor("q", h, p.seq_q, p.head_dim),
+        "k": tensor("k", g, p.seq_kv, p.head_dim),
+        "v": tensor("v", g, p.seq_kv, p.value_head_dim),
+        "o": tensor("o", h, p.seq_q, p.value_head_dim, "output"),
+    }
+
+
+def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
+    """Return an argument of a launch, or its grid; raise `SpecError` for what is no expression of the names."""
+    text = launch.grid if what == "grid" else launch.arguments[what]
+    tree = ast.parse(text, mode="eval")
+    for node in ast.walk(tree):
+        is_known = isinstance(node, _NODES) and not (isinstance(node, ast.Attribute) and node.attr not in _ATTRIBUTES)
+        if isinstance(node, ast.Name) and node.id not in names and node.id not in _FUNCTIONS:
+            listed = ", ".join(sorted(names))
+            raise SpecError(f"{launch.source.name}: {what}={text}: no {node.id!r}; there are {listed}")
+        if not is_known:
+            raise SpecError(f"{launch.source.name}: {what}={text}: sums, products, names of the problem and numbers")
+    try:
+        return eval(compile(tree, "<launch>", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
+    except (ArithmeticError, TypeError, ValueError, IndexError, KeyError) as error:
+        raise SpecError(f"{launch.source.name}: {what}={text}: {error}") from None

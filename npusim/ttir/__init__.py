@@ -1,0 +1,1 @@
+"""Triton kernels as tile programs: compiled to TTIR, addresses evaluated, the rest written as a kernel of tiles."""

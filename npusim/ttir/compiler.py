@@ -1,0 +1,243 @@
+"""What Triton makes of a kernel without a device: TTIR, and for NVIDIA's chips registers, spills and shared memory.
+
+A kernel's file need not be importable as a whole (it may need PyTorch, or begin to measure): its imports that succeed,
+its constants and its ``@triton.jit`` functions are executed, no other statement.  What was compiled is kept by content.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from npusim import cache
+from npusim.errors import SpecError
+from npusim.ttir.text import Locations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Releases whose TTIR was read: 3.6.0 in tests, and 3.9.
+FIRST, BEYOND = (3, 6), (3, 10)
+#: Triton's names of formats in signatures.
+POINTERS = MappingProxyType(
+    {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+    | {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}
+)
+#: The architecture whose TTIR is taken where a device is no GPU of NVIDIA.
+PLAIN = 90
+_ALIGNMENT = 16
+
+
+class Parameter(NamedTuple):
+    """One parameter of a kernel; ``default``: its text, empty where there is none."""
+
+    name: str
+    is_constexpr: bool
+    default: str
+    line: int
+
+
+class Source(NamedTuple):
+    """A kernel in its file."""
+
+    path: str
+    name: str
+    line: int
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
+
+    ``fuses``: whether multiplications and additions were contracted.
+    """
+
+    ttir: str
+    registers: int = 0
+    spilled: int = 0
+    shared_bytes: int = 0
+    fuses: bool = False
+
+
+@lru_cache(maxsize=64)
+def source_of(path: str, name: str, _changed: int) -> Source:
+    """Return a kernel's parameters as its file has them; raise `SpecError` where it has no such kernel."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    except SyntaxError as error:
+        raise SpecError(f"{path}:{error.lineno}: {error.msg}") from None
+    kernels = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
+    if name not in kernels:
+        listed = ", ".join(kernels) or "none"
+        raise SpecError(f"{path}: no kernel {name!r}; functions under @triton.jit: {listed}")
+    node, arguments = kernels[name], kernels[name].args
+    defaults = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
+    parameters = []
+    for a, default in zip(arguments.args, defaults, strict=True):
+        is_constexpr = a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
+        parameters.append(Parameter(a.arg, is_constexpr, ast.unparse(default) if default else "", a.lineno))
+    return Source(path, name, node.lineno, tuple(parameters))
+
+
+def _is_kernel(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(d).partition("(")[0].rpartition(".")[2] == "jit" for d in node.decorator_list)
+
+
+def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Compiled:
+    """Return what Triton makes of a kernel for an architecture (by its number behind ``_``; empty: TTIR alone).
+
+    ``arguments``: for each parameter a format (of what a pointer is to), ``(number,)`` of a constant, or a number, of
+    which the compiler is told, as by a launch, whether it is 1 or a multiple of 16.  Raises `SpecError`: Triton is
+    missing, of another release than tried, or refuses the kernel.
+    """
+    signature = {n: _type(value) for n, value in arguments.items()}
+    constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
+    aligned = [n for n, value in arguments.items() if _is_aligned(value)]
+    call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
+    made_by = _release(), tuple(f.name for f in fields(Compiled))
+    stamp = cache.digest("triton", *made_by, source.path, source.name, architecture, call, _content(source.path))
+    name = f"{stamp.hex()[:16]}.triton"
+    if (kept := cache.load(name, stamp)) is not None:
+        document = json.loads(kept)
+        if all(_content(f) == content for f, content in document.pop("files").items()):
+            return Compiled(**document)
+    with cache.alone(name):
+        made = _compile(source, architecture, (signature, constants, aligned), options)
+    files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
+    cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
+    return made
+
+
+def _content(path: str) -> str:
+    try:
+        return sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _type(value: object) -> str:
+    if isinstance(value, tuple) or value is None or (value == 1 and isinstance(value, int)):
+        return "constexpr"
+    if isinstance(value, str):
+        return f"*{POINTERS[value]}"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if isinstance(value, int) and -(2**31) <= value < 2**31 else "i64"
+
+
+def _is_aligned(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
+
+
+def _release() -> str:
+    """Return Triton's release; raise `SpecError` where it is missing, or was not tried."""
+    try:
+        release = version("triton")
+    except PackageNotFoundError:
+        raise SpecError('Triton is not installed, which compiles kernels: pip install "npusim[triton]"') from None
+    if not FIRST <= tuple(int(n) for n in release.split(".")[:2]) < BEYOND:
+        tried = f"{FIRST[0]}.{FIRST[1]} to before {BEYOND[0]}.{BEYOND[1]}"
+        raise SpecError(f"Triton {release}: its TTIR was not tried; install a release from {tried}")
+    return release
+
+
+def _compile(
+    source: Source,
+    architecture: str,
+    call: tuple[dict[str, str], dict[str, object], list[str]],
+    options: Mapping[str, int],
+) -> Compiled:
+    triton = import_module("triton")
+    gpu, written_of = import_module("triton.backends.compiler").GPUTarget, import_module("triton.compiler").ASTSource
+    signature, constants, aligned = call
+    function = _module(source.path, _content(source.path)).__dict__[source.name]
+    target = gpu("cuda", int(architecture.rpartition("_")[2] or PLAIN), 32)
+    attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
+    written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    try:
+        if not architecture:
+            return Compiled(_ttir(written, target, options))
+        made = triton.compile(written, target=target, options=dict(options))
+    except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
+        raise SpecError(_told(error, source)) from None
+    tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
+    ttir = made.asm["ttir"]
+    for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
+        ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
+    return Compiled(ttir, registers, stack // 4, made.metadata.shared, "fma.rn" in made.asm["ptx"])
+
+
+def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
+    """Return the TTIR alone, without code for a chip."""
+    ir = import_module("triton._C.libtriton").ir
+    backend = import_module("triton.compiler.compiler").make_backend(target)
+    context, stages = ir.context(), dict[str, Any]()
+    parsed = backend.parse_options({**options, **written.parse_options()})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    backend.add_stages(stages, parsed, written.language)
+    module = written.make_ir(
+        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+    )
+    return str(stages["ttir"](module, {}))
+
+
+def _told(error: Exception, source: Source) -> str:
+    """Return what a compiler says, by the kernel's line where it names one."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    at = re.search(r"at (\d+):\d+", str(error))
+    line = source.line + int(at[1]) if at else source.line
+    return f"{source.path}:{line}: Triton refuses {source.name}: {type(error).__name__}: {lines[-1] if lines else ''}"
+
+
+@lru_cache(maxsize=16)
+def _module(path: str, _digest: str) -> ModuleType:
+    """Return the kernels of a file as a module of their own."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    module = ModuleType(f"npusim_triton_{Path(path).stem}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        for node in tree.body:
+            parts = [ast.Import([name]) for name in node.names] if isinstance(node, ast.Import) else [node]
+            for part in parts:  # of several modules one may be missing
+                _execute(ast.fix_missing_locations(ast.copy_location(part, node)), module, path)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
+    """Execute an import, constant or kernel of a file; what fails is left out: a kernel that needs it says so."""
+    is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
+        "constexpr" in ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)
+    )
+    if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+        node.decorator_list = [d for d in node.decorator_list if "jit" in ast.unparse(d).partition("(")[0]]
+    elif not (isinstance(node, ast.Import | ast.ImportFrom) or is_constant):
+        return
+    try:
+        exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+    except Exception as error:  # noqa: BLE001 - of a module that is not there, whatever it says
+        if isinstance(node, ast.FunctionDef):
+            raise SpecError(f"{path}:{node.lineno}: {type(error).__name__}: {error}") from None

@@ -1,0 +1,163 @@
+"""The text of TTIR as nested operations, each with the file and line of the kernel that it comes from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from npusim.errors import ProgramError
+
+#: Names of formats in TTIR.
+FORMATS = MappingProxyType(
+    {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    | {"f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
+)
+_LOCATION = re.compile(r" ?loc\((#?\w+|\"[^\"]*\"(?:\([^()]*\)|[^()]*)|callsite\([^()]*\))\)")
+_FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
+
+
+class Line(NamedTuple):
+    """Where in the kernel's source something is."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its region."""
+
+    name: str
+    results: list[str]
+    operands: list[str]
+    text: str
+    type: str
+    line: Line
+    body: list[Op] = field(default_factory=list)
+
+    def number(self, key: str) -> int:
+        """Return a whole number among its attributes."""
+        return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
+
+    def fail(self, why: str) -> ProgramError:
+        """Return the error of what has no counterpart here, at the kernel's line."""
+        return ProgramError(f"{self.line}: {why}")
+
+
+class Function(NamedTuple):
+    """A kernel: its parameters with their types, and its operations."""
+
+    name: str
+    parameters: dict[str, str]
+    operations: list[Op]
+
+
+def read(text: str) -> Function:
+    """Return the kernel of a module of TTIR."""
+    where, names, stack = Locations(text), Names(), list[list[Op]]([[]])
+    head = _FUNCTION.search(_LOCATION.sub("", text))
+    assert head is not None
+    parameters = dict(re.findall(r"%(\w+): ([^,{]+)", re.sub(r"\{.*?\}", "", head[2])))
+    lines = iter(text.splitlines())
+    while "tt.func public" not in next(lines):
+        pass
+    for line in lines:
+        bare = _LOCATION.sub("", line).strip()
+        if not bare or bare.startswith(("^", "#")):
+            continue
+        if not bare.startswith("}"):
+            op = _operation(bare, where(line))
+            stack[-1].append(op)
+            names.resolve(op, opens=bare.endswith("{"))
+            stack += [[]] if bare.endswith("{") else []
+            continue
+        body = stack.pop()
+        names.leave()
+        if not stack:
+            return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
+        outer = stack[-1][-1]
+        if "else" in bare:
+            raise outer.fail("an if with an else of values that are stored or carried; write tl.where")
+        outer.body, outer.line = body, outer.line if outer.line.number else where(line)
+        outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
+    raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
+
+
+def _operation(text: str, line: Line) -> Op:
+    results = list[str]()
+    if match := re.match(r"%([\w#]+)(?::(\d+))? = (.*)", text):
+        name, count, text = match.groups()
+        results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
+    kind = re.findall(r'^"?([\w.]+)"?', text)[0]
+    plain = text if kind == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
+    type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
+    return Op(kind, results, re.findall(r"%([\w#]+)", plain), text, type_, line)
+
+
+class Names:
+    """Names by region: of two regions beside one another both may have a name, which is made another in the second."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._scopes: list[dict[str, str]] = [{}]
+
+    def resolve(self, op: Op, *, opens: bool) -> None:
+        """Make an operation's names unique; with ``opens`` what follows is its region."""
+        inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
+        op.operands = [n if i in inner else self._of(n) for i, n in enumerate(op.operands)]
+        op.results = [self._define(n) for n in op.results]
+        if opens:
+            self._scopes.append({})
+            op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
+
+    def leave(self) -> None:
+        """End a region."""
+        self._scopes.pop()
+
+    def _of(self, name: str) -> str:
+        return next((s[name] for s in reversed(self._scopes) if name in s), name)
+
+    def _define(self, name: str) -> str:
+        unique = f"{name}@{len(self._known)}" if name in self._known else name
+        self._known.add(unique)
+        self._scopes[-1][name] = unique
+        return unique
+
+
+class Locations:
+    """What the numbers of locations stand for."""
+
+    def __init__(self, text: str) -> None:
+        self.table: dict[str, str] = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
+
+    def __call__(self, line: str) -> Line:
+        """Return the kernel's line that the last location of a line of text names."""
+        last = re.findall(r"loc\((#loc\w*)\)", line)
+        return self._resolved(last[-1]) if last else Line("", 0)
+
+    def files(self) -> set[str]:
+        """Return the files, none of Triton's own, that the kernel's code is from."""
+        files = (m[1] for text in self.table.values() if (m := re.match(r'"([^"]*)":\d+:\d+$', text)))
+        return {f for f in files if "/triton/" not in f}
+
+    def _resolved(self, text: str) -> Line:
+        text = self.table.get(text, text)
+        if match := re.match(r'"([^"]*)":(\d+):\d+$', text):
+            return Line(match[1], int(match[2]))
+        if match := re.match(r"callsite\((.*) at (.*)\)$", text):
+            callee, caller = self._resolved(match[1]), self._resolved(match[2])
+            return caller if not callee.number or "/triton/" in callee.file else callee
+        match = re.match(r'"[^"]*"\((.*)\)$', text)
+        return self._resolved(match[1]) if match else Line("", 0)
+
+
+def shape_of(type_: str) -> tuple[tuple[int, ...], str]:
+    """Return the shape, none for a scalar, and the element type of a type; of pointers what they are to."""
+    match = re.search(r"tensor<((?:\d+x)*)(.*)>", type_)
+    shape, element = (tuple(map(int, match[1].split("x")[:-1])), match[2]) if match else ((), type_)
+    return shape, element.removeprefix("!tt.ptr<").removesuffix(">")

@@ -1,0 +1,187 @@
+"""What a kernel's values are before they are floats of a tile: addresses, masks and numbers, evaluated.
+
+Integers and pointers are computed for all programs of the grid and all iterations of the loop at once: any function of
+these is a base; along the axes of a block itself they are linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.ttir.text import Op
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a launch: (batch, heads, rows, columns), strides in elements; contiguous where none are given.
+
+    ``is_transposed``: its matrices are those of the call, transposed.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    fmt: str
+    role: str = "input"
+    strides: tuple[int, ...] = ()
+    is_transposed: bool = False
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements from one to the next along each axis."""
+        return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(4))
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether heads lie within a row."""
+        return bool(self.strides)
+
+    @property
+    def T(self) -> Tensor:
+        """The tensor whose matrices lie transposed in memory."""
+        b, h, r, c = self.shape
+        return replace(self, shape=(b, h, c, r), strides=(), is_transposed=not self.is_transposed)
+
+    def to(self, fmt: str) -> Tensor:
+        """Return the tensor in another format."""
+        return replace(self, fmt=get_format(fmt).name)
+
+    def stride(self, axis: int) -> int:
+        """Return the elements from one to the next along an axis, as PyTorch has it."""
+        return self.steps[axis]
+
+    def places(self, offsets: Integers) -> tuple[Integers, ...]:
+        """Return batch, head, row and column of elements by their offsets."""
+        places, rest = [np.zeros_like(offsets)] * 4, offsets
+        for i in sorted(range(4), key=lambda i: (-self.steps[i], i)):
+            if self.shape[i] > 1:
+                places[i], rest = rest // self.steps[i], rest % self.steps[i]
+        return tuple(places)
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis."""
+
+    base: Integers
+    steps: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    of: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """Integers compared with 0, all of them: (relation, difference)."""
+
+    of: tuple[tuple[str, Affine], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A float that all elements share, and how the kernel of tiles writes it."""
+
+    value: float
+    text: str
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Floats:
+    """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
+
+    ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
+    ``factors``: of a multiplication, which an addition may take in.
+    """
+
+    text: str
+    axes: tuple[str | None, ...]
+    fmt: str
+    pad: float | None = None
+    is_transposed: bool = False
+    is_product: bool = False
+    factors: tuple[str, str] | None = None
+
+
+Known = Affine | Condition | Number | Floats
+
+
+def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
+    """Return one integer for all."""
+    return Affine(np.full((1, 1), value, np.int64), (0,) * len(shape), shape)
+
+
+def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
+    """Return a value whose axes are others: ``how(axes, none)`` of strides or axes."""
+    if isinstance(x, Affine):
+        return replace(x, shape=shape, steps=how(x.steps, 0))
+    if isinstance(x, Condition):
+        return Condition(tuple((r, replace(d, shape=shape, steps=how(d.steps, 0))) for r, d in x.of))
+    return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+
+
+_FUNCTIONS: Mapping[str, Any] = MappingProxyType(
+    {"divsi": _quotient, "divui": np.floor_divide, "remsi": np.fmod, "remui": np.mod, "shli": np.left_shift}
+    | {"minsi": np.minimum, "minui": np.minimum, "maxsi": np.maximum, "maxui": np.maximum, "shrsi": np.right_shift}
+    | {"andi": np.bitwise_and, "ori": np.bitwise_or, "ceildivsi": lambda x, y: -_quotient(-x, y)}
+)
+
+
+def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
+    """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
+    if name in ("addi", "subi"):
+        sign = 1 if name == "addi" else -1
+        steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
+        return Affine(a.base + sign * b.base, steps, a.shape, a.of)
+    if name == "muli" and not (any(a.steps) and any(b.steps)):
+        block, factor = (a, b) if any(a.steps) else (b, a)
+        if any(block.steps) and np.ptp(factor.base):
+            raise op.fail("a stride that differs between programs or iterations")
+        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), a.shape)
+    if any(a.steps) or any(b.steps):
+        raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
+    return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, a.shape)
+
+
+_SIGNED: Mapping[str, Any] = MappingProxyType(
+    {"slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal}
+)
+#: Relations of comparisons, of a difference and 0.
+RELATIONS: Mapping[str, Any] = MappingProxyType(
+    {**_SIGNED, **{f"u{r[1:]}": f for r, f in _SIGNED.items()}, "eq": np.equal, "ne": np.not_equal}
+)
+
+
+def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
+    """Return (axis, elements left along it) where a comparison bounds one axis of a block; None where it does not."""
+    along = [i for i, s in enumerate(d.steps) if s]
+    if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "ult", "sle", "ule"):
+        return None
+    return along[0], np.clip(-d.base + (relation[1:] == "le"), 0, d.shape[along[0]])
+
+
+def float_of(text: str, fmt: str) -> float:
+    """Return a constant as TTIR writes it: decimal, or the bits of infinities and NaN."""
+    if not text.startswith("0x"):
+        return float(text)
+    bits, size = (int(text, 16) << 16, 4) if fmt == "bf16" else (int(text, 16), int(fmt[1:]) // 8)
+    return float(np.array(bits, f"u{size}").view(f"f{size}"))
+
+
+def literal(value: float) -> str:
+    """Return a number as Python writes it."""
+    return repr(value) if abs(value) != float("inf") else "inf" if value > 0 else "-inf"

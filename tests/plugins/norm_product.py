@@ -1,0 +1,29 @@
+"""O = rms_norm(Q) V: a root mean square norm in the kernel of the product that follows; V holds the weights."""
+
+import numpy as np
+
+from npusim.kernel import FlashPrecision, GlobalTensor, grid, kernel, rsqrt, schedule
+
+EPSILON = 1e-6
+
+
+@kernel(results="o", q="row head", w="head value")
+def normed_product(q, w, fmt, d):
+    x = q.to("float32")
+    return ((x * rsqrt((x * x).sum() / d + EPSILON)).to(fmt) @ w).to("float32").to(fmt)
+
+
+def phases(problem, tiling, p, machine):
+    heads, rows, d, v, fmt = problem.heads, problem.seq_q, problem.head_dim, problem.value_head_dim, problem.dtype
+    q, w = (GlobalTensor(n, 1, heads, r, c, fmt, "input") for n, r, c in (("q", rows, d), ("v", d, v)))
+    o, sizes = GlobalTensor("o", 1, heads, rows, v, fmt, "output"), {"row": 64, "value": v, "head": d}
+    return [normed_product.phase("norm", grid(o, ("row", 64), ("value", v)), sizes, [o], q=q, w=w, fmt=fmt, d=d)]
+
+
+def reference(q, k, v, problem, row, tiling):
+    return q / np.sqrt((q * q).mean(1, keepdims=True) + EPSILON) @ v
+
+
+NORM_PRODUCT = schedule(
+    "norm_product", phases, precisions=[FlashPrecision("stored")], reference=reference, summary="a norm and a product"
+)

@@ -1,0 +1,162 @@
+"""TTIR program by program, each operation alone: what the bits of an imported kernel are held against.
+
+Nothing of the importer but its parser is used; arithmetic that TTIR leaves open is given: of products, exponentials and
+row sums.  Nothing is contracted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from npusim import formats
+from npusim.ttir.text import FORMATS, Op, read, shape_of
+from npusim.ttir.values import RELATIONS, float_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_INTEGER = {
+    "addi": np.add, "subi": np.subtract, "muli": np.multiply, "minsi": np.minimum, "maxsi": np.maximum,
+    "andi": np.bitwise_and, "divsi": lambda a, b: (np.sign(a) * (abs(a) // b)).astype(np.int64), "remsi": np.fmod,
+}  # fmt: skip
+_FLOAT = {"addf": "add", "subf": "sub", "mulf": "mul", "divf": "div", "maxnumf": "maximum"}
+
+
+class Open(NamedTuple):
+    """What TTIR leaves open: names in npusim's registries; ``exp2`` empty: e^(x ln 2)."""
+
+    arithmetic: str
+    order: str
+    exp: str
+    exp2: str
+    is_fresh: bool = False
+
+
+def fmt_of(type_: str) -> str:
+    return FORMATS.get(shape_of(type_)[1], "")
+
+
+class Program:
+    """One program of a launch; ``memory`` are flat arrays by argument."""
+
+    def __init__(
+        self, function: Any, arguments: Mapping[str, Any], ids: tuple[int, ...], memory: Any, how: Open
+    ) -> None:
+        self.memory, self.how, self.ids = memory, how, ids
+        self.env: dict[str, Any] = {
+            n: (n, np.int64(0)) if n in memory else np.float32(a) if isinstance(a, float) else np.int64(a)
+            for n, a in arguments.items()
+        }
+        self.run(function.operations)
+
+    def run(self, operations: list[Op]) -> list[Any]:
+        for op in operations:
+            family, _, name = op.name.partition(".")
+            args = [] if op.name == "scf.for" else [self.env[n] for n in op.operands]
+            if op.name in ("scf.yield", "tt.return"):
+                return args
+            made = getattr(self, f"{family}_{name}", None)
+            if made is not None:
+                out = made(op, *args)
+            elif name in _INTEGER:
+                out = _INTEGER[name](*args)
+            elif name in _FLOAT:
+                fmt = fmt_of(op.type)
+                out = getattr(formats, _FLOAT[name])(*(formats.cast(np.asarray(a), fmt) for a in args), fmt)
+            else:
+                out = args[0]  # extsi and the like
+            if op.results:
+                self.env.update(zip(op.results, out if op.name == "scf.for" else [out], strict=True))
+        return []
+
+    def arith_constant(self, op: Op) -> Any:
+        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+        text = text.removeprefix("dense<").removesuffix(">")
+        shape, fmt = shape_of(type_)
+        if fmt in FORMATS:
+            return formats.cast(np.full(shape, float_of(text, fmt)), FORMATS[fmt])
+        return np.full(shape, {"true": 1, "false": 0}[text] if text in ("true", "false") else int(text))
+
+    def tt_get_program_id(self, op: Op) -> Any:
+        return np.int64(self.ids["xyz".index(op.text.split()[1])])
+
+    def tt_make_range(self, op: Op) -> Any:
+        return np.arange(op.number("start"), op.number("end"))
+
+    def tt_splat(self, op: Op, x: Any) -> Any:
+        shape = shape_of(op.type)[0]
+        return (x[0], np.broadcast_to(x[1], shape)) if isinstance(x, tuple) else np.broadcast_to(x, shape)
+
+    tt_broadcast = tt_splat
+
+    def tt_expand_dims(self, op: Op, x: Any) -> Any:
+        return np.expand_dims(x, op.number("axis"))
+
+    def tt_trans(self, _op: Op, x: Any) -> Any:
+        return np.ascontiguousarray(x.T)
+
+    def tt_addptr(self, _op: Op, pointer: Any, offset: Any) -> Any:
+        return pointer[0], pointer[1] + offset
+
+    def tt_load(self, op: Op, pointer: Any, mask: Any = None, other: Any = None) -> Any:
+        name, at = pointer
+        if mask is None:
+            return self.memory[name][at]
+        values = self.memory[name][np.where(mask, at, 0)]
+        return np.where(mask, values, 0 if other is None else other).astype(values.dtype)
+
+    def tt_store(self, _op: Op, pointer: Any, value: Any, mask: Any = None) -> None:
+        name, at = pointer
+        keep = np.ones(at.shape, bool) if mask is None else np.broadcast_to(mask, at.shape)
+        self.memory[name][at[keep]] = value[keep]
+
+    def arith_cmpi(self, op: Op, a: Any, b: Any) -> Any:
+        return RELATIONS[op.text.split()[1].rstrip(",")](a - b, 0)
+
+    def arith_select(self, _op: Op, mask: Any, a: Any, b: Any) -> Any:
+        return np.where(mask, a, b)
+
+    def arith_truncf(self, op: Op, x: Any) -> Any:
+        return formats.cast(np.asarray(x), fmt_of(op.type), overflow="saturate" if "f8" in op.type else None)
+
+    arith_extf = tt_fp_to_fp = arith_truncf
+
+    def arith_sitofp(self, op: Op, x: Any) -> Any:
+        return formats.cast(np.asarray(x).astype(np.float64), fmt_of(op.type))
+
+    def math_exp2(self, op: Op, x: Any) -> Any:
+        fmt = fmt_of(op.type)
+        if self.how.exp2:
+            return formats.exp2(x, fmt, variant=self.how.exp2)
+        return formats.exp(formats.mul(x, formats.cast(np.log(2.0), fmt), fmt), fmt, variant=self.how.exp)
+
+    def tt_reduce(self, op: Op, x: Any) -> Any:
+        fmt = fmt_of(op.type) or fmt_of(op.text)
+        assert op.number("axis") == x.ndim - 1
+        x = np.ascontiguousarray(x)
+        return formats.reduce_max(x, fmt) if "max" in op.body[0].name else formats.reduce_sum(x, fmt, self.how.order)
+
+    def tt_dot(self, op: Op, a: Any, b: Any, c: Any) -> Any:
+        arithmetic = formats.get_arithmetic(self.how.arithmetic)
+        a, b, c = (np.ascontiguousarray(x) for x in (a, b, c))
+        if self.how.is_fresh:
+            return formats.add(c, formats.matmul(a, b, None, arithmetic=arithmetic), fmt_of(op.type))
+        return formats.matmul(a, b, c, arithmetic=arithmetic)
+
+    def scf_for(self, op: Op) -> Any:
+        number, low, high, step, *carried = op.operands
+        state = [self.env[n] for n in carried[1::2]]
+        for i in range(int(self.env[low]), int(self.env[high]), int(self.env[step])):
+            self.env.update(zip((number, *carried[::2]), (np.int64(i), *state), strict=True))
+            state = self.run(op.body)
+        return state
+
+
+def interpret(ttir: str, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Any, how: Open) -> None:
+    """Run all programs of a grid on flat arrays."""
+    function = read(ttir)
+    for ids in itertools.product(*map(range, (*grid, 1, 1)[:3])):
+        Program(function, arguments, ids, memory, how)

@@ -1,0 +1,258 @@
+"""Kernels of Triton as schedules: bits against an interpreter of their TTIR and against silicon, time, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.config.problem import Problem
+from npusim.errors import NpusimError, ProgramError, SpecError
+from npusim.numerics.inputs import drawn_source
+from npusim.schedules import triton as launches
+from npusim.simulation.request import Request
+from npusim.ttir import compiler
+from ttir.interpreter import Open, interpret
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+HERE = Path(__file__).parent
+KERNELS = HERE / "kernels.py"
+SIZES = "q, k, v, o, scale * log2e, seq_kv, D=head_dim"
+GRID = "[cdiv(seq_q, BM), batch * heads]"
+ATTENTION = {
+    "plain": f"plain{GRID}({SIZES}, BM=64, BN=64, CAUSAL=causal)",
+    "twice": f"twice{GRID}({SIZES}, BM=64, BN=32)",
+    "capped": f"capped{GRID}(q, k, v, o, scale, seq_kv, 20.0, 100, D=head_dim, BM=64, BN=32)",
+    "described": f"described{GRID}({SIZES}, B=0, BM=64, BN=32)",
+}
+
+
+def name_of(kernel: str) -> str:
+    return f"{KERNELS}::{ATTENTION[kernel]}"
+
+
+def attention(seq: int, **more: Any) -> Problem:
+    return Problem(heads=2, seq_q=seq, head_dim=64, **more)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        pytest.param("plain", attention(250), id="ragged"),
+        pytest.param("plain", attention(128, causal=True), id="causal"),
+        pytest.param("twice", attention(256, causal=True), id="two loops"),
+        pytest.param("capped", attention(256, causal=True, softcap=20.0, window=100), id="soft-cap, window"),
+        pytest.param("described", attention(128), id="block pointers"),
+    ],
+)
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_kernels_as_users_write_them_compute_attention(kernel: str, problem: Problem, hw: str) -> None:
+    result = npusim.run(name_of(kernel), problem=problem, hw=hw, rows="all", heads="all")
+    assert result.numerics.error.rmse < 4e-4
+    assert result.cycles > 0
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("hw", "how", "precision"),
+    [
+        ("h200", Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused"),
+        ("ascend_910b2", Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", "", is_fresh=True), None),
+        ("ascend_950", Open("ascend.cube.k16.f16.f32", "four_chains", "correct", "", is_fresh=True), None),
+    ],
+)
+def test_bits_equal_an_interpreter_of_the_ttir(
+    hw: str, how: Open, precision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, compiled = [], launches.compiled
+    monkeypatch.setattr(launches, "compiled", lambda *a: made.append(compiled(*a)) or made[-1])
+    problem = attention(100)
+    result = npusim.run(name_of("plain"), problem=problem, hw=hw, rows="all", heads="all", precision=precision)
+    draw = drawn_source(problem)
+    memory = {n.upper(): np.concatenate([draw(n, 0, h).ravel() for h in range(2)]) for n in "qkv"}
+    memory["O"] = np.zeros(2 * 100 * 64, np.float16)
+    scale = problem.scale * np.log2(np.e)
+    arguments = {**dict.fromkeys("QKVO"), "sc": float(scale), "S": 100}
+    interpret(made[0].ttir, arguments, (2, 2), memory, how)
+    assert np.array_equal(result.output.ravel().view(np.uint16), memory["O"].view(np.uint16))
+
+
+@needs_triton
+@pytest.mark.parametrize("case", ["flash/normal_d128", "flash/smollm2_causal", "fp8/smollm2_s256_fwd_fresh"])
+def test_measured_kernels_equal_silicon_in_every_bit(case: str, shared_folder: Path) -> None:
+    """With what the vectors fix: exponentials by a polynomial, row sums left to right, nothing contracted."""
+    with np.load(shared_folder / "golden" / "attention_h200.npz") as golden:
+        is_fp8, inputs, factor = case.startswith("fp8"), str(golden[f"{case}/inputs"]), float(golden[f"{case}/c"])
+        kind = ml_dtypes.float8_e4m3fn if is_fp8 else np.float16
+        tensors = {n: golden[f"inputs/{inputs}/{n}"].view(kind)[None] for n in "qkv"}
+        wanted, causal = golden[f"{case}/o"], not is_fp8 and bool(golden[f"{case}/causal"])
+    if is_fp8:  # its heads share no keys
+        tensors |= {n: np.repeat(tensors[n], 3, 1) for n in "kv"}
+        arguments = f"q, k, v.T, o.to('float32'), {factor!r}, 256.0, seq_kv, D=head_dim"
+        launch = f"fp8{GRID}({arguments}, BM=64, BN=64, FRESH=True, ST=2)"
+    else:
+        launch = f"fa{GRID}(q, k, v, o, {factor!r}, seq_kv, group, D=head_dim, BM=64, BN=64, CAUSAL=causal, ST=2)"
+    result = npusim.run(
+        f"{shared_folder / 'measurements' / 'h200_kernels.py'}::{launch}",
+        tensors=tensors,
+        causal=causal,
+        hw="h200",
+        rows="0-255" if is_fp8 else "all",
+        heads="all",
+        precision="unfused,exp_variant=exp2.exp2p,sum_order=sequential",
+    )
+    got = result.output[0][:, : wanted.shape[1]]
+    assert np.array_equal(np.ascontiguousarray(got).view(wanted.dtype), wanted)
+
+
+@needs_triton
+def test_an_imported_kernel_takes_as_long_as_our_own_of_the_same_tile(shared_folder: Path) -> None:
+    kernel = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::fa"
+    launch = f"{GRID}(q, k, v, o, scale * log2e, seq_kv, group, D=head_dim, BM=64, BN=64, CAUSAL=causal, ST=2)"
+    for causal in (False, True):
+        call: dict[str, Any] = {"problem": attention(1024, causal=causal), "hw": "h200", "numerics": False}
+        ours = npusim.run("flash", tiling={"block_q": 64, "block_kv": 64, "stages": 2, "warps": 4}, **call)
+        theirs = npusim.run(npusim.triton(kernel, launch), **call)
+        assert theirs.cycles == pytest.approx(ours.cycles, rel=0.03)
+
+
+@needs_triton
+def test_registers_are_those_that_the_compiler_says() -> None:
+    result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
+    assert any("registers a thread" in n and "registers of the compiler" in n for n in result.notes)
+    assert result.tiling.BN == 64
+
+
+@needs_triton
+def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
+    with (shared_folder / "measurements" / "h200_registers.csv").open() as file:
+        rows = [
+            r for r in csv.DictReader(file) if r["schedule"] == "flash" and r["registers_per_thread"] and r["stages"]
+        ]
+    kernel = compiler.source_of(str(shared_folder / "measurements" / "h200_kernels.py"), "fa", 0)
+    for r in rows[:: len(rows) // 8]:
+        sizes = {"D": (int(r["head_dim"]),), "BM": (int(r["block_q"]),), "BN": (int(r["block_kv"]),)}
+        more = {"sc": 0.1, "S": 4096, "G": 1 if r["dtype"] == "float16" else 7}
+        arguments = {**dict.fromkeys("QKVO", r["dtype"]), **more, **sizes}
+        arguments |= {"CAUSAL": (r["causal"] == "True",), "ST": (int(r["stages"]),)}
+        made = compiler.compiled(kernel, "sm_90", arguments, {"num_warps": int(r["warps"])})
+        said = tuple(int(r[n] or 0) for n in ("registers_per_thread", "spilled_registers", "shared_bytes"))
+        assert (made.registers, made.spilled, made.shared_bytes) == said
+
+
+@needs_triton
+def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--no-causal", "--seq", "128", "-w", "pangu_38b", "--tp", "8", "--hw", "h200", "-j1"]
+    done = CliRunner().invoke(app, ["explore", name_of("described"), "-f", "BM=64,128", "-f", "warps=4,8", *words])
+    assert done.exit_code == 0, done.stderr
+    (file,) = (tmp_path / "runs").iterdir()
+    assert file.name.startswith("explore-described-pangu_38b-128-h200")
+    assert {(r["BM"], r["warps"]) for r in csv.DictReader(file.open())} == {(m, w) for m in ("64", "128") for w in "48"}
+
+
+@needs_triton
+def test_masks_other_than_the_problems_are_noted() -> None:
+    result = npusim.run(name_of("described"), problem=attention(128, causal=True), hw="h200", numerics=False)
+    assert any("which keys a query sees is what its masks say" in n for n in result.notes)
+
+
+@needs_triton
+def test_the_options_of_a_launch_are_part_of_the_name() -> None:
+    request = Request(
+        f"{KERNELS}::plain",
+        args="q,k,v,o,scale*log2e,seq_kv",
+        grid="cdiv(seq_q, BM), batch*heads",
+        constexpr="D=head_dim,BM=64,BN=64,CAUSAL=causal",
+        num_warps=8,
+    )
+    assert request.schedule.endswith("CAUSAL=causal, num_warps=8)")
+    assert request.args is None
+    with pytest.raises(SpecError, match="num_warps: options of a Triton kernel"):
+        Request("flash", num_warps=8)
+
+
+#: Why, by what is changed in a kernel: the words of the refusal, the kernel, and its text before and after.
+REFUSED = {
+    "a load beyond the end": (
+        "and no mask keeps it from that",
+        "plain",
+        "        k = tl.load(kp, mask=(j + rn)[None] < S, other=0.0)",
+        "        k = tl.load(kp)",
+    ),
+    "atomics": ("atomics: let", "described", "    tl.store(ob, ", "    tl.atomic_add(O, 1.0)\n    tl.store(ob, "),
+    "a condition on values": (
+        "a comparison of values",
+        "described",
+        "        mn = ",
+        "        s = tl.where(s > 0, s, 0.0)\n        mn = ",
+    ),
+    "an address that is loaded": (
+        "a load of one element of K",
+        "described",
+        "    m = tl.full",
+        "    S = tl.load(K).to(tl.int32)\n    m = tl.full",
+    ),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_has_no_counterpart_is_refused_at_its_line(why: str, tmp_path: Path) -> None:
+    words, kernel, old, new = REFUSED[why]
+    text, problem = KERNELS.read_text(), attention(200 if kernel == "plain" else 128)
+    assert old in text
+    path = tmp_path / "kernels.py"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(NpusimError, match=rf"kernels\.py:\d+: .*({words})"):
+        npusim.run(f"{path}::{ATTENTION[kernel]}", problem=problem, hw="h200", numerics=False)
+
+
+@needs_triton
+def test_a_grid_that_leaves_outputs_unwritten_is_refused() -> None:
+    launch = ATTENTION["plain"].replace("cdiv(seq_q, BM)", "1")
+    with pytest.raises(
+        ProgramError, match=r"kernels\.py:\d+: O: the grid of 1x2x1 programs writes 128 of 256 rows, 128 of"
+    ):
+        npusim.run(f"{KERNELS}::{launch}", problem=attention(128), hw="h200", numerics=False)
+
+
+def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(_: str) -> str:
+        raise compiler.PackageNotFoundError
+
+    shutil.copy(KERNELS, tmp_path / "fresh.py")
+    monkeypatch.setattr(compiler, "version", missing)
+    call: dict[str, Any] = {"problem": attention(128), "hw": "h200", "numerics": False}
+    with pytest.raises(SpecError, match=r"Triton is not installed.*npusim\[triton\]"):
+        npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
+    monkeypatch.setattr(compiler, "version", lambda _: "2.1.0")
+    with pytest.raises(SpecError, match=r"Triton 2\.1\.0: its TTIR was not tried; install a release from 3\.6"):
+        npusim.run(f"{tmp_path}/fresh.py::{ATTENTION['plain']}".replace("BN=64", "BN=16"), **call)
+
+
+@pytest.mark.parametrize(
+    ("launch", "why"),
+    [
+        ("plain", "a launch needs its grid and arguments"),
+        ("nothing[1](q)", "no kernel 'nothing'; functions under @triton.jit: plain, inner"),
+        ("plain[1](q, k, v, o)", "parameter sc is given nothing"),
+        ("plain[1](q, k, v, o, 1.0, seq, D=64, BM=64, BN=64, CAUSAL=False)", "no 'seq'; there are BM"),
+        ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False, X=1)", "has no parameter X"),
+        ("plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "a grid of 0 programs"),
+        ("plain[1](q.real, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "names of the problem and numbers"),
+    ],
+)
+def test_a_launch_that_does_not_fit_is_refused(launch: str, why: str) -> None:
+    with pytest.raises((SpecError, ProgramError), match=why):
+        npusim.run(f"{KERNELS}::{launch}", problem=attention(128), hw="h200", numerics=False)
