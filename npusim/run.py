@@ -120,7 +120,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         ``tnd``; all but the first have heads within a token in memory too.
     numerics, rows, heads
         Whether bits are computed, and for which query rows (their whole Q blocks) and heads: ``"all"``,
-        ``"sample"`` (the last block of rows) or indices: numbers, or ``"0,128,4000-4095"``.
+        ``"sample"`` (the last 128, or fewer in the last block) or indices: numbers, or ``"0,128,4000-4095"``.
     seed
         Of the tensors that the workload's recipe draws.
     l2

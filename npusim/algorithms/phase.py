@@ -203,6 +203,10 @@ class WorkTile:
         """Number of rows."""
         return self.spans[0][2]
 
+    def part(self, row: int, rows: int) -> WorkTile:
+        """Return the block of some of its rows, which visits the same tiles."""
+        return replace(self, spans=((self.spans[0][0], row, rows), *self.spans[1:]))
+
     @property
     def first(self) -> int:
         """Lowest coordinate its loop visits."""

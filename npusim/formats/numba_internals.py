@@ -19,6 +19,7 @@ are not negative, and nothing checks them.
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import operator
 from typing import Any
@@ -47,8 +48,13 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
     dispatcher = numba.njit(
         nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
     )(jit.with_globals(function, _part_of))
-    wanted = tuple(map(_type_of, kinds))
-    dispatcher.compile(wanted)
+    is_collected = gc.isenabled()
+    gc.disable()  # a tenth of the time: what a compiler makes lives until it is through
+    try:
+        dispatcher.compile(tuple(map(_type_of, kinds)))
+    finally:
+        if is_collected:
+            gc.enable()
     (compiled,) = dispatcher.overloads.values()
     library, returned = compiled.library, compiled.fndesc.restype
     undefined = {f.name for f in library._final_module.functions if f.is_declaration} - _OF_THE_PROCESSOR

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.ir.content import Itself, uncollected
-from npusim.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, terms_of, twin
+from npusim.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
 from npusim.ir.program import Loop
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class _Group:
         """What stands for all, and each symbol's integers; None where blocks differ in more than integers."""
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
-            block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", coordinates, is_bounded=True)
+            made = symbols_in(coordinates, is_bounded=True)
+            block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", made)
         except TypeError:
             return None
         return block, {symbol: np.array(values, np.int64) for symbol, values in coordinates.items()}

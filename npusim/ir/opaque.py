@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import functools
 import numbers
+import operator
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from npusim.errors import ProgramError
 from npusim.ir.content import exact
@@ -179,12 +180,63 @@ def _is_python(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names
 
 
+def _each(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that takes ``function`` of the numbers of each lane."""
+
+    def method(self: Lanes, *others: Any) -> Any:
+        if any(isinstance(x, Coordinate) or not isinstance(x, numbers.Number) for x in others):
+            return NotImplemented
+        return Lanes.of([function(*(at_lane(x, n) for x in (self, *others))) for n in range(len(self.values))])
+
+    return method
+
+
+class Lanes:
+    """A number of each of some blocks that run in step: what `Coordinate` allows, with what comes out known.
+
+    A body that asks which number it is gets a `TypeError`, or its answer where that is the same for all.
+    """
+
+    __array_ufunc__ = None
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+    @staticmethod
+    def of(values: Sequence[Any]) -> Any:
+        """Return the number that all have, else one for each lane."""
+        return values[0] if all(v == values[0] for v in values) else Lanes(values)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a body asks how blocks of one shape differ")
+
+    __add__ = __radd__ = _each(operator.add)
+    __mul__ = __rmul__ = _each(operator.mul)
+    __sub__, __truediv__ = _each(operator.sub), _each(operator.truediv)
+    __floordiv__, __mod__, __neg__ = _each(operator.floordiv), _each(operator.mod), _each(operator.neg)
+    __rsub__ = _each(lambda x, y: y - x)
+    __lt__, __le__, __gt__, __ge__ = map(_each, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _each(operator.eq), _each(operator.ne)
+    __hash__ = None  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self.values[0]))
+
+
+def at_lane(value: Any, number: int) -> Any:
+    """Return a lane's number: of `Lanes` its own, else the one of all."""
+    return value.values[number] if type(value) is Lanes else value
+
+
 def varying(function: Callable[..., Value], *values: Any) -> Value:
     """Return ``function(*values)``, or an opaque value if one of ``values`` is opaque.
 
     For constants and for coordinates of tensors that no one writes, where they are no sums of
     products: the shifted corner of a mask, a factor that depends on the tile's number.
     """
+    several = next((v for v in values if type(v) is Lanes), None)
+    if several is not None:
+        each = [function(*(at_lane(v, n) for v in values)) for n in range(len(several.values))]
+        return cast("Value", Lanes.of(each))
     if any(isinstance(v, Coordinate) for v in values):
         return Coordinate(_symbols(*values), is_affine=False, kind=float)  # type: ignore[return-value]
     return function(*values)
@@ -311,10 +363,20 @@ def _is_tuple(kind: type) -> bool:
     return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
-def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = False) -> Any:
-    """Return what ``values`` have in common, with a symbol for every integer in which they differ.
+def symbols_in(integers: dict[Symbol, Sequence[int]], *, is_bounded: bool = False) -> Callable[[str, Any], Coordinate]:
+    """Return what makes symbols for `twin`: ``integers`` gets the integers of each; bounded ones know their bounds."""
 
-    ``integers`` gets each symbol's integers, one a value; ``is_bounded``: symbols know their bounds.
+    def symbol_of(name: str, values: Sequence[int]) -> Coordinate:
+        symbol = Symbol(name, bounds=(min(values), max(values)) if is_bounded else None)
+        integers[symbol] = values
+        return Coordinate({symbol: 1})
+
+    return symbol_of
+
+
+def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
+    """Return what ``values`` have in common, with ``made`` of a name and every integer in which they differ.
+
     Raises `TypeError` where they differ in anything else, or may: ``==`` of a class of its own is not asked.
     """
     first, kinds = values[0], set(map(type, values))
@@ -324,17 +386,15 @@ def twin(values: Sequence[Any], name: str, integers: dict[Symbol, Sequence[int]]
     if kind is int:
         if values.count(first) == len(values):
             return first
-        symbol = Symbol(name, bounds=(min(values), max(values)) if is_bounded else None)
-        integers[symbol] = values
-        return Coordinate({symbol: 1})
+        return made(name, values)
     if len(set(map(id, values))) == 1:
         return first
     if _is_tuple(kind) and len(set(map(len, values))) == 1:
         parts = zip(*values, strict=True)
-        return _like(kind, [twin(p, f"{name}[{i}]", integers, is_bounded=is_bounded) for i, p in enumerate(parts)])
+        return _like(kind, [twin(p, f"{name}[{i}]", made) for i, p in enumerate(parts)])
     if (names := _field_names(kind)) is not None:
         columns = ((n, [getattr(v, n) for v in values]) for n in names)
-        return _remade(kind, {n: twin(c, f"{name}.{n}", integers, is_bounded=is_bounded) for n, c in columns})
+        return _remade(kind, {n: twin(c, f"{name}.{n}", made) for n, c in columns})
     if (kind in _PLAIN or issubclass(kind, Enum)) and len(set(map(exact, values))) == 1:
         return first
     raise TypeError(name)

@@ -29,6 +29,7 @@ from npusim.ir.opaque import (
     numbers_of,
     opaque,
     substituted,
+    symbols_in,
     terms_of,
     twin,
 )
@@ -259,7 +260,7 @@ class Builder:
         self._block = blocks[0]
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
-            common = twin(blocks, "block", coordinates)
+            common = twin(blocks, "block", symbols_in(coordinates))
             parts = self._unseen(phase.body(common), coordinates)
             return [Shape(parts, numbers, coordinates, self._meets(phase))]
         except TypeError:

@@ -18,6 +18,7 @@ from npusim import formats
 from npusim.config.problem import SinkData
 from npusim.formats import get_format
 from npusim.ir.op import Opcode
+from npusim.ir.opaque import at_lane
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.result import Diagnosis
@@ -158,7 +159,7 @@ class Underflow:
         step = moment.step
         match moment.role, step.opcode:
             case "operand", _ if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
-                self._load_keys(step.srcs[0].row)
+                self._load_keys(at_lane(step.srcs[0].row, 0))
             case _, Opcode.SELECT if isinstance(step.srcs[2], float):
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "weight", Opcode.EXP:

@@ -20,6 +20,7 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import get_format
 from npusim.ir.op import PLAIN, Attributes, Opcode
+from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 from npusim.ir.tile import GlobalTile, Operand, RingTile
 from npusim.ir.walk import ResolvedOp, Walker, walk
@@ -250,7 +251,7 @@ def changed_attributes(
     changes: dict[Attributes, Attributes] = {}
     for one, two in zip(program.phases, other.phases, strict=True):
         for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
-            steps, others = (list(_steps(phase.body(block))) for phase in (one, two))
+            steps, others = (list(steps_of(phase.body(block))) for phase in (one, two))
             if [form for form, _ in steps] != [form for form, _ in others]:
                 return None
             for (_, before), (_, after) in zip(steps, others, strict=True):
@@ -259,12 +260,12 @@ def changed_attributes(
     return {before: after for before, after in changes.items() if before != after}
 
 
-def _steps(items: Iterable[Item]) -> Iterator[tuple[Any, Attributes]]:
+def steps_of(items: Iterable[Item]) -> Iterator[tuple[Any, Attributes]]:
     """Yield what each step does and its attributes, of loops those of the last iteration after how often they run."""
     for item in items:
         if isinstance(item, Loop):
-            yield len(item.indices), PLAIN
-            yield from _steps(item.body(item.indices[-1]))
+            yield (len(item.indices),), PLAIN
+            yield from steps_of(item.body(item.indices[-1]))
         else:
             for step in item.steps:
                 yield (step.opcode, *map(_form, (step.dst, *step.srcs))), step.attributes
@@ -298,18 +299,33 @@ class Lockstep:
 
     def run(self) -> None:
         """Execute everything, in program order."""
-        walker = Walker(self.program)
-        first, *others = map(self.phase.body, self._distinct)
-        rest = [_flatten(items) for items in others]
-        for position, resolved in enumerate(walk(walker, first)):
+        for position, (resolved, twins) in enumerate(self._operations()):
             self.events.position = position
-            self.execute(resolved, [next(ops) for ops in rest])
+            self.execute(resolved, twins)
 
-    def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp]) -> None:
-        """Execute one operation of the first block; ``twins`` are the same operation of the others."""
+    def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp] = ()) -> None:
+        """Execute one operation of all blocks, whose coordinates are `Lanes`, or of the first with its ``twins``."""
         for index in range(len(resolved.op.steps)):
-            each = [op.steps[index] for op in (resolved.op, *twins)]
-            self._step(resolved, index, [each[self._distinct[lane.block]] for lane in self.lanes])
+            self._step(resolved, index, [op.steps[index] for op in (resolved.op, *twins)])
+
+    def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
+        """Yield operations as `execute` takes them: with `Lanes` as far as bodies do not look at where blocks lie.
+
+        A body may, if operations are alike all the same: then each block has its own.
+        """
+        blocks, done = list(self._distinct), 0
+        try:
+            common = twin(blocks, "block", lambda _name, values: Lanes(values))
+            for resolved in walk(Walker(self.program), self.phase.body(common)):
+                yield resolved, ()
+                done += 1
+        except TypeError:
+            first, *others = map(self.phase.body, blocks)
+            rest = [_flatten(items) for items in others]
+            for position, resolved in enumerate(walk(Walker(self.program), first)):
+                twins = [next(ops) for ops in rest]
+                if position >= done:
+                    yield resolved, twins
 
     def _step(self, resolved: ResolvedOp, index: int, steps: Sequence[Step]) -> None:
         step = steps[0]
@@ -327,9 +343,8 @@ class Lockstep:
                 role = self.phase.roles.get(step.name, "")
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
         if is_global:
-            for lane, one, values in zip(self.lanes, steps, result, strict=True):
-                assert isinstance(one.dst, GlobalTile)
-                lane.tensors.cut(one.dst)[...] = values
+            for cut, values in zip(self._cuts([s.dst for s in steps]), result, strict=True):
+                cut[...] = values
         else:
             before[...] = result
 
@@ -347,13 +362,21 @@ class Lockstep:
 
     def _read(self, resolved: ResolvedOp, sources: Sequence[Source], fmt: str) -> Array:
         """Return what the lanes' steps read in one place."""
-        source = sources[0]
+        source: Any = sources[0]
+        if isinstance(source, Lanes):
+            each = [source.values[self._distinct[of.block]] for of in self.lanes]
+            return formats.cast(np.array(each, np.float64)[:, None, None], fmt)
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
         if isinstance(source, GlobalTile):
-            tiles = (t for t in sources if isinstance(t, GlobalTile))
-            return np.stack([lane.tensors.cut(t) for lane, t in zip(self.lanes, tiles, strict=True)])
+            return np.stack(list(self._cuts(sources)))
         return self.store.view(self._tile(resolved, source))
+
+    def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
+        """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all or one a block."""
+        for of in self.lanes:
+            number = self._distinct[of.block]
+            yield of.tensors.cut(tiles[number if len(tiles) > 1 else 0], number)
 
     def _constant(self, value: float, fmt: str) -> Array:
         key = (value, fmt)
@@ -433,10 +456,10 @@ class TensorStore:
             raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")
         return values
 
-    def cut(self, tile: GlobalTile) -> Array:
-        """Return one cut as a view of its head's matrix."""
-        matrix = self.head(tile.tensor, tile.batch, tile.head)
-        return matrix[tile.row : tile.row + tile.rows, tile.col : tile.col + tile.cols]
+    def cut(self, tile: GlobalTile, number: int = 0) -> Array:
+        """Return one cut as a view of its head's matrix; ``number``: of which block, where coordinates are `Lanes`."""
+        batch, head, row, col = (at_lane(at, number) for at in tile.corner)
+        return self.head(tile.tensor, batch, head)[row : row + tile.rows, col : col + tile.cols]
 
     def written(self, tensor: GlobalTensor) -> dict[tuple[int, int], Array]:
         """Return the matrices of a tensor that exist so far, by (batch, head)."""

@@ -84,11 +84,17 @@ def presets_facts(record: RunRecord) -> Iterator[Fact]:
             continue
         error = "not finite" if p.relative_rmse is None else f"relative RMSE {p.relative_rmse:.1e}"
         if own and p.relative_rmse is not None:
-            error = f"{p.relative_rmse / own:.2f} of {record.precision}'s error"
+            ratio = p.relative_rmse / own
+            error = f"{ratio:.2f}{_plus_minus(ratio, p.standard_error)} of {record.precision}'s error"
         time = "" if p.latency_us is None else f" {format_duration(p.latency_us * 1e-6)},"
         rows.append(f"{p.precision}{time} {error}")
     if rows:
         yield "presets", cells(f"{'; '.join(rows)}{_compared(record)}")
+
+
+def _plus_minus(value: float, relative: float) -> str:
+    """Return the standard error of a figure with two decimals, from its relative one; nothing below half a unit."""
+    return f" \N{PLUS-MINUS SIGN} {value * relative:.2f}" if value * relative >= 0.005 else ""
 
 
 def _compared(record: RunRecord) -> str:
@@ -154,8 +160,11 @@ def _reach(spreads: Sequence[Spread]) -> str:
     """Return how far the other arithmetics move the outputs, in a few words."""
     if any(s.differing is None for s in spreads):
         return "; with another, outputs are not finite"
-    most = max((s.rmse or 0.0 for s in spreads if s.differing), default=0.0)
-    return f"; another moves the outputs by up to {scientific(most)}" if most else ""
+    most = max((s for s in spreads if s.differing), key=lambda s: s.rmse or 0.0, default=None)
+    if most is None or not most.rmse:
+        return ""
+    error = f" \N{PLUS-MINUS SIGN} {most.standard_error * 100:.0f} %" if most.standard_error >= 0.005 else ""
+    return f"; another moves the outputs by up to {most.rmse:.1e}{error}"
 
 
 # ---------------------------------------------------------------- the page's figures

@@ -18,7 +18,7 @@ from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import chosen, chosen_heads, evaluate, indices
+from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, evaluate, indices
 from npusim.numerics.inputs import array_source, drawn_source, stored_source, without_padding
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
@@ -506,5 +506,6 @@ def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:
     which = chosen("rows", rows, problem.seq_q)
     if which == "all":
         return count * problem.pairs()
-    blocks = {problem.seq_q - 1} if which == "sample" else {row // block for row in which}
-    return count * len(blocks) * min(block, problem.seq_q) * problem.key_count
+    if which == "sample":
+        return count * min(block, SAMPLE_ROWS, problem.seq_q) * problem.key_count
+    return count * len({row // block for row in which}) * min(block, problem.seq_q) * problem.key_count

@@ -282,7 +282,7 @@ class Request:
     )
     rows: Choice = _bits(
         "--rows WHICH",
-        "Query rows to compute: sample, all, or 0,128,4000-4095 (their whole Q blocks).",
+        "Query rows to compute: sample (the last 128), all, or 0,128,4000-4095 (their whole Q blocks).",
         "sample",
         needs="attention bits",
     )

@@ -34,25 +34,28 @@ class PresetOutcome:
     """What a preset of the schedule gives, the run's own or another: its error is that of the rows `RunData.compared`.
 
     ``relative_rmse`` is None where its output is not finite, ``latency_us`` on a device without a time.
+    ``standard_error`` is that of the error over the run's own, relative, from how rows differ.
     """
 
     precision: str
     relative_rmse: float | None
     latency_us: float | None
+    standard_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Outputs under another arithmetic against those of the run, over the rows of one head.
+    """Outputs under another arithmetic against those of the run, over the rows `RunData.compared` of one head.
 
     ``arithmetic`` is its registry name, or ``row sums in <order>``.  ``rmse`` is the relative
     Frobenius distance, ``differing`` the share of outputs whose bits differ; both None where the
-    other's outputs are not all finite.
+    other's outputs are not all finite.  ``standard_error`` is that of ``rmse``, relative, from how rows differ.
     """
 
     arithmetic: str
     rmse: float | None
     differing: float | None
+    standard_error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

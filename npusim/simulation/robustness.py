@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
-from npusim.numerics.evaluate import compared_block, execute_rows, named_choices
+from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
 from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
@@ -47,39 +47,57 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
 
 
 def arithmetic_uncertainty(bits: NumericResult) -> tuple[Spread, ...]:
-    """Return how much the rows of `compared_block` change under each of the variants of ``bits``.
+    """Return how much `compared_rows` change under each of the variants of ``bits``.
 
     An output that is not finite is at no distance from another: none.
     """
     if not bits.variants:
         return ()
-    before = bits.rows[compared_block(bits.rows)].astype(np.float64)
+    before = Compared.of(bits).rows.astype(np.float64)
     if not np.isfinite(before).all():
         return ()
     return tuple(Spread(name, *_distance(before, rows.astype(np.float64))) for name, rows in bits.variants.items())
 
 
-def compared_rows(bits: NumericResult) -> str:
-    """Return in words which rows `compared_block` are."""
-    batch, head, row = at = compared_block(bits.rows)
-    of_batch = f" of batch {batch}" if bits.shape[0] > 1 else ""
-    return f"rows {row}..{row + len(bits.rows[at]) - 1} of head {head}{of_batch}"
+@dataclass(frozen=True)
+class Compared:
+    """`compared_rows` of a run: the block whose last they are, the first, and what the run computed, (rows, dv)."""
 
+    block: BlockRows
+    at: BlockRows
+    rows: NDArray[Any]
+    batch_count: int
 
-def block_of(program: TileProgram, plan: Plan, at: BlockRows) -> NDArray[Any]:
-    """Return what another program of a plan computes for some rows, (rows, dv); they are a block of it too."""
-    (batch, head, row), problem = at, cast("Problem", plan.problem)
-    _, written = execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, batches={batch})
-    return written[at]
+    @classmethod
+    def of(cls, bits: NumericResult) -> Compared:
+        """Return those of a run's bits."""
+        at, count = compared_rows({at: len(rows) for at, rows in bits.rows.items()})
+        block = max(key for key in bits.rows if key[:2] == at[:2])
+        return cls(block, at, bits.rows[block][-count:], bits.shape[0])
 
+    def __str__(self) -> str:
+        batch, head, row = self.at
+        of_batch = f" of batch {batch}" if self.batch_count > 1 else ""
+        return f"rows {row}..{row + len(self.rows) - 1} of head {head}{of_batch}"
 
-def block_rmse(block: NDArray[Any], plan: Plan, at: BlockRows) -> float | None:
-    """Return the relative RMSE of some rows; None where they are not finite."""
-    reference = plan.exact[*at, len(block)]
-    if not np.isfinite(block.astype(np.float64)).all():
-        return None
-    fmt = format_of_dtype(block.dtype)
-    return summarise_errors([block], [reference], fmt.name).rmse if fmt else None
+    def under(self, program: TileProgram, plan: Plan) -> NDArray[Any]:
+        """Return what another program of the plan computes for them."""
+        (batch, head, row), problem = self.at, cast("Problem", plan.problem)
+        only: Any = {"batches": {batch}, "most": len(self.rows)}
+        return execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, **only)[1][self.at]
+
+    def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
+        """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's own.
+
+        That is relative; the RMSE is None where values are not finite.
+        """
+        batch, head, row = self.block
+        length = self.at[2] - row + len(rows)
+        reference = plan.exact[batch, head, row, length][-len(rows) :]
+        if not (np.isfinite(rows.astype(np.float64)).all() and (fmt := format_of_dtype(rows.dtype))):
+            return None, 0.0
+        mine, own = (((x.astype(np.float64) - reference) ** 2).sum(axis=1) for x in (rows, self.rows))
+        return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
 
 
 def alternative_arithmetics(program: TileProgram) -> list[str]:
@@ -106,13 +124,27 @@ def _other_arithmetics(name: str) -> Iterator[str]:
             yield other
 
 
-def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None]:
-    """Return the relative distance, and the share of differing values; None if not all are finite."""
+def _distance(before: NDArray[Any], after: NDArray[Any]) -> tuple[float | None, float | None, float]:
+    """Return the relative distance, the share of differing values, and the distance's relative standard error.
+
+    Distance and share are None if not all are finite.
+    """
     if not np.isfinite(after).all():
-        return None, None
-    norm = float(np.sqrt((before**2).sum()))
-    distance = float(np.sqrt(((after - before) ** 2).sum()))
-    return distance / norm if norm else 0.0, float((after != before).mean())
+        return None, None, 0.0
+    change, norm = (((after - before) ** 2).sum(axis=1), (before**2).sum(axis=1))
+    distance = float(np.sqrt(change.sum() / norm.sum())) if norm.any() else 0.0
+    return distance, float((after != before).mean()), standard_error(change, norm)
+
+
+def standard_error(squares: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Return the relative standard error of sqrt(sum(squares) / sum(others)), of pairs of sums by row; 0 if unknown.
+
+    To first order (a ratio estimate): half of what the rows' shares of the two sums differ by.
+    """
+    if len(squares) < 2 or not (squares.any() and others.any() and np.isfinite(others).all()):
+        return 0.0
+    difference = squares / squares.mean() - others / others.mean()
+    return float(difference.std(ddof=1) / np.sqrt(len(squares)) / 2)
 
 
 # ---------------------------------------------------------------- finite choices

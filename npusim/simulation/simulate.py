@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
-from npusim.numerics.evaluate import compared_block
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
-from npusim.simulation.robustness import (
-    alternative_arithmetics,
-    arithmetic_uncertainty,
-    assumed_variants,
-    block_of,
-    block_rmse,
-    compared_rows,
-    finite_choices,
-)
+from npusim.simulation.robustness import Compared, arithmetic_uncertainty, assumed_variants, finite_choices
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.precompile import compiled_meanwhile
@@ -57,19 +48,16 @@ def run_plan(plan: Plan) -> RunData:
     r, device = plan.request, plan.device
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
-    plan, program = program_of(plan)
-    built = BuiltPlan(plan, program)
     groups = traced_groups(r.trace_groups, device.group_count.value)
-    built.check()
-    timed = partial(built.timing, groups, r.progress, r.timeline)
-    if not (r.numerics and device.is_timed and r.method != "des"):
-        timing, bits = timed(), _evaluate(plan, program) if r.numerics else ComputedBits()
-    else:
-        with compiled_meanwhile(alternative_arithmetics(program)) as is_compiling:
-            timing = None if is_compiling else timed()
-            bits = _evaluate(plan, program)
-            timing = timing or timed()
-    presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
+    words = (r.schedule, r.hw, plan.precision.name, getattr(plan.problem, "dtype", ""))
+    is_twofold = r.numerics and device.is_timed and r.method != "des" and all(isinstance(word, str) for word in words)
+    with compiled_meanwhile("npusim.simulation.warm", *map(str, words)) if is_twofold else nullcontext():
+        plan, program = program_of(plan)
+        built = BuiltPlan(plan, program)
+        built.check()
+        timing = built.timing(groups, r.progress, r.timeline)
+        bits = evaluate_plan(plan, program) if r.numerics else ComputedBits()
+        presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
     notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
 
@@ -122,7 +110,7 @@ class BuiltPlan:
         return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
-def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
+def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
     """Return the bits of an attention program, with their uncertainty and finite alternatives."""
     problem, r = plan.problem, plan.request
     if not isinstance(problem, Problem):
@@ -130,24 +118,25 @@ def _evaluate(plan: Plan, program: TileProgram) -> ComputedBits:
     variants = assumed_variants(program, plan)
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
-    compared = compared_rows(bits) if bits.rows else ""
+    compared = str(Compared.of(bits)) if bits.rows else ""
     return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
 
 
 def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) -> tuple[PresetOutcome, ...]:
     """Return what the run's precision and the schedule's other presets give, with the same matrix arithmetic.
 
-    Their errors are those of the same rows, a sample of the run's: `compared_block`.
+    Their errors are those of the same rows, a sample of the run's: `Compared`.
     """
     outcomes: list[PresetOutcome] = []
 
-    def add(name: str, block: NDArray[Any], timing: TimingResult | None) -> None:
+    def add(name: str, rows: NDArray[Any], timing: TimingResult | None) -> None:
         latency_us = None if timing is None else timing.latency_s * 1e6
-        outcomes.append(PresetOutcome(name, block_rmse(block, plan, at), latency_us))
+        rmse, standard_error = compared.rmse(rows, plan)
+        outcomes.append(PresetOutcome(name, rmse, latency_us, standard_error))
 
     if not bits.rows:
         return ()
-    at = compared_block(bits.rows)
+    compared = Compared.of(bits)
     for name in plan.schedule.beside:
         if name == plan.precision.name or not isinstance(plan.problem, Problem):
             continue
@@ -159,8 +148,8 @@ def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) ->
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)
         if not outcomes:
-            add(plan.precision.name, bits.rows[at], own_timing)
-        add(name, block_of(program, plan, at), timing)
+            add(plan.precision.name, compared.rows, own_timing)
+        add(name, compared.under(program, plan), timing)
     return tuple(outcomes)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.simulate import run_request
+from npusim.simulation.simulate import evaluate_plan, run_request
 from npusim.timing.engine_code import code_of, equal_groups
 from npusim.timing.mean_field import MeanField
 from npusim.timing.stream import Streams
@@ -27,6 +29,14 @@ USUAL = (
 )
 
 
+def run_bits(schedule: str, hw: str, precision: str, dtype: str) -> None:
+    """Compute bits on a short call, of the schedule's other presets too: what a run of it compiles but the engine."""
+    plan = plan_of(Request(schedule, hw=hw, seq=256, precision=precision, dtype=dtype or None))  # type: ignore[arg-type]
+    for name in dict.fromkeys((precision, *plan.schedule.beside)):
+        preset = replace(plan, precision=plan.schedule.precision(name))
+        evaluate_plan(preset, preset.program())
+
+
 def warm() -> Iterator[tuple[str, int]]:
     """Run what is usual, small, and yield what was run, with how many there are: its machine code is then kept."""
     count = len(USUAL) + 1
@@ -44,3 +54,7 @@ def _run_mean_field() -> None:
     _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
     code = code_of(Streams(program, plan.device))
     MeanField(code).result(equal_groups(code))
+
+
+if __name__ == "__main__":
+    run_bits(*sys.argv[1:])

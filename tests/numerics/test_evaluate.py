@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from npusim.config.problem import Problem
-from npusim.numerics.evaluate import compared_block, evaluate, needed_blocks
+from npusim.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks
 from npusim.numerics.executor import changed_attributes
 from npusim.numerics.inputs import recipe_source
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from npusim.simulation.robustness import standard_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
 
+SIZES: dict[str, Any] = {"heads": 3, "kv_heads": 1, "seq_q": 445, "seq_kv": 445, "head_dim": 64}
 FIELDS: dict[str, Any] = {"batch": 2, "heads": 3, "seq_q": 75, "seq_kv": 90, "head_dim": 16, "causal": True}
 
 
@@ -41,6 +45,29 @@ def test_the_default_sample_is_the_last_block_of_every_head(evaluated: Callable[
 
 
 @pytest.mark.parametrize(
+    ("schedule", "hw", "fields"),
+    [
+        ("pasa", "ascend_910b2", {"block_q": 256, "block_kv": 128}),
+        ("flash", "ascend_950", {"block_q": 256, "block_kv": 64}),
+        ("split_kv", "ascend_910b2", {"block_q": 256, "block_kv": 32, "splits": 2}),
+        ("flash", "v100", {"block_q": 256, "block_kv": 32}),
+        ("flash", "h200", {"block_q": 256, "block_kv": 64}),
+    ],
+)
+@pytest.mark.parametrize("seen", [{"causal": True}, {"causal": True, "window": 70}])
+def test_the_sample_is_the_end_of_its_block_with_the_bits_of_the_whole(
+    schedule: str, hw: str, fields: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    plan = plan_of(Request(schedule, hw=hw, tiling=fields, problem=Problem(**SIZES, **seen)))
+    program = plan.program()
+    whole, part = plan.bits(program, rows=[SIZES["seq_q"] - 1]), plan.bits(program)
+    lengths = ([len(rows) for rows in found.rows.values()] for found in (whole, part))
+    assert next(lengths) == ([21] * 3 if schedule == "split_kv" else [189] * 3)  # its merge takes blocks of 56 rows
+    assert next(lengths) == ([21] * 3 if schedule == "split_kv" else [SAMPLE_ROWS] * 3)
+    assert part.output[part.computed].tobytes() == whole.output[part.computed].tobytes()
+
+
+@pytest.mark.parametrize(
     ("preset", "change"), [("fa2_fp32", "arithmetic=ascend.cube_fma.k16.f16.f32"), ("fa16", "sum_order=tree_halves")]
 )
 def test_variants_beside_a_program_have_the_bits_that_they_have_alone(
@@ -55,8 +82,8 @@ def test_variants_beside_a_program_have_the_bits_that_they_have_alone(
     assert changed_attributes(program, other, blocks)
     assert changed_attributes(program, unlike, blocks) is None
     found, plain = (evaluate(program, problem, inputs, variants=some) for some in (variants, None))
-    at = compared_block(found.rows)
-    assert at == (0, 0, 64)
+    at, count = compared_rows({at: len(rows) for at, rows in found.rows.items()})
+    assert (at, count) == ((0, 0, 64), 11)
     assert (found.output[found.computed].tobytes(), found.events) == (
         plain.output[plain.computed].tobytes(),
         plain.events,
@@ -98,3 +125,13 @@ def test_the_arithmetic_behind_the_bits_is_named_with_its_evidence(evaluated: Ca
 def test_plain_inputs_cause_no_event(evaluated: Callable[..., NumericResult]) -> None:
     found = evaluated(rows="all", heads="all")
     assert (found.overflow_counts, found.nan_counts, found.first_events) == ({}, {}, ())
+
+
+def test_standard_errors_say_how_far_ratios_of_small_samples_lie_from_those_of_all_rows() -> None:
+    rng = np.random.default_rng(0)
+    own, change = rng.gamma(5.0, size=(2, 4000, 64))
+    mine = own * 0.3 + change
+    ratios = np.sqrt(mine.sum(axis=1) / own.sum(axis=1))
+    stated = [standard_error(a, b) for a, b in zip(mine, own, strict=True)]
+    assert np.mean(stated) == pytest.approx(ratios.std() / ratios.mean(), rel=0.05)
+    assert standard_error(mine[0], mine[0]) == standard_error(np.zeros(64), own[0]) == 0.0

@@ -83,9 +83,9 @@ def test_the_short_table_has_half_the_lines_and_names_the_rest(record: RunRecord
 
 
 def test_other_assumed_arithmetics_show_how_far_the_bits_depend_on_the_choice(overflowed: RunData) -> None:
-    spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125),)
+    spread = (Spread("ascend.cube.k8.f16.f32", 1.5e-5, 0.125, 0.031),)
     record = replace(record_of(overflowed), spread=spread)
-    assert "another moves the outputs by up to 1.50e-05" in plain(run_table(record))
+    assert "another moves the outputs by up to 1.5e-05 \N{PLUS-MINUS SIGN} 3 %" in plain(run_table(record))
     text = plain(run_table(record, is_full=True))
     assert "with ascend.cube.k8.f16.f32 12.5 % of outputs differ, relative RMSE 1.50e-05" in text
 

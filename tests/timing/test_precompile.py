@@ -1,4 +1,4 @@
-"""The engine's kernel, compiled before anyone needs it: by the same types, and only where it is not there."""
+"""What another process compiles before anyone needs it: what a run takes, and only where it is not kept."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from npusim.formats.jit import CompiledKernel
 from npusim.run import run
+from npusim.simulation.warm import run_bits
 from npusim.timing.periodic import run_engine
-from npusim.timing.precompile import compile_engine, compiled_meanwhile
+from npusim.timing.precompile import compiled_meanwhile
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
+WARM = ("npusim.simulation.warm", "flash", "ascend_910b2", "fa16", "float16")
 
-def test_what_is_compiled_ahead_is_what_a_run_takes() -> None:
-    run("flash", numerics=False, seq=256)
-    taken = list(run_engine._native)  # type: ignore[attr-defined]
-    compile_engine()
-    assert list(run_engine._native) == taken  # type: ignore[attr-defined]
-    with compiled_meanwhile() as is_compiling:
+
+def test_what_is_compiled_ahead_is_what_a_run_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, call = set[str](), CompiledKernel.__call__
+
+    def noted(self: CompiledKernel, *args: Any) -> Any:
+        kinds = [(x.dtype, x.ndim) if hasattr(x, "dtype") else type(x) for x in args]
+        taken.add(f"{self.name} {kinds}")
+        return call(self, *args)
+
+    monkeypatch.setattr(CompiledKernel, "__call__", noted)
+    run_bits("pasa", "ascend_910b2", "fp16_mean", "float16")
+    ahead = set(taken)
+    run("pasa", seq=700, presets=True, trace_groups=())
+    assert {name.partition(" ")[0] for name in taken - ahead} <= {"periodic.run_engine"}
+    with compiled_meanwhile(*WARM) as is_compiling:
         assert not is_compiling
 
 
@@ -40,7 +52,7 @@ def test_no_file_of_the_current_folder_is_run(tmp_path: Path, monkeypatch: pytes
         return processes[-1]
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    with compiled_meanwhile(["ascend.cube.k16.f16.f32"]) as is_compiling:
+    with compiled_meanwhile(*WARM) as is_compiling:
         assert is_compiling
         assert processes[0].wait() == 0
     assert not (tmp_path / "ran").exists()
