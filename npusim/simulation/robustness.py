@@ -100,16 +100,12 @@ class Compared:
         return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
 
 
-def alternative_arithmetics(program: TileProgram) -> list[str]:
-    """Return the arithmetics that `assumed_variants` computes with, beside the program's own."""
-    return sorted({other for used in named_choices(program)[0] for other in _other_arithmetics(used)})
-
-
 def _alternatives(program: TileProgram, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield a name and the changed field of the precision for whatever could be otherwise."""
-    for name in alternative_arithmetics(program):
+    arithmetics, orders = named_choices(program)
+    for name in sorted({other for used in arithmetics for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
-    for used, basis in row_sum_evidence(named_choices(program)[1], device).items():
+    for used, basis in row_sum_evidence(orders, device).items():
         others = (order for order in device.row_sums if order != used)
         for order in others if basis == "assumed" else ():
             yield f"row sums in {order}", {"sum_order": order}

@@ -49,7 +49,7 @@ def run_plan(plan: Plan) -> RunData:
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
     groups = traced_groups(r.trace_groups, device.group_count.value)
-    words = (r.schedule, r.hw, plan.precision.name, getattr(plan.problem, "dtype", ""))
+    words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(plan.problem, "dtype", ""))
     is_twofold = r.numerics and device.is_timed and r.method != "des" and all(isinstance(word, str) for word in words)
     with compiled_meanwhile("npusim.simulation.warm", *map(str, words)) if is_twofold else nullcontext():
         plan, program = program_of(plan)

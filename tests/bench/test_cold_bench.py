@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: Most loops of a command, by what it is: measured ones and a third more.
-MOST = {"first": 140, "other device": 15, "pasa": 40, "flash": 18, "time alone": 9}
+MOST = {"first": 140, "other device": 15, "pasa": 24, "flash": 16, "time alone": 9}
 
 
 def loop_seconds() -> float:
