@@ -71,8 +71,8 @@ class FlashPrecision(NamedFormats):
         P V as the matrix unit's output path stores it.
     output
         The result.
-    exp_variant, sum_order, accumulate, arithmetic
-        Named choices: exponential, order of the row sum and the matrix arithmetic (both empty: the
+    exp_variant, sum_order, rounding, accumulate, arithmetic
+        Named choices: exponential, order of the row sum, rounding of casts and the matrix arithmetic (empty: the
         device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
@@ -90,6 +90,7 @@ class FlashPrecision(NamedFormats):
     output: str = "input"
     exp_variant: str = "exp.correct"
     sum_order: str = ""
+    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     sink: Sink = "end"
@@ -128,6 +129,7 @@ class Fp8Precision(NamedFormats):
     output: str = "float32"
     exp_variant: str = "exp.correct"
     sum_order: str = "sequential"
+    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     sink: Sink = "end"

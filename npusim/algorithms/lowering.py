@@ -221,6 +221,7 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
     return (
         (O.EXP, Attributes(variant=getattr(p, "exp_variant", ""))),
         (O.ROW_SUM, Attributes(order=getattr(p, "sum_order", ""))),
+        (O.CAST, Attributes(rounding=getattr(p, "rounding", ""))),
     )
 
 

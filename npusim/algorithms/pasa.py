@@ -50,7 +50,7 @@ class PasaPrecision(NamedFormats):
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
-    exp_variant, sum_order, accumulate, arithmetic
+    exp_variant, sum_order, rounding, accumulate, arithmetic
         Named choices, as in `FlashPrecision`.
     """
 
@@ -65,6 +65,7 @@ class PasaPrecision(NamedFormats):
     is_fixed_reference: bool = False
     exp_variant: str = "exp.correct"
     sum_order: str = ""
+    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")

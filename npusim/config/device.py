@@ -347,6 +347,11 @@ class DeviceSpec(HardwareModel):
         return None if unit is None else unit.row_sum
 
     @property
+    def cast_rounding(self) -> Choice[Any] | None:
+        """How its vector unit rounds where neither kernel nor precision says; None: to nearest even."""
+        return getattr(self.vector_unit, "cast_rounding", None)
+
+    @property
     def row_sums(self) -> tuple[str, ...]:
         """Orders in which its vector unit could add up a row, by name."""
         unit = self.vector_unit

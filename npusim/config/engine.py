@@ -155,6 +155,8 @@ WIDEST_BYTES = 8
 #: Orders in which a vector unit could add up a row, by name: from buffer to buffer, and with registers.
 MemoryRowSum = Literal["vector_lanes", "tree_halves"]
 RegisterRowSum = Literal["four_chains", "sequential", "vector_lanes"]
+#: How a cast of rows rounds: halves to even (CAST_RINT) or away from zero (CAST_ROUND).
+CastRounding = Literal["nearest_even", "nearest_away"]
 
 
 class VectorEngine(_QueueSpec):
@@ -218,6 +220,9 @@ class RegisterVectorEngine(_QueueSpec):
     block_bytes: PositiveWhole = Field(description="of the buffer that one access to blocks takes: a row of a fractal")
     row_sum: Choice[RegisterRowSum] = Field(
         description="in which order it adds up a row where neither kernel nor precision says, by name"
+    )
+    cast_rounding: Choice[CastRounding] | None = Field(
+        default=None, description="of casts where neither kernel nor precision says; absent: nearest_even, known"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
     singly_issued_per_cycle_count: PositiveWhole = Field(description="of them those of kind single")

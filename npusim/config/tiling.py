@@ -39,8 +39,8 @@ def lightest(value: Lightest) -> Any:
     """Return what declares a field that changes when and where operations run, not which nor their bits.
 
     ``Field(..., json_schema_extra=lightest("least"))``: with the least value a program takes no more work on any engine
-    and no more of any memory than with another, all else equal.  Searches bound points that differ in such fields
-    alone together.
+    and no more of any memory than with another, all else equal; but for "any", no value changes which core group gets
+    which block.  Searches bound points that differ in such fields alone together.
     """
     return {"lightest": value}
 

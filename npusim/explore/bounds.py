@@ -50,20 +50,24 @@ class Bound(NamedTuple):
 
 
 def work_bound(
-    program: TileProgram, device: DeviceSpec, cutoff: float = float("inf"), *, is_relaxed: bool = False
+    program: TileProgram,
+    device: DeviceSpec,
+    cutoff: float = float("inf"),
+    *,
+    is_placed: bool = True,
+    is_dealt: bool = True,
 ) -> Bound:
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
 
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
     does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
-    raise it.  ``is_relaxed``: a bound of all programs whose tilings differ in fields that
-    declare what is lightest, too (`npusim.config.tiling.lightest`): wherever tiles lie, whoever gets which block.
+    raise it.  Without ``is_placed`` it holds wherever tiles lie, without ``is_dealt`` whoever gets which block.
     """
-    works = _Works(program, device, is_relaxed=is_relaxed)
+    works = _Works(program, device, is_placed=is_placed, is_dealt=is_dealt)
     is_shared = all(p.memo_key is not None for p in program.phases)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.
     known = memo(program.phases[-1].memo_key, works.ends, "bounds") if is_shared else {}
-    key = (works.by, cutoff, blocks_key(program)) if is_shared else ()
+    key = (works.by, is_dealt, cutoff, blocks_key(program)) if is_shared else ()
     if key not in known:
         groups = device.group_count.value
         dispatch = device.timed_launch().block_dispatch_cycles.value
@@ -98,22 +102,22 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     """Return the work of the busiest engine by core group, and cycles that the phase takes at least."""
     bodies, of_classes, class_counts = _bodies_of(phase, groups)
     runs = class_counts @ of_classes.T
-    if works.is_relaxed:  # spread evenly, and the block with most
+    if not works.is_dealt:  # spread evenly, and the block with most
         present = of_classes[:, class_counts.any(axis=0)].T
         runs = np.concatenate([present, runs.sum(axis=0, keepdims=True)])
     cycles = np.zeros((len(runs), works.columns), np.int64)
     longest = 0
     for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
         cycles += runs[:, number, None] * works.of(phase, bodies[number])
-        longest = _longest(cycles // works.scale, groups, is_relaxed=works.is_relaxed)
+        longest = _longest(cycles // works.scale, groups, is_dealt=works.is_dealt)
         if longest > cutoff:
             break
-    return (np.zeros(groups, np.int64) if works.is_relaxed else (cycles // works.scale).max(axis=1)), longest
+    return ((cycles // works.scale).max(axis=1) if works.is_dealt else np.zeros(groups, np.int64)), longest
 
 
-def _longest(cycles: Ints, groups: int, *, is_relaxed: bool) -> int:
+def _longest(cycles: Ints, groups: int, *, is_dealt: bool) -> int:
     """Return the most cycles of an engine; the last row is all work where that is spread over the core groups."""
-    if not is_relaxed:
+    if is_dealt:
         return int(cycles.max(initial=0))
     return max(int(cycles[:-1].max(initial=0)), ceil_div(int(cycles[-1].max(initial=0)), groups))
 
@@ -178,9 +182,9 @@ _SHARED = ("issue", "compare", "special", "tensor", "memory")
 class _Works:
     """Cycles that queues, pipes and what warp groups share are busy with a body, but for what depends on L2."""
 
-    def __init__(self, program: TileProgram, device: DeviceSpec, *, is_relaxed: bool = False) -> None:
+    def __init__(self, program: TileProgram, device: DeviceSpec, *, is_placed: bool, is_dealt: bool) -> None:
         assert program.pricing is not None
-        self.program, self.device, self.is_relaxed = program, device, is_relaxed
+        self.program, self.device, self.is_placed, self.is_dealt = program, device, is_placed, is_dealt
         names = [queue.name for queue in program.queues]
         is_sharing = sharing_of(program, device) is not None
         shared = _SHARED if is_sharing else shared_pipes(program, device)
@@ -188,7 +192,7 @@ class _Works:
         self.columns = len(self._numbers)
         #: Units of a column that are a cycle.
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
-        by = Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items()), is_relaxed
+        by = Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items()), is_placed
         self.by, self.ends = interned(by), ends_of(program)
         self._bodies: dict[Hashable, Ints] = {}
 
@@ -196,7 +200,7 @@ class _Works:
     def _pricing(self) -> Pricing:
         assert self.program.pricing is not None
         pricing = self.program.pricing(self.program, self.device)
-        pricing.is_placed = not self.is_relaxed
+        pricing.is_placed = self.is_placed
         return pricing
 
     def of(self, phase: ProgramPhase, body: Any) -> Ints:

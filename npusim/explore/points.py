@@ -41,12 +41,17 @@ _COMPILED = ("auto", "block", "fold", "steady")
 
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """One point by number; ``cutoff_us`` is the latency that it would have to beat."""
+    """One point by number; ``cutoff_us`` is the latency that it would have to beat.
+
+    ``is_family``: it stands for its family, in all of which core groups get the same blocks if it ``is_dealt``.
+    """
 
     index: int
     point: Point
     cutoff_us: float = 0.0
     surveyed: Surveyed | None = None
+    is_family: bool = False
+    is_dealt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,12 @@ class Job:
     """What one worker does at a time.
 
     ``variants`` are the search's `Variants`, pickled once: one object, with what it keeps, for all jobs of a worker.
-    ``is_relaxed``: its points stand for their families.  After ``deadline``, in seconds of `time.time`, bounds that are
-    not begun are left out.
+    After ``deadline``, in seconds of `time.time`, bounds that are not begun are left out.
     """
 
     variants: bytes
     tasks: tuple[PointTask, ...]
     needs_bits: bool = False
-    is_relaxed: bool = False
     deadline: float = math.inf
 
 
@@ -146,7 +149,11 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         same = None if content is None else first.setdefault((device.name, content), task.index)
         cutoff = cycles_within(built, task.cutoff_us)
         is_one = not isinstance(device, NodeDevice)
-        bound = work_bound(built.program, device, cutoff, is_relaxed=job.is_relaxed) if is_one else Bound(0)
+        bound = (
+            work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
+            if is_one
+            else Bound(0)
+        )
         bits = (bits_key(built) or f"point {task.index}") if job.needs_bits else ""
         latency, earlier = latency_us(built, bound.cycles), None if same == task.index else same
         surveyed.append((task.index, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))

@@ -40,6 +40,8 @@ SEEDS = 4
 BATCH, TASK, NARROWED = 64, 8, 16
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
+#: Points with a value of which one is checked for it and for other values.
+LOOKED_AT = 64
 #: Measured: seconds that bounding a family takes (5 to 60 ms), what follows for one of its points on average, bits of
 #: one configuration, and simulating a point.
 FAMILY_S, POINT_S, BITS_S, RUN_S = 20e-3, 0.6e-3, 0.15, 0.06
@@ -225,15 +227,13 @@ class Search:
 
     # ---------------------------------------------------------------- tasks
 
-    def job(self, indices: Sequence[int], points: Mapping[int, Point] | None = None) -> Job:
-        """Return a job of these points, or of ``points`` that stand for them."""
-        tasks = tuple(
-            PointTask(i, self.points[i] if points is None else points[i], self._floor(i), self.bounds.get(i))
-            for i in indices
-        )
-        return Job(
-            self.variants, tasks, self.options.needs_bits, is_relaxed=points is not None, deadline=self._deadline
-        )
+    def job(self, indices: Sequence[int], families: Mapping[int, PointFamily] | None = None) -> Job:
+        """Return a job of these points, or of ``families`` by their first ones."""
+        tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
+        if families is not None:
+            lightest = ((task, families[task.index]) for task in tasks)
+            tasks = tuple(replace(t, point=f.lightest, is_family=True, is_dealt=f.is_dealt) for t, f in lightest)
+        return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
         """Return the latency beyond which a bound need not be looked at: whatever its error, a point beyond loses."""
@@ -247,17 +247,17 @@ class Search:
         workers: Executor,
         function: Callable[[Job], list[Result]],
         parts: Sequence[Sequence[int]],
-        points: Mapping[int, Point] | None = None,
+        families: Mapping[int, PointFamily] | None = None,
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
         """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
-        jobs, lost = [self.job(part, points) for part in parts], []
+        jobs, lost = [self.job(part, families) for part in parts], []
         for number, results in workers.run(function, jobs):
             if isinstance(results, Lost):
                 lost.append(number)
             else:
                 yield parts[number], results
                 self._tell()
-        alone = [self.job([i], points) for number in lost for i in parts[number]] if lost else []
+        alone = [self.job([i], families) for number in lost for i in parts[number]] if lost else []
         for number, results in workers.run(function, alone) if alone else ():
             (task,) = alone[number].tasks
             if isinstance(results, Lost):
@@ -321,7 +321,7 @@ class Search:
         self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
-        self._bound(workers, list(chunks(lightest)), lightest)
+        self._bound(workers, list(chunks(lightest)), dict(self.families))
         self._lowest = math.inf
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
@@ -332,10 +332,10 @@ class Search:
         self._bound(workers, [part for part in parts if part])
 
     def _bound(
-        self, workers: Executor, parts: Sequence[Sequence[int]], lightest: Mapping[int, Point] | None = None
+        self, workers: Executor, parts: Sequence[Sequence[int]], families: Mapping[int, PointFamily] | None = None
     ) -> None:
-        """Bound points, or families by their ``lightest``, and let wait what fits and may win."""
-        for _, surveyed in self.done(workers, survey, parts, lightest):
+        """Bound points, or ``families``, and let wait what fits and may win."""
+        for _, surveyed in self.done(workers, survey, parts, families):
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:
                 members = self._members(index)
@@ -489,11 +489,14 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # Of many points with a value those from its middle on: the first have the other axes' first values.
+            # Of many points with a value some from its middle on: the first have the other axes' first values.  Of
+            # these the one with most other values, the rarest value first.
             chosen, covered = list[int](), set(seen)
-            for value, indices in candidates.items():
+            for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
-                    chosen.append(indices[(len(indices) * (attempt + TRIED // 2) // TRIED) % len(indices)])
+                    middle = len(indices) * (attempt + TRIED // 2) // TRIED % len(indices)
+                    some = (*indices[middle : middle + LOOKED_AT], *indices[:: max(1, len(indices) // LOOKED_AT)])
+                    chosen.append(max(some, key=lambda i: len(self._values(i) - covered)))
                     covered |= self._values(chosen[-1])
             for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
                 self.checked += len(fitting)

@@ -27,7 +27,7 @@ from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, na
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule
@@ -98,11 +98,13 @@ class Space:
 class PointFamily:
     """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
 
-    ``lightest`` has those values; it need not be a point of the space.
+    ``lightest`` has those values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
+    gets the same blocks.
     """
 
     indices: tuple[int, ...]
     lightest: Point
+    is_dealt: bool
 
     @property
     def first(self) -> int:
@@ -155,7 +157,9 @@ class SearchSpec:
 
     def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[PointFamily]:
         """Return points in the families that have one bound, in the order of their first points."""
-        fields = {name: self._lightened(name) for name in self.schedules}
+        declared = {name: self._lightened(name) for name in self.schedules}
+        fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
+        is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
         members: dict[tuple[object, ...], list[int]] = {}
         for index in indices:
             point = points[index]
@@ -165,13 +169,13 @@ class SearchSpec:
         for (schedule, *_), listed in members.items():
             point, light = points[listed[0]], fields[str(schedule)]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
-            families.append(PointFamily(tuple(listed), {**point, **lighter}))
+            families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)]))
         return families
 
-    def _lightened(self, schedule: str) -> dict[str, Callable[[Sequence[object]], object]]:
-        """Return the axes of a schedule whose lightest value is known, and what chooses it among values."""
+    def _lightened(self, schedule: str) -> list[TilingField]:
+        """Return the axes of a schedule whose lightest value is known."""
         fields = tiling_fields(replace(self.request, schedule=schedule).find_schedule().tiling)
-        return {f.name: partial(_lightest, f) for f in fields if f.lightest and f.name in self.axes}
+        return [f for f in fields if f.lightest and f.name in self.axes]
 
     @cached_property
     def config(self) -> dict[str, object]:

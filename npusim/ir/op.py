@@ -89,6 +89,7 @@ class Attributes:
     variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA
     order: str = ""  #: order of a row sum
     overflow: str = ""
+    rounding: str = ""  #: of a CAST, as `formats.cast` has it
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made
     lookups: int = 0  #: reads of a number of each row and column, likewise
     warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps

@@ -280,12 +280,13 @@ def _content(blocks: Itself) -> Hashable:
     return interned(tuple(blocks.thing))
 
 
-def by_content(function: Callable[..., Value]) -> Callable[..., Value]:
+def by_content(function: Callable[..., Value], most: int = 64) -> Callable[..., Value]:
     """Return ``function(program, *more)`` that is worked out once for programs of one `program_key` and equal ``more``.
 
-    What it raises is not kept, nor what is asked of a phase whose body is no method, that of the machine that built it.
+    What it returns is kept for the last ``most``; not what it raises, nor what is asked of a phase whose body is no
+    method, that of the machine that built it.
     """
-    kept = lru_cache(maxsize=64)(lambda known: function(*known.thing))
+    kept = lru_cache(maxsize=most)(lambda known: function(*known.thing))
 
     @wraps(function)
     def called(program: TileProgram, *more: Hashable) -> Value:

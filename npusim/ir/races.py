@@ -23,11 +23,14 @@ from itertools import accumulate, pairwise
 from operator import and_, or_
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from npusim.errors import RaceError
 from npusim.ir.automaton import BLOCK
 from npusim.ir.regions import may_meet
 from npusim.ir.structure import Bytes, RingAccess
 from npusim.ir.walk import required_count
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -189,10 +192,7 @@ class _Facts:
 
     def _columns(self, groups: Mapping[int, int]) -> tuple[list[int], list[list[int]]]:
         """Return which groups of facts each queue knows, and each endpoint's flags in the order of their setting."""
-        columns = [0] * self.flags[-1]
-        for agents, bit in groups.items():
-            for agent in _bits(agents):
-                columns[agent] |= bit
+        columns = _transposed(list(groups), self.flags[-1])
         flags = [columns[first:end] for first, end in pairwise(self.flags)]
         return columns[: self.queues], flags
 
@@ -224,11 +224,9 @@ class _Facts:
                 settled[queues] = reduce(and_, (known[q] for q in queues))
             if bits & ~settled[queues]:
                 alive[place] = bits & ~settled[queues]
-        agents_of: dict[int, int] = defaultdict(int)
         some = reduce(or_, alive.values(), 0)
-        for agent in _bits(relevant):
-            for at in _bits(columns[agent] & some):
-                agents_of[at] |= 1 << agent
+        knowing = [seen & some if relevant >> agent & 1 else 0 for agent, seen in enumerate(columns)]
+        agents_of = _transposed(knowing, some.bit_length())
         left: dict[Fact, Witness] = {}
         for place, bits in alive.items():
             for at in _bits(bits):
@@ -269,6 +267,15 @@ class _Facts:
             f"{operation.prefix}{automaton.named(node, operation, earlier.laps)} {_verb(use)} {space} that {first} "
             f"{_verb(other_use)}, and no flag orders them{there}"
         )
+
+
+def _transposed(rows: Sequence[int], width: int) -> list[int]:
+    """Return for each of ``width`` bits the rows in which it is set, as bits of one number."""
+    size = ceil_div(width, 8)
+    listed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), np.uint8).reshape(len(rows), size)
+    bits = np.unpackbits(listed, axis=1, count=width, bitorder="little")
+    columns = np.packbits(bits.T, axis=1, bitorder="little")
+    return [int.from_bytes(column, "little") for column in map(bytes, columns)]
 
 
 def _bits(mask: int) -> Iterator[int]:

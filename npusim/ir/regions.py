@@ -132,9 +132,22 @@ def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: 
         for b, other, others in groups[:i]:
             if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges):
                 continue
-            if any(may_meet(x, y, ranges) for x in regions for y in others):
+            if _any_meet(regions, others, ranges):
                 return True
     return False
+
+
+def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], ranges: Ranges) -> bool:
+    """Return whether one of some regions may meet one of others; each of either list differs by constants."""
+    meet: Any = True
+    for axis in range(len(AXES)):
+        columns = [
+            [(constant_of(at), size) for at, size in (r.extents[axis] for r in some)] for some in (regions, others)
+        ]
+        (first, size), (start, length) = (np.array(c, np.int64).T for c in columns)
+        at, to = regions[0].extents[axis][0], others[0].extents[axis][0]
+        meet = meet & _may_overlap((at, first[:, None], size[:, None]), (to, start, length), ranges)
+    return bool(np.any(meet))
 
 
 def _hull(regions: Sequence[GlobalTile]) -> GlobalTile:
@@ -158,15 +171,17 @@ def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
 def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
     """Return whether two regions of one block may share an element, in any two iterations."""
     return a.tensor.name == b.tensor.name and all(
-        _may_overlap(*mine, *other, ranges) for mine, other in zip(a.extents, b.extents, strict=True)
+        _may_overlap((at, constant_of(at), size), (to, constant_of(to), length), ranges)
+        for (at, size), (to, length) in zip(a.extents, b.extents, strict=True)
     )
 
 
-def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
-    """Return whether ``a .. a + a_size`` and ``b .. b + b_size`` may meet."""
-    distance, low, high, step = constant_of(b) - constant_of(a), 0, 0, 0
+def _may_overlap(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]]) -> Any:
+    """Return whether two spans may meet: each a coordinate, a constant in place of its own, a size; arrays of these."""
+    (at, first_a, a_size), (to, first_b, b_size) = a, b
+    distance, low, high, step = first_b - first_a, 0, 0, 0
     fixed: dict[Symbol, int] = defaultdict(int)
-    for value, sign in ((b, 1), (a, -1)):
+    for value, sign in ((to, 1), (at, -1)):
         for symbol, factor in terms_of(value).items():
             if symbol not in ranges:
                 fixed[symbol] += sign * factor
@@ -177,11 +192,12 @@ def _may_overlap(a: Any, a_size: int, b: Any, b_size: int, ranges: Mapping[Symbo
             low, high = low + min(ends), high + max(ends)
     if any(fixed.values()):
         return True  # depends on the block in different ways
-    if distance + low >= a_size or distance + high <= -b_size:
-        return False
+    meet = (distance + low < a_size) & (distance + high > -b_size)
+    if not step:
+        return meet
     # Loops move both by multiples of their common step: what lies between two such places is free.
-    apart = distance % step if step else 0
-    return not (step and apart >= a_size and step - apart >= b_size)
+    apart = distance % step
+    return meet & ((apart < a_size) | (step - apart < b_size))
 
 
 def _terms(r: GlobalTile) -> object:

@@ -253,7 +253,7 @@ class Builder:
         for symbol in family.coordinates:
             symbol.refusal = None
         parts = self._unseen(phase.body(family.block), family.coordinates)
-        return Shape(parts, family.numbers, family.coordinates)
+        return Shape(parts, family.numbers, family.coordinates, self._meets(phase))
 
     def _of_blocks(self, phase: ProgramPhase, numbers: list[int]) -> list[Shape]:
         blocks = [phase.blocks[n] for n in numbers]

@@ -199,9 +199,12 @@ class Frame:
         c, cols = col or (0, width)
         return tensor.tile(batch, head, top + r, rows, left + c, cols)
 
-    def tables(self, row_sum: str) -> dict[Stage, Table]:
-        """Return the table of each rows stage, in which row sums without an order of their own take ``row_sum``."""
-        order = {Opcode.ROW_SUM: Attributes(order=row_sum)}
+    def tables(self, row_sum: str, rounding: str = "") -> dict[Stage, Table]:
+        """Return the table of each rows stage, in which row sums without an order of their own take ``row_sum``.
+
+        And casts without a rounding of theirs take ``rounding``.
+        """
+        order = {Opcode.ROW_SUM: Attributes(order=row_sum), Opcode.CAST: Attributes(rounding=rounding)}
         return {s: choose(s.rows, order) for s in self.stages if not s.is_product}
 
     def is_transposed(self, stage: Stage) -> bool:
@@ -332,7 +335,9 @@ def _longest(hulls: list[Span]) -> Iterator[Span]:
 
 
 def _alike(t: GlobalTensor) -> Hashable:
-    return t.name, t.heads, t.cols, t.fmt, t.role, t.is_interleaved, t.packed, t.stretch_rows
+    """Return what a tensor is apart from its batch and lengths."""
+    layout = t.is_interleaved, t.packed, t.stretch_rows, t.shared_rows, t.column
+    return t.name, t.heads, t.cols, t.fmt, t.role, *layout
 
 
 @dataclass(frozen=True, slots=True)

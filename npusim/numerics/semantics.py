@@ -36,7 +36,7 @@ def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attr
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    return formats.cast(sources[0], fmt, overflow=overflow)
+    return formats.cast(sources[0], fmt, rounding=attributes.rounding or "nearest_even", overflow=overflow)
 
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
+from npusim.config.engine import CastRounding
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import BlockRows
     from npusim.numerics.result import NumericResult
@@ -38,7 +38,7 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
     Nothing is assumed: no programs.
     """
     variants = {}
-    for name, changes in _alternatives(program, plan.device):
+    for name, changes in _alternatives(program, plan):
         try:
             variants[name] = plan.program(changes)
         except SpecError:  # the schedule leaves no choice of it
@@ -100,9 +100,14 @@ class Compared:
         return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
 
 
-def _alternatives(program: TileProgram, device: DeviceSpec) -> Iterator[tuple[str, dict[str, str]]]:
+def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield a name and the changed field of the precision for whatever could be otherwise."""
-    arithmetics, orders = named_choices(program)
+    device, (arithmetics, orders) = plan.device, named_choices(program)
+    rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
+    if rounding is not None and rounding.basis == "assumed":
+        for other in get_args(CastRounding):
+            if other != rounding.value:
+                yield f"casts rounded {other}", {"rounding": other}
     for name in sorted({other for used in arithmetics for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
     for used, basis in row_sum_evidence(orders, device).items():

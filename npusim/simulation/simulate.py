@@ -58,7 +58,7 @@ def run_plan(plan: Plan) -> RunData:
         timing = built.timing(groups, r.progress, r.timeline)
         bits = evaluate_plan(plan, program) if r.numerics else ComputedBits()
         presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
-    notes = (*_notes(program, device, bits.numerics, timing), *_other_layers(plan, timing))
+    notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
 
 
@@ -174,7 +174,7 @@ def simulate_program(
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
-    streams = Streams(program, device)
+    streams = Streams.of(program, device)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all
@@ -199,9 +199,9 @@ def _last_group(timing: TimingResult) -> tuple[int, ...]:
 
 
 def _notes(
-    program: TileProgram, device: DeviceSpec, bits: NumericResult | None, timing: TimingResult | None
+    program: TileProgram, plan: Plan, bits: NumericResult | None, timing: TimingResult | None
 ) -> tuple[str, ...]:
-    notes = list(program.notes)
+    notes, device = list(program.notes), plan.device
     if timing and timing.traced_cycles is not None:
         traced = format_duration(timing.traced_cycles / timing.clock_hz)
         notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
@@ -216,4 +216,7 @@ def _notes(
             for order, evidence in row_sum_evidence(bits.row_sum_orders, device).items()
             if device.row_sum is not None and evidence == "assumed"
         ]
+        rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
+        if rounding is not None and rounding.basis == "assumed":
+            notes.append(f"rounding of casts to {rounding.value} is assumed: {rounding.source}")
     return tuple(notes)

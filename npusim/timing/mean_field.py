@@ -14,12 +14,14 @@ Users call the method ``reserved``.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.errors import DeadlockError, ProgramError
+from npusim.ir.content import Itself
 from npusim.timing.engine import Booked, Run, uses_of
 from npusim.timing.engine_code import Classes, Code, InnerBody, code_of, equal_groups, fold_groups
 from npusim.timing.gpu_pipes import refuse_shared_pipes
@@ -70,20 +72,11 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     sizes = [operations_of(code, Classes(classes.groups, (phase,))) for phase in classes.blocks]
     # Phases that take less than the sample does, such as one that prepares inputs, are exact.
     short = tuple(number for number, size in enumerate(sizes) if size <= SAMPLE_OPERATIONS)
-    field = MeanField(code, short)
+    field = _field(Itself(code), short)
     result = field.result(classes)
     crowd = max((result.bound_cycles[link] for link in result.link_bytes), default=0)
     positions = POSITIONS_CROWDED if crowd > CROWDED * result.cycles else POSITIONS
-    error = 0.0
-    for position in positions:
-        part = sample_of(code, classes, short, position, sum(sizes))
-        try:
-            exact = Run(code, part).result("fold")
-        except DeadlockError:  # blocks that overlap wait for those before them
-            raise ProgramError(f"{code.streams.program.name}: no part of its blocks runs by itself") from None
-        approximation = field.result(part)
-        error = max(error, abs(approximation.cycles / exact.cycles - 1))
-    band = LEAST_BAND + BAND_FACTOR * error
+    band = LEAST_BAND + BAND_FACTOR * max(field.error_at(position, classes, sum(sizes)) for position in positions)
     if band > widest:
         raise ProgramError(f"{code.streams.program.name}: a band of {band:.1%}")
     # Groups that queue for a saturated unit are more than their mean: never below what the work takes.
@@ -92,6 +85,12 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
         latency = result.latency_s + code.streams.device.seconds(least)
         result = replace(result, cycles=result.cycles + least, latency_s=latency)
     return replace(result, band=band)
+
+
+@lru_cache(maxsize=2)
+def _field(code: Itself, short: tuple[int, ...]) -> MeanField:
+    """Return what blocks take, as far as it is known already."""
+    return MeanField(code.thing, short)
 
 
 def operations_of(code: Code, classes: Classes) -> int:
@@ -118,7 +117,19 @@ class MeanField:
         refuse_shared_pipes(code.streams, "reserved")
         self.code, self.streams, self.short = code, code.streams, short
         self._tables: dict[int, tuple[BlockTable, Ints, Ints]] = {}
+        self._errors: dict[float, float] = {}
         self._widths = len(self.streams.program.queues), len(self.streams.endpoints)
+
+    def error_at(self, position: float, classes: Classes, operations: int) -> float:
+        """Return how far from an exact time that of a part of the program is, which has so many ``operations``."""
+        if position not in self._errors:
+            part = sample_of(self.code, classes, self.short, position, operations)
+            try:
+                exact = Run(self.code, part).result("fold")
+            except DeadlockError:  # blocks that overlap wait for those before them
+                raise ProgramError(f"{self.streams.program.name}: no part of its blocks runs by itself") from None
+            self._errors[position] = abs(self.result(part).cycles / exact.cycles - 1)
+        return self._errors[position]
 
     def result(self, classes: Classes) -> TimingResult:
         """Run every phase of these core groups' blocks, the whole before any part, and return what it took."""

@@ -14,6 +14,7 @@ from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, Known, interned, methods_of
 from npusim.ir.op import meets_l2
+from npusim.ir.program import by_content
 from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
@@ -100,6 +101,13 @@ class Streams:
         self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
         #: What the compiled methods write of it (`npusim.timing.engine_code.code_of`).
         self.code: Code | None = None
+
+    @classmethod
+    def of(cls, program: TileProgram, device: DeviceSpec) -> Streams:
+        """Return the streams of a program, with all that was compiled of them, if they were made just before."""
+        by = program.name, program.flops, program.consumers, program.clears, *(p.name for p in program.phases)
+        by = *by, *program.tensors.values(), *program.used_bytes.items(), *methods_of(program.pricing)
+        return _streams(program, Itself(device), *by)
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
@@ -208,3 +216,7 @@ def _expand(body: TimedBody, base: Sequence[int]) -> Iterator[Issued]:
         else:
             for op in part:
                 yield op, base
+
+
+#: Of a long program they are large: the last two are kept.
+_streams = by_content(lambda program, device, *_by: Streams(program, device.thing), most=2)

@@ -6,6 +6,7 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling, build_tiling, tiling_fields
 from npusim.errors import TilingError
+from npusim.schedules import SCHEDULES
 
 
 class FlashTiling(Tiling):
@@ -23,6 +24,12 @@ def test_defaults_hold_where_nothing_is_given() -> None:
 def test_text_of_the_command_line_is_read_as_the_fields_type() -> None:
     tiling = build_tiling(FlashTiling, {"block_q": "256", "order": "columns"})
     assert (tiling.block_q, tiling.order) == (256, "columns")
+
+
+def test_every_tiling_is_a_dictionary_of_its_fields() -> None:
+    for schedule in SCHEDULES.values():
+        tiling = build_tiling(schedule.tiling, {})
+        assert dict(tiling) == tiling.model_dump()
 
 
 def test_tilings_are_hashable() -> None:

@@ -111,7 +111,7 @@ def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> Non
                 for i in rng.sample(family.indices, 2)
             ]
             lightest = spec.variants.build(spec.variants.named(family.lightest), is_hinted=False)
-            least = work_bound(lightest.program, lightest.plan.device, is_relaxed=True).cycles
+            least = work_bound(lightest.program, lightest.plan.device, is_placed=False, is_dealt=family.is_dealt).cycles
             for one in built:
                 cycles = one.timing().cycles
                 assert 0 < least <= work_bound(one.program, one.plan.device).cycles <= cycles
@@ -127,7 +127,9 @@ def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypa
     assert all(families_of(b.program.phases[0]) for b in built)
 
     def bounds() -> list[Bound]:
-        return [work_bound(b.program, b.plan.device, is_relaxed=r) for b in built for r in (False, True)]
+        return [
+            work_bound(b.program, b.plan.device, is_placed=not r, is_dealt=not r) for b in built for r in (False, True)
+        ]
 
     by_family = bounds()
     monkeypatch.setitem(work_bound.__globals__, "families_of", lambda _: None)

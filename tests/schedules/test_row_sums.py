@@ -11,6 +11,7 @@ import pytest
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
+from npusim.errors import SpecError
 from npusim.ir.op import Opcode
 from npusim.ir.walk import Walker, walk
 from npusim.report.record import record_of
@@ -89,3 +90,21 @@ def test_the_devices_file_decides() -> None:
     found = pasa(overrides={key: "tree_halves"})
     other = pasa(precision="sum_order=tree_halves")
     np.testing.assert_array_equal(found.output.view(np.uint16), other.output.view(np.uint16))
+
+
+def test_how_casts_round_is_a_choice_whose_alternative_is_printed() -> None:
+    def flash(**fields: Any) -> RunData:
+        return run("flash", hw="ascend_950", problem=Problem(heads=1, seq_q=128, seq_kv=256, head_dim=32), **fields)
+
+    plain_bits, away = flash(), flash(precision="rounding=nearest_away")
+    (spread,) = (s for s in plain_bits.spread if s.arithmetic == "casts rounded nearest_away")
+    computed = ~np.isnan(away.output)
+    assert spread.differing == float((plain_bits.output != away.output)[computed].mean()) > 0
+    (note,) = (n for n in plain_bits.notes if n.startswith("rounding of casts to nearest_even is assumed"))
+    assert "CAST_ROUND" in note
+    assert not any("rounded" in s.arithmetic for s in away.spread)
+    assert not any("rounding of casts" in n for n in away.notes)
+    key = "cores.aiv.engines.VECTOR.cast_rounding"
+    assert np.array_equal(flash(overrides={key: "nearest_away"}).output, away.output, equal_nan=True)
+    with pytest.raises(SpecError, match="rounding: 'up' is not one of nearest_even, nearest_away"):
+        flash(precision="rounding=up")

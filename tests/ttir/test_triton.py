@@ -156,7 +156,7 @@ def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest
     words = ["--no-causal", "--seq", "128", "-w", "pangu_38b", "--tp", "8", "--hw", "h200", "-j1"]
     done = CliRunner().invoke(app, ["explore", name_of("described"), "-f", "BM=64,128", "-f", "warps=4,8", *words])
     assert done.exit_code == 0, done.stderr
-    (file,) = (tmp_path / "runs").iterdir()
+    (file,) = (tmp_path / "runs").glob("*.csv")
     assert file.name.startswith("explore-described-pangu_38b-128-h200")
     assert {(r["BM"], r["warps"]) for r in csv.DictReader(file.open())} == {(m, w) for m in ("64", "128") for w in "48"}
 

@@ -8,7 +8,7 @@ work at the same time.  Without products each vector core goes through its own s
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, methods_of
+from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
@@ -26,7 +27,7 @@ from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_plac
 from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
     from npusim.ir.buffers import FlagKind, Ring
@@ -52,8 +53,9 @@ class AscendPhase:
         }
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
-        # Row sums without an order of their own take the vector unit's.
-        tables = frame.tables(group.row_sum(tiling.code))
+        # Row sums and casts without an order or a rounding of their own take the vector unit's.
+        rounding = group.device.cast_rounding
+        tables = frame.tables(group.row_sum(tiling.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, self.direct) for s, table in tables.items()}
         self.cuts = self._cut() if products and frame.loop_axis else []
         self.turn = self._place_turn() if products else None
@@ -219,9 +221,8 @@ class AscendPhase:
         if self.tiling.is_work_list:
             blocks, shares = as_free(blocks, count)
         if self.is_continuous:
-            numbers = shares or [range(group, len(blocks), count) for group in range(count)]
-            blocks = successive(blocks, numbers, self.lag)
-            linked = {"succession": Succession(_by_itself, partial(_meets, self.lag)), "family": None}
+            blocks = successive(Itself(blocks), shares or count, self.lag)
+            linked = _linked(self.lag)
         return program_phase(
             self.frame,
             self.items,
@@ -424,13 +425,14 @@ class AscendPhase:
         Step n does tile n of the first part; a later part, so many tiles behind, works on the core group's tiles in
         one row, whosever they are.  Where a block's tiles begin or end in a part, so does what that part does of it.
         """
-        firsts = list(accumulate((b.tile_count for b in block.before), initial=0))
-        cells = [(at - firsts[-1], _by_itself(b)) for at, b in zip(firsts, (*block.before, block), strict=True)]
+        cells = list(zip(_firsts(block.before), (*block.before, block), strict=True))
         end = block.tile_count + (0 if block.leaves_open else self.lag)
         placed = [(at + first, at, run, b) for at, b in cells for first, run in self.frame.placed(b)]
         lags = [self.tiling.ahead * i for i in range(len(self.parts))]
-        cuts = {at + lag for lag in lags for at in (*(p[0] for p in placed), *(at + b.tile_count for at, b in cells))}
-        for start, stop in pairwise(sorted({0, end, *(at for at in cuts if 0 < at < end)})):
+        edges = [at + lag for lag in lags for at in (*(p[0] for p in placed), *(at + b.tile_count for at, b in cells))]
+        for start, stop in pairwise(sorted([0, end, *edges])):
+            if start < 0 or start == stop or start >= end:
+                continue
             for lag, opens in zip(lags, self.opens, strict=True):
                 yield from (Repeat("start", (0,), body(opens, b, WHOLE)) for at, b in cells if at + lag == start)
             running = [
@@ -439,7 +441,7 @@ class AscendPhase:
                 if cells[0][0] <= start - lag < block.tile_count
             ]
             if running:
-                yield Repeat(self.frame.loop_axis, range(start, stop), self._across(running))
+                yield Repeat(self.frame.loop_axis, indices(start, stop), self._across(running))
             for lag, closes in zip(lags, self.closes, strict=True):
                 yield from (
                     Repeat("finish", (0,), body(closes, b, WHOLE)) for at, b in cells if at + b.tile_count + lag == stop
@@ -498,27 +500,55 @@ def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:
         yield Repeat("", (0,), body(part, block_at(shape, position), tile))
 
 
-def successive(blocks: Sequence[WorkTile], numbers: Iterable[Iterable[int]], lag: int) -> tuple[WorkTile, ...]:
-    """Return blocks that know what is under way when they begin; ``numbers`` of those of each core group, in order."""
-    linked = list(blocks)
-    for group in numbers:
+@lru_cache(maxsize=4)  # of blocks, in each order
+def successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> tuple[WorkTile, ...]:
+    """Return blocks that know what is under way when they begin.
+
+    ``shares``: numbers of those of each core group, in order; or how many groups they are dealt to in turn.
+    """
+    listed: Sequence[WorkTile] = blocks.thing
+    if isinstance(shares, int):
+        shares = [range(group, len(listed), shares) for group in range(shares)]
+    linked = list(listed)
+    for numbers in shares:
         before: tuple[WorkTile, ...] = ()
-        last = None
-        for number in group:
-            if last is not None:
-                linked[last] = replace(linked[last], leaves_open=True)
-            linked[number], last = replace(blocks[number], before=before), number
-            before = _under_way((*before, blocks[number]), lag)
+        for left, number in enumerate(numbers, 1 - len(numbers)):
+            b = listed[number]
+            linked[number] = WorkTile(
+                b.batch, b.head, b.spans, b.runs, b.causal_offset, b.place, before, leaves_open=left < 0
+            )
+            before = _under_way((*before, b), lag)
     return tuple(linked)
 
 
-def _under_way(blocks: Sequence[WorkTile], lag: int) -> tuple[WorkTile, ...]:
-    """Return the last of a core group's blocks: those with tiles less than ``lag`` back."""
+def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
+    """Return the last of a core group's blocks, with the tiles that are less than ``lag`` back, and one more.
+
+    That one keeps apart a block that has begun and one that begins.
+    """
     left, count = lag, 0
     while count < len(blocks) and left > 0:
         count += 1
         left -= blocks[-count].tile_count
-    return tuple(blocks[len(blocks) - count :])
+    under_way = blocks[len(blocks) - count :]
+    return (_cut_to(under_way[0], under_way[0].tile_count + left + 1), *under_way[1:]) if left < -1 else under_way
+
+
+def _cut_to(block: WorkTile, count: int) -> WorkTile:
+    """Return a block with its last tiles alone."""
+    runs: list[TileRun] = []
+    for run in reversed(block.runs):
+        taken = min(run.count, count)
+        left = run.count - taken
+        runs += [replace(run, col=run.col + left * run.step, count=taken) if left else run] if taken else []
+        count -= taken
+    return WorkTile(block.batch, block.head, block.spans, tuple(reversed(runs)), block.causal_offset, block.place)
+
+
+def _firsts(before: Sequence[WorkTile]) -> list[int]:
+    """Return where blocks begin, in tiles from where the one behind them does."""
+    firsts = list(accumulate((b.tile_count for b in before), initial=0))
+    return [at - firsts[-1] for at in firsts]
 
 
 def _by_itself(block: WorkTile) -> WorkTile:
@@ -530,6 +560,17 @@ def _meets(lag: int, block: WorkTile) -> tuple[Hashable, Hashable]:
     """Return keys of what is under way when a block begins, and when it hands on."""
     after = _under_way((*block.before, _by_itself(block)), lag) if block.leaves_open else ()
     return tuple(b.shape for b in block.before), tuple(b.shape for b in after)
+
+
+def _family(lag: int, block: WorkTile) -> Hashable:
+    """Return what blocks share that differ in how many tiles they visit, and meet and leave the same."""
+    return block.family, block.leaves_open, *_meets(lag, block)
+
+
+@cache
+def _linked(lag: int) -> dict[str, Any]:
+    """Return what tells apart blocks that overlap so far."""
+    return {"succession": Succession(_by_itself, partial(_meets, lag)), "family": partial(_family, lag)}
 
 
 def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:

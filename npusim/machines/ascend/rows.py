@@ -293,11 +293,13 @@ class VectorShare:
         banks = banks_of(self.group.device, AIV, "VECTOR")
         if banks is None or self.is_alone:
             return ()
-        if self.dropped or self.spilled or self.lasting:
+        if self.dropped or self.spilled:
             return part.at
-        kept = {self.frame.storage[n] for n in s.names} & self.tiles.keys()
-        states = sorted(n for n in kept if self.frame.places[n] == "state" and self.tiles[n].cols > 1)
-        return tuple(bank_of(self.tiles[n].part(part.at, 1).offset_bytes, banks) for n in states)
+        roots, frame = sorted({self.frame.storage[n] for n in s.names}), self.frame
+        kept = {n: self.tiles[n].offset_bytes for n in roots if n in self.tiles and frame.places[n] == "state"}
+        kept |= {n: self.lasting[n].offset_bytes for n in roots if n in self.lasting}
+        at = (start + frame.row_bytes(n, part.at) for n, start in kept.items() if frame.width(n) > 1)
+        return tuple(bank_of(address, banks) for address in at)
 
     def _slice(self, s: RowsStage, block: WorkTile, tile: Visit, part: RowSlice) -> Iterator[TileOp]:
         views: dict[str, Operand] = {}

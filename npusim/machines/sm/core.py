@@ -350,7 +350,7 @@ class SmFields(GroupFields, BlockFields):
     )
 
     @property
-    def keys(self) -> int:
+    def step_keys(self) -> int:
         """Keys of a step, of fields that are chosen."""
         assert self.block_kv is not None
         return self.block_kv

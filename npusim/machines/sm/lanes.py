@@ -232,14 +232,14 @@ def lanes_of(tiling: SmFields, tile: ChainTile) -> SmTiling:
     values = replace(plan, accumulator=_kind(tile.product))
     try:
         moved = chained(plan, allow_exchange=tiling.exchange == "shuffle").moved
-        for lanes, columns in ((plan, tiling.keys), (values, tile.value_dim)):
+        for lanes, columns in ((plan, tiling.step_keys), (values, tile.value_dim)):
             arrangement(tiling.arrangement).repeats(
                 accumulator(lanes), tiling.block_q, columns, warps=(tiling.warps, 1)
             )
         for width in (tile.head_dim, tile.value_dim):
             _check_shared(width, padding, tiling)
     except LayoutError as error:
-        raise TilingError(f"tile {tiling.block_q}x{tiling.keys}: {error}") from None
+        raise TilingError(f"tile {tiling.block_q}x{tiling.step_keys}: {error}") from None
     return SmTiling(
         groups=tiling.warps // GROUP_WARPS,
         lanes={"key": plan, "value": values},
@@ -263,7 +263,7 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
         )
     if tiling.smem == "swizzled":
         try:
-            swizzled(tiling.keys, width)
+            swizzled(tiling.step_keys, width)
         except LayoutError as error:
             raise LayoutError(f"smem=swizzled: {error}; take smem=padded") from None
     _key_addresses(width, padding, tiling.arrangement, tiling.access_bytes)
@@ -279,7 +279,7 @@ def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> t
 def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[str, int], dict[str, int]]:
     """Return the registers of a thread and the shared memory of a block, by what takes them."""
     size = {n: get_format(getattr(tile, n)).size_bytes for n in ("scores", "running", "product")}
-    q, kv, d, dv = tiling.block_q, tiling.keys, tile.head_dim, tile.value_dim
+    q, kv, d, dv = tiling.block_q, tiling.step_keys, tile.head_dim, tile.value_dim
     half = get_format(tile.dtype).size_bytes
     # Quad pairs side by side need the same rows: each holds its own copy of the A operands Q and P.
     copies = arrangement(tiling.arrangement).n

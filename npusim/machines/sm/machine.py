@@ -208,7 +208,7 @@ class SmMachine(Machine):
         chosen, self._lanes, room = fitted(
             tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
         )
-        note = f"{room}; tiles of {chosen.block_q} x {chosen.keys}"
+        note = f"{room}; tiles of {chosen.block_q} x {chosen.step_keys}"
         if isinstance(tiling, SmFields):
             pairs = "" if chosen.arrangement == "4x1" else f" by {chosen.arrangement}"
             note += f"{pairs}, Q in {'registers' if self._lanes.holds_in_registers else 'shared memory'}"
