@@ -29,9 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("ir",),
     ("numerics", "timing"),
-    ("node",),
     ("algorithms", "machines"),
-    ("ttir",),
+    ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
     ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
@@ -62,10 +61,10 @@ ONLY_THESE: dict[tuple[str, str], frozenset[str]] = {
     ("schedules", "timing"): frozenset(),
     ("algorithms", "numerics"): frozenset(),
     ("algorithms", "timing"): frozenset(),
-    ("algorithms", "node"): frozenset(),
     ("machines", "numerics"): frozenset(),
     ("machines", "timing"): frozenset(),
-    ("machines", "node"): frozenset(),
+    ("node", "algorithms"): frozenset({"npusim.algorithms.split_rules"}),
+    ("node", "machines"): frozenset(),
     ("node", "numerics"): frozenset(
         {"npusim.numerics.evaluate", "npusim.numerics.executor", "npusim.numerics.reference", "npusim.numerics.result"}
     ),

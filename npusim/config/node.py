@@ -51,8 +51,16 @@ class DriverMode(SpecModel):
     start_s: Quantity = Field(description="of a whole collective, before its first byte")
     transfer_start_s: Quantity = Field(description="of each transfer")
     engine_bytes_per_s: Positive = Field(description="moved by one engine or core")
+    local_bytes_per_s: Positive | None = Field(
+        default=None, description="of what a rank receives last and only copies, nothing sent beside it; missing: free"
+    )
     chunk_bytes: PositiveWhole | None = Field(default=None, description="of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
+
+    @property
+    def local_s_per_byte(self) -> float:
+        """Return the time of a byte that is only copied."""
+        return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
 
 class DriverSpec(SpecModel):
@@ -63,6 +71,9 @@ class DriverSpec(SpecModel):
         default=None, description="that serve one transfer; missing: all"
     )
     core: Text | None = Field(default=None, description="kind of core taken away; missing: none")
+    beside_factor: Positive | None = Field(
+        default=None, description="time of a kernel's blocks beside it, on the cores it leaves, over theirs alone"
+    )
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
 
@@ -82,12 +93,25 @@ class HostSpec(SpecModel):
     overlap_issue_s: Quantity = Field(description="events between two streams, a block of rows")
 
 
+class SplitTimes(SpecModel):
+    """Attention of few blocks, whose keys FlashAttention-2 splits (`num_splits_heuristic`) and merges after."""
+
+    block_rows_count: PositiveWhole
+    block_keys_count: PositiveWhole
+    flops_per_s: Positive = Field(description="of a core that is full, the products' operations")
+    merge_s: Quantity = Field(description="of the kernel that merges the parts")
+
+
 class AttentionTimes(SpecModel):
     """Attention kernels of a device without a timing model: equal blocks on the cores."""
 
     block_rows_count: PositiveWhole
     resident_count: PositiveWhole = Field(description="blocks that a core holds at once")
-    flops_per_s: Positive = Field(description="of one core, the products' operations")
+    alone_factor: Positive | None = Field(
+        default=None, description="time of a block alone on its core over its share of a full core's; missing: 1"
+    )
+    flops_per_s: Positive = Field(description="of a core that is full, the products' operations")
+    split: SplitTimes | None = Field(default=None, description="missing: keys are never split")
 
 
 class LinearTimes(SpecModel):

@@ -216,10 +216,12 @@ class PlannedCollective:
         return self.closed_form.seconds(self.call.size_bytes)
 
     def terms(self) -> tuple[tuple[str, float], ...]:
-        """Return the constants behind the closed form and their shares: starts, and bandwidth."""
+        """Return the constants behind the closed form and their shares: starts, what is only copied, and bandwidth."""
         key = f"node.drivers.{self.call.driver}.modes.{self.mode_name}"
         starts = self.closed_form.alpha_s / self.seconds
-        return ((f"{key}.start_s", starts), (f"{key}.engine_bytes_per_s", 1.0 - starts))
+        local = self.call.size_bytes / self.collective.shard_count * self.mode.local_s_per_byte / self.seconds
+        shares = {"start_s": starts, "local_bytes_per_s": local, "engine_bytes_per_s": 1.0 - starts - local}
+        return tuple((f"{key}.{name}", share) for name, share in shares.items() if share)
 
     def sending_bytes_per_s(self) -> float:
         """Return what rank 0 sends on average while the collective runs, for each rank's claim on memory."""
@@ -280,7 +282,7 @@ def alpha_beta(chosen: Collective, topology: Topology, driver: DriverSpec, mode:
 
     Rounds follow one another; in each the slowest of its links, engines and drivers decides.
     """
-    alpha, seconds_per_byte = float(mode.start_s.value), 0.0
+    alpha, seconds_per_byte = float(mode.start_s.value), mode.local_s_per_byte / chosen.shard_count
     engine = float(mode.engine_bytes_per_s.value)
     transfer_rate = engine * driver.engines_per_transfer
     for transfers in chosen.rounds:

@@ -7,10 +7,10 @@ work of kernels are integrated by the same code, ``timing.link``.
 from __future__ import annotations
 
 from collections import defaultdict
-from math import log2
+from math import ceil, log2
 from typing import TYPE_CHECKING
 
-from simpy.events import AllOf, Event
+from simpy.events import AllOf, AnyOf, Event
 
 from npusim.errors import SpecError
 from npusim.node.program import HostCall
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import CpuSpec, NodeLink, NodeSpec, PcieSpec
     from npusim.node.collective import PlannedCollective, Transfer
-    from npusim.node.program import CopyCall, KernelWork
+    from npusim.node.program import CopyCall, KernelWork, Waves
     from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]
@@ -61,10 +61,12 @@ class Device:
     def __init__(self, env: Environment, index: int, spec: DeviceSpec) -> None:
         self.env, self.index, self.spec = env, index, spec
         self.claims: dict[str, float] = defaultdict(float)
-        self.held_cores = 0
         self._work = SharedLink(env, "work", 1.0, LINK_BITS)
         self._demand: tuple[tuple[str, float], ...] = ()
-        self._wave_ends: Event | None = None
+        #: Cores with blocks of a kernel, cores that drive collectives, blocks not yet dispatched.
+        self._busy_cores = self._held_cores = self._pending_blocks = 0
+        self._cores_left = env.event()
+        self._beside_factor, self._pace_changed = 1.0, env.event()
         self._drivers: dict[tuple[str, str], SharedLink] = {}
         self._between: SharedLink | None = None
 
@@ -75,17 +77,44 @@ class Device:
         if work.waves is None:
             yield from self._progress(work.alone_fs, work.demand)
             return
-        waves, remaining = work.waves, work.waves.block_count
-        while remaining:
-            # Who came in the same instant takes its cores before the next blocks start.
-            yield self.env.timeout(0)
-            cores = max(1, waves.core_count - self.held_cores)
-            started = min(remaining, cores * waves.resident)
-            self._wave_ends = self.env.event()
-            yield from self._progress(ceil_div(started, cores) * waves.block_fs, work.demand)
-            ended, self._wave_ends = self._wave_ends, None
-            ended.succeed()
-            remaining -= started
+        self._pending_blocks = work.waves.block_count
+        # Who already waits for cores takes them before the first blocks start.
+        yield self.env.timeout(0)
+        while self._pending_blocks or self._busy_cores:
+            cores = min(self._pending_blocks, self._free_cores(work.waves.core_count))
+            if cores > 0:
+                started = min(self._pending_blocks, cores * work.waves.resident)
+                self._pending_blocks -= started
+                self._busy_cores += cores
+                self.env.process(self._batch(cores, started, work.waves))
+            yield self._cores_left
+        yield from self._spend(work.waves.merge_fs)
+
+    def _batch(self, cores: int, blocks: int, waves: Waves) -> Steps:
+        """Run blocks that start together, as equal in number on each core as they can be."""
+        each, more = divmod(blocks, cores)
+        yield from self._spend(waves.core_fs(each))
+        if more:
+            self._leave(cores - more)
+            yield from self._spend(waves.core_fs(each + 1) - waves.core_fs(each))
+        self._leave(more or cores)
+
+    def _spend(self, work_fs: int) -> Steps:
+        """Pass the time of a core's blocks, longer while a collective runs beside them."""
+        while work_fs > 0:
+            began, factor = int(self.env.now), self._beside_factor
+            yield AnyOf(self.env, [self.env.timeout(ceil(work_fs * factor)), self._pace_changed])
+            work_fs -= ceil((int(self.env.now) - began) / factor)
+
+    def _free_cores(self, core_count: int) -> int:
+        return core_count - self._busy_cores - self._held_cores
+
+    def _leave(self, busy: int = 0, held: int = 0) -> None:
+        """Give cores back, and wake who waits for some."""
+        self._busy_cores -= busy
+        self._held_cores -= held
+        left, self._cores_left = self._cores_left, self.env.event()
+        left.succeed()
 
     def _progress(self, work_fs: int, demand: tuple[tuple[str, float], ...]) -> Steps:
         if not work_fs:
@@ -99,18 +128,28 @@ class Device:
         self._work.change_rate(progress_rate(self._demand, self.claims))
 
     def claim(self, plan: PlannedCollective) -> Steps:
-        """Take what a collective needs; cores only once the blocks that run on them are done."""
-        self._claim(plan, 1)
+        """Take what a collective needs; cores one by one, as blocks leave them.
+
+        Model: blocks are dispatched kernel by kernel, in order of launch, and one that drives a collective needs a
+        core to itself; the next kernel of the same stream starts a moment before a collective that waits for an event.
+        """
         if plan.driver.core is not None:
-            if self._wave_ends is not None:
-                yield self._wave_ends
-            self.held_cores += plan.driver.engine_count.value
+            yield self.env.timeout(1)
+            wanted, core_count = plan.driver.engine_count.value, self.spec.core_count(plan.driver.core)
+            while True:
+                taken = 0 if self._pending_blocks else min(wanted, self._free_cores(core_count))
+                self._held_cores += taken
+                wanted -= taken
+                if not wanted:
+                    break
+                yield self._cores_left
+        self._claim(plan, 1)
 
     def release(self, plan: PlannedCollective) -> None:
         """Give back what `claim` took."""
         self._claim(plan, -1)
         if plan.driver.core is not None:
-            self.held_cores -= plan.driver.engine_count.value
+            self._leave(held=plan.driver.engine_count.value)
 
     def between(self, plan: PlannedCollective, link: NodeLink, size_bytes: int) -> Steps:
         """Go around the ring of this device's counterparts in the other servers.
@@ -128,6 +167,11 @@ class Device:
             yield self.env.timeout(femtoseconds(link.latency_s.value))
 
     def _claim(self, plan: PlannedCollective, sign: int) -> None:
+        beside = plan.driver.beside_factor
+        if beside is not None:
+            self._beside_factor *= float(beside.value) ** sign
+            changed, self._pace_changed = self._pace_changed, self.env.event()
+            changed.succeed()
         touched = plan.sending_bytes_per_s() * plan.driver.memory_touches_factor.value
         self.claims["hbm"] += sign * touched / self.spec.link("hbm").bytes_per_s.value
         core = plan.driver.core
@@ -201,6 +245,8 @@ class RunningCollective:
                     )
             if indices:
                 yield AllOf(self.env, [sent[number][index] for index in indices])
+        if local := self.plan.mode.local_s_per_byte:
+            yield self.env.timeout(femtoseconds(self.chunks[chunk] / self.plan.collective.shard_count * local))
         self._done[chunk][rank].succeed()
         if chunk == len(self.chunks) - 1:
             self.left[rank].succeed()

@@ -19,6 +19,7 @@ from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import TileOp
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
 from npusim.node.collective import CollectiveCall
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +65,7 @@ class NodeKernel:
 
 @dataclass(frozen=True, slots=True)
 class Waves:
-    """A kernel as equal blocks on cores: ``resident`` share a core, a block alone takes ``block_fs``.
+    """A kernel as equal blocks on cores: ``resident`` share a core, each then its ``block_fs``; one alone is slower.
 
     Blocks are not pre-empted: a core given away is given away until its blocks are done.
     """
@@ -73,6 +74,20 @@ class Waves:
     block_fs: int
     resident: int
     core_count: int
+    alone_factor: float = 1.0
+    #: Of a kernel that puts the blocks' parts together.
+    merge_fs: int = 0
+
+    def core_fs(self, blocks: int) -> int:
+        """Return how long a core takes for ``blocks`` that start together."""
+        return round(self.block_fs * (self.alone_factor if blocks == 1 else blocks))
+
+    @property
+    def whole_fs(self) -> int:
+        """Return the time with all cores to itself."""
+        full, rest = divmod(self.block_count, self.core_count * self.resident)
+        each = ceil_div(rest, self.core_count)
+        return full * self.core_fs(self.resident) + (self.core_fs(each) if each else 0) + self.merge_fs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from npusim.algorithms.split_rules import num_splits_heuristic
 from npusim.errors import SpecError
 from npusim.node.machine import femtoseconds
 from npusim.node.program import KernelWork, NodeKernel, Waves
@@ -118,9 +119,23 @@ def _busiest(result: TimingResult) -> dict[str, float]:
 def _attention_from_table(kernel: NodeKernel, table: AttentionTimes, core_count: int, host: HostSpec) -> KernelWork:
     """Return the work of attention as equal blocks on the device's cores."""
     problems = [cast("Problem", c.problem) for c in kernel.children]
-    count = sum(p.batch * p.heads * ceil_div(p.seq_q, table.block_rows_count.value) for p in problems)
-    seconds = sum(p.flops() for p in problems) / count / table.flops_per_s.value
-    waves = Waves(count, femtoseconds(seconds), table.resident_count.value, core_count)
+    resident, split = table.resident_count.value, table.split
+
+    def blocks(rows: int) -> int:
+        return sum(p.batch * p.heads * ceil_div(p.seq_q, rows) for p in problems)
+
+    count, rate, merge_s = blocks(table.block_rows_count.value), float(table.flops_per_s.value), 0.0
+    if split is not None:
+        tiles = ceil_div(max(p.seq_kv for p in problems), split.block_keys_count.value)
+        cut = blocks(split.block_rows_count.value)
+        parts = num_splits_heuristic(cut, resident * core_count, tiles, skips_equal=True)
+        if parts > 1:
+            # The longest part of whole tiles decides.
+            count, merge_s = parts * cut, float(split.merge_s.value)
+            rate = float(split.flops_per_s.value) * tiles / (parts * ceil_div(tiles, parts))
+    seconds = sum(p.flops() for p in problems) / count / rate
+    alone = 1.0 if table.alone_factor is None else float(table.alone_factor.value)
+    waves = Waves(count, femtoseconds(seconds), resident, core_count, alone, femtoseconds(merge_s))
     return _in_waves(kernel, waves, host.attention_issue_s.value)
 
 
@@ -134,9 +149,8 @@ def _linear_from_table(kernel: NodeKernel, table: LinearTimes, core_count: int, 
 
 
 def _in_waves(kernel: NodeKernel, waves: Waves, issue_s: float) -> KernelWork:
-    alone = ceil_div(waves.block_count, waves.core_count) * waves.block_fs
     return KernelWork(
-        alone,
+        waves.whole_fs,
         0,
         femtoseconds(issue_s),
         (),

@@ -98,9 +98,9 @@ def test_sensitivity_changes_a_constant_of_either_file() -> None:
     problem = CopyProblem(bytes=1 << 24)
     result = npusim.run("allreduce", hw="h200_x2", problem=problem, numerics=False)
     moved = {s.key: s for s in sensitivity(result)}
-    rate = moved["node.drivers.sm.modes.simple.engine_bytes_per_s"]
-    # 16 MiB at 312 GB/s are 54 of 89 us; a fifth less bandwidth is a quarter more time for them.
-    assert rate.lower == pytest.approx(0.25 * 54 / 89, rel=0.05)
+    rate = moved["node.drivers.sm.modes.simple.local_bytes_per_s"]
+    # 8 of 16 MiB are only copied, at 1 TB/s: 8.4 of 88 us; a fifth less bandwidth is a quarter more time for them.
+    assert rate.lower == pytest.approx(0.25 * 8.4 / 88, rel=0.05)
     assert rate.higher < 0
 
 

@@ -16,7 +16,7 @@ from npusim.formats import exp, get_format
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import array_source
 from npusim.schedules import find_schedule
-from npusim.validate import validate_times
+from npusim.validate.times import validate_times
 from tests.formats.reference import fma_reference
 
 TABLE_3 = Path(__file__).parents[3] / "shared" / "measurements" / "papers_offload.yaml"

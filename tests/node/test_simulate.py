@@ -43,7 +43,7 @@ def node_time(
     comm = Communication(driver, algorithm, size // blocks)
     rows = [RowBlock(i, 1, (KERNEL,)) for i in range(blocks)]
     program = node_program("test", ranks, rows, comm, 0)
-    return simulate(program, node, load_device(node.device), lambda _: work, ranks=ranks)
+    return simulate(program, node, load_device(node.device), lambda _: work, ranks=ranks, trace_groups=(0,))
 
 
 # ---------------------------------------------------------------- collectives
@@ -139,12 +139,30 @@ def test_overlap_hides_all_but_the_last_block(mesh: NodeSpec) -> None:
     assert alone.overlap_efficiency == pytest.approx(0.0, abs=1e-6)
 
 
-def test_block_of_waves_loses_a_whole_wave_to_cores_taken_away(pair: NodeSpec) -> None:
-    # 264 blocks fill 132 cores of two: one wave. With 24 cores taken 216 start, 48 come after.
-    waves = Waves(264, 100 * US, 2, 132)
-    time = node_time(pair, 2, KernelWork(200 * US, 0, 0, (), waves), "sm", ranks=2)
-    first, second = 200, 200 + 100
-    assert time.queues[0][0].busy_cycles / 1980 == pytest.approx(first + second, rel=1e-4)
+@pytest.mark.parametrize(
+    ("blocks", "start"),
+    # All cores have two blocks; 112 have one, and 20 are too few for 24; 92 of two, and 40 of one are left by then.
+    [(264, 200), (112, 120), (224, 120), (80, 0)],
+)
+def test_collective_waits_for_cores_that_no_block_is_on(pair: NodeSpec, blocks: int, start: int) -> None:
+    waves = Waves(blocks, 100 * US, 2, 132, 1.2)
+    time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), waves), "sm", ranks=2)
+    first = next(s.end for s in time.spans if s.queue == "npu.COMPUTE")
+    collective = next(s for s in time.spans if s.queue == "npu.HCCL")
+    assert (collective.end - first) / 1980 == pytest.approx(start + time.closed_form_s / 2 * 1e6, abs=1)
+
+
+def test_blocks_beside_a_collective_are_slower(pair: NodeSpec) -> None:
+    waves = Waves(80, 1000 * US, 2, 132)
+    work = KernelWork(waves.whole_fs, 0, 0, (), waves)
+    slow, fast = (node_time(with_beside(pair, factor), 2, work, "sm", ranks=2) for factor in (1.5, 1.0))
+    lost = slow.queues[0][0].busy_cycles - fast.queues[0][0].busy_cycles
+    # What runs for the time of the collective gets two thirds of its work done.
+    assert lost / 1.98e9 == pytest.approx(fast.closed_form_s / 2 / 3, rel=0.02)
+
+
+def with_beside(node: NodeSpec, factor: float) -> NodeSpec:
+    return changed(node, drivers__sm__beside_factor=assumed(factor))
 
 
 def test_host_that_issues_slower_than_the_device_works_decides(pair: NodeSpec) -> None:
