@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _INTEGER = {
-    "addi": np.add, "subi": np.subtract, "muli": np.multiply, "minsi": np.minimum, "maxsi": np.maximum,
-    "andi": np.bitwise_and, "divsi": lambda a, b: (np.sign(a) * (abs(a) // b)).astype(np.int64), "remsi": np.fmod,
-}  # fmt: skip
+    "addi": np.add,
+    "subi": np.subtract,
+    "muli": np.multiply,
+    "minsi": np.minimum,
+    "maxsi": np.maximum,
+    "andi": np.bitwise_and,
+    "divsi": lambda a, b: (np.sign(a) * (abs(a) // b)).astype(np.int64),
+    "remsi": np.fmod,
+}
 _FLOAT = {"addf": "add", "subf": "sub", "mulf": "mul", "divf": "div", "maxnumf": "maximum"}
 
 
