@@ -90,11 +90,11 @@ class FlashPrecision(NamedFormats):
     output: str = "input"
     exp_variant: str = "exp.correct"
     sum_order: str = ""
-    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
-    sink: Sink = "end"
     kernel: str = ""
+    sink: Sink = "end"
+    rounding: str = ""
     intermediates: ClassVar[tuple[str, ...]] = (
         "scores",
         "softmax",
@@ -129,10 +129,10 @@ class Fp8Precision(NamedFormats):
     output: str = "float32"
     exp_variant: str = "exp.correct"
     sum_order: str = "sequential"
-    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     sink: Sink = "end"
+    rounding: str = ""
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")

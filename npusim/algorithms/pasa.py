@@ -65,9 +65,9 @@ class PasaPrecision(NamedFormats):
     is_fixed_reference: bool = False
     exp_variant: str = "exp.correct"
     sum_order: str = ""
-    rounding: str = ""
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
+    rounding: str = ""
     intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
 
 
