@@ -28,8 +28,8 @@ from npusim.ttir.text import Locations
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Releases whose TTIR was read: 3.6.0 in tests, and 3.9.
-FIRST, BEYOND = (3, 6), (3, 10)
+#: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
+FIRST, BEYOND = (3, 6), (3, 7)
 #: Triton's names of formats in signatures.
 POINTERS = MappingProxyType(
     {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
