@@ -79,11 +79,11 @@ class BlockFormat:
 
     def store(self, x: Array) -> Array:
         """Return float32 or float64 ``x`` in the element's format: nearest, saturating, NaN as 0."""
-        fmt, rounding = get_format(self.element), None
+        fmt = get_format(self.element)
         finite = np.where(np.isnan(x), 0.0, x) / self.unit
         if fmt.is_integer:
             finite = np.clip(finite, -127.0, 127.0)
-        return cast(finite, fmt, rounding=rounding, overflow="saturate")
+        return cast(finite, fmt, overflow="saturate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,16 +179,12 @@ def _top_exponent(amax: Array, round_up: bool = False) -> Array:
     return np.asarray(exponent - 1 + (round_up & (fraction > 0.5)))
 
 
-def _emax(largest: float) -> int:
-    return int(np.frexp(largest)[1]) - 1
-
-
 def _floor(amax: Array, element: FloatFormat, largest: float) -> Array:
-    return _top_exponent(amax) - _emax(largest)
+    return _top_exponent(amax) - _top_exponent(np.array(largest))
 
 
 def _ceil(amax: Array, element: FloatFormat, largest: float) -> Array:
-    return _top_exponent(amax, round_up=True) - _emax(largest)
+    return _top_exponent(amax, round_up=True) - _top_exponent(np.array(largest))
 
 
 def _even(amax: Array, element: FloatFormat, largest: float) -> Array:
@@ -196,7 +192,7 @@ def _even(amax: Array, element: FloatFormat, largest: float) -> Array:
     rounded = (amax.view(np.uint32) + half) & np.uint32(0x7F800000)
     field = (rounded >> 23).astype(np.int64)
     # Rounded to Inf: no scale is left but NaN.
-    return np.where(field == _E8M0_NAN, 2 * _E8M0_NAN, field - _E8M0_BIAS - _emax(largest))
+    return np.where(field == _E8M0_NAN, 2 * _E8M0_NAN, field - _E8M0_BIAS - _top_exponent(np.array(largest)))
 
 
 def _rceil(amax: Array, element: FloatFormat, largest: float) -> Array:
@@ -216,12 +212,10 @@ def _inverse(x: Any) -> Array:
     return np.asarray(np.minimum(_f(1.0) / x, _FLOAT_MAX))
 
 
-def _transformer_engine(
-    blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any, *, top: float = 448.0
-) -> tuple[Array, Array, Any]:
-    """Scale the tensor to ``top`` times the largest element, blocks by E4M3 quotients."""
+def _transformer_engine(blocks: Array, amax: Array, fmt: BlockFormat, tensor: Any) -> tuple[Array, Array, Any]:
+    """Scale the tensor to 448 times the largest element, blocks by E4M3 quotients."""
     largest = _f(fmt.max_element)
-    stretch = _stretch(tensor, top * fmt.max_element)
+    stretch = _stretch(tensor, 448.0 * fmt.max_element)
     scales = _ue4m3(amax * (stretch * (_f(1.0) / largest)))
     back = _f(1.0) / stretch
     return blocks * _inverse(widen(scales) * back)[..., None], scales, back

@@ -19,6 +19,7 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor
+from npusim.ttir.reader import LANGUAGE
 from npusim.ttir.text import FORMATS
 from npusim.ttir.values import RELATIONS, Tensor
 
@@ -52,8 +53,7 @@ def kernel_of(written: Written) -> Kernel:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt | ast.expr | ast.arg):
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
-    words = ("exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma")
-    names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in words}}
+    names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
     return Kernel(names[written.name], "out", dict(written.axes))
 
@@ -228,14 +228,12 @@ class LaunchGrid:
             span = ("row", int(self.row[i, 0]), int(self.rows[i, 0]))
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             cells.append(WorkTile(*place, (span,), kinds.setdefault(runs, runs), offset))
-        count, written = len({(c.batch, c.head, c.row) for c in cells}), sum(c.rows for c in cells)
-        if count < len(cells) or written != (whole := prod(self.out.shape[:3])):
-            is_twice = count < len(cells) or written > whole
+        written, whole = sum(c.rows for c in cells), prod(self.out.shape[:3])
+        is_twice = len({(c.batch, c.head, c.row) for c in cells}) < len(cells) or written > whole
+        if is_twice or written < whole:
             how = "some of them more than once" if is_twice else f"{whole - written} of them never"
             grid = "x".join(map(str, self.reader.grid))
-            why = (
-                f"{self.stored.pointer.of}: the grid of {grid} programs writes {written} of {prod(self.out.shape[:3])}"
-            )
+            why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written} of {whole}"
             raise self._fault(self.stored.line, f"{why} rows, {how}: the grid, or a program's offsets")
         return tuple(cells)
 

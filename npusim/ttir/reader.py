@@ -71,8 +71,10 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast")
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
+#: Words of the language that a kernel of tiles is written in.
+LANGUAGE = ("exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
-_WORDS = frozenset({"exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma", "inf", "mask", "lambda"})
+_WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda"})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study
 from reports.parts.chart import Bar, Panel, gantt
 from reports.parts.document import rounded
+from tests.studies.copies import copied_cases
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,10 +29,7 @@ def committed(repository: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["papers.yaml", "ascend_910b2.yaml", "h200.yaml"])
 def test_rows_beside_the_page_are_those_measured(name: str, repository: Path, shared_folder: Path) -> None:
-    kept = load_measurements(repository / "reports/nodes" / f"measured_{name}").cases
-    every = {case.name: case for case in load_measurements(shared_folder / "measurements" / name).cases}
-    assert kept
-    assert all(every[case.name] == case for case in kept)
+    kept, every = copied_cases(repository / "reports/nodes" / f"measured_{name}", shared_folder / "measurements" / name)
     of_nodes = [n for n, c in every.items() if c.schedule.endswith("allreduce")]
     assert [case.name for case in kept] == of_nodes
 
