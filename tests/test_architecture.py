@@ -49,6 +49,7 @@ WITHIN = frozenset(
         ("baseline", "report"),
         ("baseline", "explore"),
         ("validate", "invariance"),
+        ("validate", "explore"),
         ("report", "invariance"),
     }
 )

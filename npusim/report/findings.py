@@ -276,6 +276,6 @@ def _summary(report: TimesReport) -> Iterator[Fact]:
     if hints := [f"{r.name}: {r.unit_hint}" for r in report.residuals if r.unit_hint]:
         yield "units", cells(*hints, style="warn")
     if report.faults:
-        yield "not predicted", cells(f"{len(report.faults)} cases", style="bad")
+        yield "not predicted", cells(f"{report.not_predicted} cases", style="bad")
     for name, g in report.groups.items():
         yield name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}")
