@@ -96,6 +96,7 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "workload": "the problem given says them; leave these options out",
         "model": "the problem given says them, and is no model's; leave these options out",
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
+        "rows": "read by schedules that compute rows of an output, and this one is only timed; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",
         "tensors": "read with tensors given (--tensors), and there are none; leave these options out",
@@ -214,7 +215,7 @@ class Request:
         needs="workload attention",
     )
     problem: AnyProblem | None = _what(
-        "--problem KEY=VALUE,...", "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
+        "--problem KEY=VALUE,...", "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), or a Triton launch (any names)."
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",
@@ -264,7 +265,7 @@ class Request:
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _bits(
         "--tensors FILE|NAME",
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
-        needs="attention",
+        needs="rows",
     )
     tensor_prefix: str = _bits(
         "--tensor-prefix TEXT",
@@ -284,10 +285,10 @@ class Request:
         "--rows WHICH",
         "Query rows to compute: sample (the last 128), all, or 0,128,4000-4095 (their whole Q blocks).",
         "sample",
-        needs="attention bits",
+        needs="rows bits",
     )
-    heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="attention bits")
-    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="attention bits drawn")
+    heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="rows bits")
+    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="rows bits drawn")
     numerics: bool = _bits("--no-numerics", "Time only, no bits.", True, typed=False)
     diagnose: bool = _bits(
         "--diagnose",
@@ -332,6 +333,10 @@ class Request:
                 object.__setattr__(self, name, whole_number(name, value))
 
         self._fold_launch()
+        if "::" in self.schedule and "tensor(" in self.schedule:
+            from npusim.config.problem import KernelProblem
+
+            object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
 
     def _fold_launch(self) -> None:
         """Make the options of a launch part of the schedule's name, ``kernel.py::name[grid](arguments)``."""
@@ -560,7 +565,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where its value has none."""
-    from npusim.config.problem import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem
     from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)
@@ -568,7 +573,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         return [(name.split("/")[not value], "")]
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
-    if isinstance(value, GemmProblem | CopyProblem):
+    if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
         value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]

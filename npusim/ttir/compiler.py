@@ -227,6 +227,17 @@ def _module(path: str, _digest: str) -> ModuleType:
     return module
 
 
+def function_of(path: str, name: str) -> Any:
+    """Return a plain function of a kernel's file; raise `SpecError` where it has none of that name."""
+    module = _module(path, _content(path))
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if node is None:
+        raise SpecError(f"{path}: no function {name!r}, which reference= names")
+    exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+    return module.__dict__[name]
+
+
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:
     """Execute an import, constant or kernel of a file; what fails is left out: a kernel that needs it says so."""
     is_constant = isinstance(node, ast.Assign | ast.AnnAssign) and all(
