@@ -248,8 +248,14 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     if not any(isinstance(x, Tensor) and x.role == "output" for x in arguments.values()):
         raise SpecError(f"{launch.source.name}: it stores to none of its arguments")
     reader = read_launch(function, arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
-    phase = replace(LaunchGrid(reader).phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
-    return [_told(launch, phase, made, tiling, machine) if getattr(machine, "has_groups", False) else phase]
+    blocks = LaunchGrid(reader)
+    phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    if getattr(machine, "has_groups", False):
+        return [_told(launch, phase, made, tiling, machine)]
+    if not blocks.piece or not device.is_timed:
+        return [phase]
+    fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
+    return [(phase, fields)]
 
 
 def reference_rows(launch: Launch, problem: KernelProblem, output: Any, inputs: Any) -> np.ndarray[Any, Any]:
@@ -283,7 +289,7 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any)
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
     fields = tiling.model_copy(update=told)
-    lies, note = machine.fields_for(launch.source.name, machine.ordered(phase, fields), fields)
+    lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 

@@ -62,7 +62,7 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
 
-    ``fuses``: whether multiplications and additions were contracted.
+    ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
     """
 
     ttir: str
@@ -70,6 +70,7 @@ class Compiled:
     spilled: int = 0
     shared_bytes: int = 0
     fuses: bool = False
+    down: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +183,9 @@ def _compile(
     ttir = made.asm["ttir"]
     for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
         ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
-    return Compiled(ttir, registers, stack // 4, made.metadata.shared, "fma.rn" in made.asm["ptx"])
+    down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
+    fuses = "fma.rn" in made.asm["ptx"]
+    return Compiled(ttir, registers, stack // 4, made.metadata.shared, fuses, int(down[1]) if down else 0)
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:

@@ -205,6 +205,11 @@ class LaunchGrid:
 
     # ---------------------------------------------------------------- what comes out
 
+    @property
+    def piece(self) -> int:
+        """How much of a sum a program loads at once; 0 where it adds up no products alone."""
+        return int(self.walk[1].max()) if self.walk and self.is_summed else 0
+
     def written(self) -> Written:
         """Return the kernel of tiles as text."""
         r, lines = self.reader, list[tuple[str, int]]()
