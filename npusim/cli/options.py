@@ -281,7 +281,8 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
 def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Other names are sizes of the launch of a Triton kernel.  Raises `SpecError` where the keys make no problem or a size is no positive whole number.
+    Other names are sizes of a Triton kernel's launch.  Raises `SpecError` where the keys make no
+    problem or a size is no positive whole number.
     """
     if text is None:
         return None

@@ -230,7 +230,8 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
         if array.size != size or array.dtype != fmt.dtype:
             listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
             raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
-        return np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
+        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
+        return matrix
 
     def source(name: str, batch: int, head: int) -> Array:
         key, t = (name, batch, head), by_name[name]

@@ -14,29 +14,14 @@ import numpy as np
 from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import (
-    CopyProblem,
-    GemmProblem,
-    KernelProblem,
-    LayerProblem,
-    Problem,
-    SharedProblem,
-)
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.cast import widen
-from npusim.numerics.evaluate import (
-    SAMPLE_ROWS,
-    KernelOutput,
-    chosen,
-    chosen_heads,
-    evaluate,
-    execute_rows,
-    indices,
-)
+from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, evaluate, execute_rows, indices
 from npusim.numerics.inputs import array_source, drawn_source, kernel_source, stored_source, without_padding
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
@@ -160,9 +145,7 @@ class Plan:
             how["exact_rows_of"] = partial(self._exact_rows, subject)
         return evaluate(program, subject, self.source(subject), reference=self.reference, exact=self.exact, **how)
 
-    def _exact_rows(
-        self, subject: KernelOutput, batch: int, head: int, row: int, rows: int
-    ) -> NDArray[np.float64]:
+    def _exact_rows(self, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""
         source = self.source(subject)
 
@@ -177,7 +160,9 @@ class Plan:
             schedule = find_schedule(self.request.schedule, "cpu")
             own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
             tiling = build_tiling(schedule.tiling, {n: getattr(self.tiling, n) for n in own})
-            of_device = load_device(EXACT_DEVICE, {f"cores.sm.buffers.{n}.capacity_bytes": 2**40 for n in ("SMEM", "RF")})
+            of_device = load_device(
+                EXACT_DEVICE, {f"cores.sm.buffers.{n}.capacity_bytes": 2**40 for n in ("SMEM", "RF")}
+            )
             precision = schedule.precision("exact")
             self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
         program = self.exact_programs["kernel"]

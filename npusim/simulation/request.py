@@ -215,7 +215,8 @@ class Request:
         needs="workload attention",
     )
     problem: AnyProblem | None = _what(
-        "--problem KEY=VALUE,...", "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), or a Triton launch (any names)."
+        "--problem KEY=VALUE,...",
+        "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), or a Triton launch (any names).",
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",

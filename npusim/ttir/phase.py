@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
@@ -68,7 +67,7 @@ class LaunchGrid:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         counts = [np.arange(w.most)[None] < w.counts for w in reader.walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
-        self.is_summed = reader.choices.is_fresh and any(w.is_sum for w in reader.walks)
+        self.is_summed = any(w.is_sum for w in reader.walks)
         #: Whether a program's blocks are one row, which has no axis.
         self.is_row = len(self.stored.pointer.shape) < 2
         self.out = self._tensor(self.stored.pointer.of)
@@ -87,6 +86,10 @@ class LaunchGrid:
         self.sizes["value"] = min(width, self.out.shape[3])
         for load in reader.loads.values():
             self._place(load)
+        if self.walk and self.is_summed:
+            visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
+            if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
+                raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
             at = self._tensor(other.pointer.of).places(other.pointer.base)[2]
             if self.called(other.value.axes) != "row" or np.any(at != self.row):
@@ -95,10 +98,9 @@ class LaunchGrid:
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
         tensor: Tensor = self.reader.arguments[of]
-        one = next((x for x in (*self.reader.loads.values(), *self.reader.stored) if x.pointer.of == of), None)
-        is_vector = one is not None and len(one.pointer.shape) < 2 and one is not self.reader.stored[0]
-        axes = () if one is None else one.axes if isinstance(one, Load) else one.value.axes
-        return tensor.as_rows if is_vector and self._is_of_rows(axes) else tensor
+        vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
+        vectors += [x.value.axes for x in self.reader.stored[1:] if x.pointer.of == of]
+        return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -112,7 +114,7 @@ class LaunchGrid:
         self, pointer: Affine, axes: tuple[str | None, ...], left: Sequence[Integers], dims: tuple[int, ...] = (2, 3)
     ) -> list[tuple[str | None, int, Any]]:
         """Return axis, size and elements left of a block along its tensor's rows and columns."""
-        of = dict(zip(dims if len(axes) == len(dims) else (3,), zip(axes, pointer.shape, left, strict=True), strict=False))
+        of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
         if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
             of = {2: of[3]}
         return [of.get(d, (None, 1, 1)) for d in (2, 3)]
@@ -125,12 +127,11 @@ class LaunchGrid:
         for load in loads:
             if load.is_walked:
                 names.setdefault(root(load.axes[self._along(load)]), "key")
-        for axis in filter(None, map(root, axes)):
+        for axis in map(root, axes):
             names.setdefault(axis, "value")
         free = iter(("head", "depth", "width"))
         for axis in (root(a) for x in loads for a in x.axes if a is not None):
-            if axis not in names:
-                names[axis] = next(free)
+            names[axis] = names.get(axis) or next(free)
         return names
 
     def called(self, axes: tuple[str | None, ...]) -> str:
@@ -167,14 +168,15 @@ class LaunchGrid:
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[2:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
-            self._check_end(load, self.names.get(self.reader.root(axis), "element"), np.where(is_visited, at + count, 0), whole)
-            self._place_axis(load, axis, at, count, (whole, size), is_visited)
+            called = self.names[self.reader.root(axis)] if axis is not None else ""
+            self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
+            self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _place_axis(
-        self, load: Load, axis: str | None, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
+        self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
     ) -> None:
         """Hold one axis of a block against what the grid and the loop say of it."""
-        called, (whole, size) = self.names[self.reader.root(axis)] if axis is not None else "", sizes
+        whole, size = sizes
         if called == "key" and load.is_walked:
             known, self.walk = self.walk or (at, count), (at, count)
             self.sizes["key"] = whole if self.is_summed else size
@@ -213,26 +215,20 @@ class LaunchGrid:
     def written(self) -> Written:
         """Return the kernel of tiles as text."""
         r, lines = self.reader, list[tuple[str, int]]()
-        names = {x.name: x.name.removesuffix("j") if x.is_walked else x.name for x in r.loads.values()}
+        names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         lines += [(f"    {text}", line.number) for text, line in r.lines[: r.loop_at]]
         walked = [n for n, x in r.loads.items() if x.is_walked]
         if walked and self.is_summed:
-            at, renamed = r.walks[0].lines[0][1].number, {n: names[n] for n in walked}
-            for text, _ in r.walks[0].lines:
-                for n, whole in renamed.items():
-                    text = re.sub(rf"\b{n}\b", whole, text)
-                name, _, made = text.partition(" = ")
-                sums = [n for n in r.states if f"({n} + " in made]
-                made = made.replace(f"({sums[0]} + ", "(", 1) if sums else made
-                lines.append((f"    {name} = {made}.to({r.choices.fmt('f32')!r})" if sums else f"    {text}", at))
+            lines += [(f"    {text}", line.number) for text, line in r.walks[0].lines]
         elif walked:
             at = r.walks[0].lines[0][1].number
             for name, (start, of, fmt) in r.states.items():
                 if "key" in (called := self.called(of)).split():
-                    raise self._fault(r.walks[0].lines[0][1], f"{name} is carried along the axis that the loop walks: tl.sum it")
+                    line = r.walks[0].lines[0][1]
+                    raise self._fault(line, f"{name} is carried along the axis that the loop walks: tl.sum it")
                 lines.append((f"    {name} = full({called!r}, {start.text}, {r.choices.fmt(fmt)!r})", at))
             lines.append(
                 (f"    for {', '.join(walked)} in tiles({', '.join(names[n] for n in walked)}, axis='key'):", at)
@@ -259,7 +255,10 @@ class LaunchGrid:
             r.notes.append(
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does"
             )
-        cells, out = self._cells(problem.causal_offset if is_masked else None), [self._global(x.pointer.of) for x in r.stored]
+        cells, out = (
+            self._cells(problem.causal_offset if is_masked else None),
+            [self._global(x.pointer.of) for x in r.stored],
+        )
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         phase = with_finite_starts(phase) if is_masked else phase
@@ -270,8 +269,9 @@ class LaunchGrid:
         t, role = self._tensor(of), cast("Any", self._tensor(of).role)
         b, h, rows, cols = t.shape
         name = "o" if of == self.stored.pointer.of else f"{t.name}_" if t.name == "o" else t.name
-        more = {"shared_rows": (rows := self.out.shape[2])} if is_shared else {}
-        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, is_transposed=t.is_transposed, **more)
+        rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
+        more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
+        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""
@@ -339,13 +339,20 @@ class LaunchGrid:
 
 def _flops(phase: Phase) -> int:
     """Return the operations of a phase's products, 2 a multiply-add."""
-    products = [(s.rows[0], bool(loop.axis)) for loop in (*phase.loops, TileLoop(phase.finish)) for s in loop.stages if s.is_product]
+    products = [
+        (s.rows[0], bool(loop.axis))
+        for loop in (*phase.loops, TileLoop(phase.finish))
+        for s in loop.stages
+        if s.is_product
+    ]
     total = 0
     for block in phase.cells:
         keys = sum(run.count * run.cols for run in block.runs)
         for row, is_walked in products:
             axes = {*phase.names[row.srcs[0]].axes, *phase.names[row.dst].axes}
-            spans = [(block.span(a) or (0, phase.sizes[a]))[1] for a in axes if not (is_walked and a == phase.loop_axis)]
+            spans = [
+                (block.span(a) or (0, phase.sizes[a]))[1] for a in axes if not (is_walked and a == phase.loop_axis)
+            ]
             total += 2 * prod(spans) * (keys if is_walked else 1)
     return total
 

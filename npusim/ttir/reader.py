@@ -121,7 +121,7 @@ class Load:
 class Walk:
     """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
 
-    ``is_sum``: it does nothing but add products up, so that one product of all tiles is the same.
+    ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
     """
 
     counts: Integers
@@ -189,7 +189,7 @@ class Reader:
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self.stored.sort(key=lambda x: -len(x.pointer.shape))  # tiles before vectors of rows
-        accessed = [x.pointer.of for x in (*self.stored, *self.loads.values())]
+        accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1:
                 raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
@@ -454,7 +454,9 @@ class Reader:
             return
         if not isinstance(c, Floats):
             raise op.fail("a product added to a number")
-        if self.choices.is_fresh and not (self._walk and self._walk.is_sum):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
+        if self.choices.is_fresh and not (
+            self._walk and self._walk.is_sum
+        ):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
             text = self._named(replace(op, results=["product"]), made, is_new=True).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
@@ -509,7 +511,7 @@ class Reader:
             before.left = list(map(self._both, before.left, left))
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
             return
-        name = self._unique(tensor.name + ("j" if is_walked else ""))
+        name = self._unique(tensor.name + ("j" if is_walked and self._walk and not self._walk.is_sum else ""))
         self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims)
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
 
@@ -575,7 +577,8 @@ class Reader:
         if any(o.name == "tt.store" for o in _within(op)):
             self._go_through(op, walk.counts[:, 0], first, each)
             return
-        walk.is_sum = _is_sum(op)
+        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
+        walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         if not walk.most:  # no program enters it
             self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
             return
@@ -626,7 +629,9 @@ class Reader:
         for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
             x = self.values[start]
             if not isinstance(x, Affine):
-                raise op.fail(f"{plain_name(inner)} goes from one block of a program to its next: make them independent")
+                raise op.fail(
+                    f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
+                )
             self.values[inner] = replace(x, base=x.base + time * Affine(by).at(program).base)
         for o in op.body:
             self._do(o)
@@ -642,6 +647,9 @@ class Reader:
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x
             return x.text
+        if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
+            self.values[inner] = x
+            return ""
         if not isinstance(x, Number):
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
         types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
@@ -686,15 +694,13 @@ def _within(op: Op) -> Iterator[Op]:
         yield from _within(inner)
 
 
-def _is_sum(op: Op) -> bool:
-    """Return whether a loop does nothing with floats but load them and add their products to what it carries."""
+def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
+    """Return whether a loop does nothing with floats but load them and add their products to what begins with 0."""
     known = ("tt.load", "tt.trans", "arith.constant")
     floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
-    sums = dict(zip(op.operands[4::2], op.body[-1].operands, strict=True))
+    sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}
     products = [o for o in floats if o.name not in known]
-    return bool(products) and all(
-        o.name == "tt.dot" and sums.get(o.operands[2]) == o.results[0] for o in products
-    )
+    return bool(products) and all(o.name == "tt.dot" and sums.get(o.operands[2]) == o.results[0] for o in products)
 
 
 def plain_name(name: str) -> str:

@@ -164,7 +164,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
 
 
 def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
-    """Return how warps execute a compiled phase that no attention is, and a note: how many blocks a core holds, and why.
+    """Return how warps execute a compiled phase that is no attention, and a note: how many blocks a core holds.
 
     ``down``: warps down the rows of its product; 0: as many as across, as nobody says.  Raises as `group_tiling`.
     """
@@ -185,16 +185,16 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
-    registers = Registers(min(most, count), max(0, count - most), shared, "estimated", SPILL_ACCESSES * max(0, count - most))
+    registers = Registers(
+        min(most, count), max(0, count - most), shared, "estimated", SPILL_ACCESSES * max(0, count - most)
+    )
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
-        registers = Registers(
-            fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled
-        )
+        registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
-    spilled = f", {registers.spilled} spilled" if registers.spilled else ""
-    return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{spilled}"
+    note = f", {registers.spilled} spilled" if registers.spilled else ""
+    return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{note}"
 
 
 def _resident(
