@@ -47,6 +47,7 @@ TENSOR_CORES = 80
 #: Triton's default of a launch, and the most tiles under way that times are known of.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
+AXES_OF_TENSORS = ("batch", "heads", "rows", "columns")
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -309,10 +310,10 @@ def names_of(problem: Any) -> dict[str, Any]:
     if isinstance(problem, KernelProblem):
 
         def plain(*shape: int) -> Tensor:
-            rank = len(shape)
-            if not 1 <= rank <= 4 or any(not isinstance(n, int) or n < 1 for n in shape):
+            rank, most = len(shape), len(AXES_OF_TENSORS)
+            if not 1 <= rank <= most or any(not isinstance(n, int) or n < 1 for n in shape):
                 raise ValueError(f"tensor{shape}: one to four whole numbers, positive")
-            return Tensor("", cast("Any", (*(1,) * (4 - rank), *shape)), problem.dtype, rank=rank)
+            return Tensor("", cast("Any", (*(1,) * (most - rank), *shape)), problem.dtype, rank=rank)
 
         return {**problem.sizes, "tensor": plain}
     p = problem

@@ -160,9 +160,9 @@ class Plan:
             schedule = find_schedule(self.request.schedule, "cpu")
             own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
             tiling = build_tiling(schedule.tiling, {n: getattr(self.tiling, n) for n in own})
-            of_device = load_device(
-                EXACT_DEVICE, {f"cores.sm.buffers.{n}.capacity_bytes": 2**40 for n in ("SMEM", "RF")}
-            )
+            cores = load_device(EXACT_DEVICE).cores.items()
+            room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
+            of_device = load_device(EXACT_DEVICE, room)
             precision = schedule.precision("exact")
             self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
         program = self.exact_programs["kernel"]
