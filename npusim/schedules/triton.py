@@ -244,11 +244,7 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, p.is_exact)
-    function = read(made.ttir)
-    arguments |= {n: replace(arguments[n], role="output") for n in function.stored()}
-    if not any(isinstance(x, Tensor) and x.role == "output" for x in arguments.values()):
-        raise SpecError(f"{launch.source.name}: it stores to none of its arguments")
-    reader = read_launch(function, arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
+    reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
     if getattr(machine, "has_groups", False):

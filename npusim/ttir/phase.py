@@ -6,7 +6,7 @@ import ast
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -266,12 +266,12 @@ class LaunchGrid:
         return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
 
     def _global(self, of: str, *, is_shared: bool = False) -> GlobalTensor:
-        t, role = self._tensor(of), cast("Any", self._tensor(of).role)
+        t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
         b, h, rows, cols = t.shape
         name = "o" if of == self.stored.pointer.of else f"{t.name}_" if t.name == "o" else t.name
         rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
-        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        return GlobalTensor(name, b, h, rows, cols, t.fmt, "output" if is_stored else "input", t.is_interleaved, **more)
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from npusim.errors import ProgramError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Names of formats in TTIR.
 FORMATS = MappingProxyType(
@@ -58,33 +55,6 @@ class Function(NamedTuple):
     name: str
     parameters: dict[str, str]
     operations: list[Op]
-
-    def stored(self) -> set[str]:
-        """Return the parameters to whose memory it stores."""
-        made = {r: o for o in _all(self.operations) for r in o.results}
-        pending, stored = [o.operands[0] for o in _all(self.operations) if o.name == "tt.store"], set[str]()
-        starts = {i: s for o in _all(self.operations) if o.name == "scf.for" for i, s in _carried(o)}
-        while pending:
-            name = pending.pop()
-            if name in self.parameters:
-                stored.add(name)
-            elif name in starts:
-                pending.append(starts[name])
-            elif name in made:
-                pending.append(made[name].operands[0])
-        return stored
-
-
-def _carried(op: Op) -> Iterator[tuple[str, str]]:
-    """Yield what a loop carries, and what its results are, by what they start with."""
-    inner, starts = op.operands[4::2], op.operands[5::2]
-    return zip([*inner, *op.results], [*starts, *starts], strict=False)
-
-
-def _all(operations: list[Op]) -> Iterator[Op]:
-    for op in operations:
-        yield op
-        yield from _all(op.body)
 
 
 def read(text: str) -> Function:

@@ -33,7 +33,6 @@ class Tensor:
     name: str
     shape: tuple[int, int, int, int]
     fmt: str
-    role: str = "input"
     strides: tuple[int, ...] = ()
     is_transposed: bool = False
     rank: int = 4
