@@ -230,7 +230,7 @@ class _Lowering:
     """The tables of a trace."""
 
     def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
-        self.choices = {o: a for o, a in choices.items() if o is not O.ADD}
+        self.choices: Mapping[O, Attributes] = {o: a for o, a in choices.items() if o is not O.ADD}
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
         if choices[O.ADD].variant == "once":
             _fuse(self.events, results)
