@@ -282,8 +282,8 @@ class _Lowering:
                 )
             if left.kind != "operand" and e.attributes.transpose_a:
                 self.kernel.fail(
-                    f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make the tile "
-                    "with its axes exchanged, from k @ q.T instead of q @ k.T",
+                    f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
+                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T",
                     e,
                 )
             if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):
