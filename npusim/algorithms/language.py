@@ -291,7 +291,7 @@ class Product:
         if a.axes[0] == outer:
             fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
         self.a, self.b, self.axes = left, right, (a.axes[0], outer)
-        self.how = Attributes(transpose_a=left is not a, transpose_b=right is not b)
+        self.how = Attributes(transpose_a=isinstance(a, Transposed), transpose_b=isinstance(b, Transposed))
         self.frame, self.line = kernel_frame(), kernel_frame().f_lineno
         TRACE.get().unstored.append(self)
 
