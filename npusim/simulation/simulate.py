@@ -22,7 +22,7 @@ from npusim.simulation.robustness import (
     finite_choices,
 )
 from npusim.simulation.tile import program_of
-from npusim.timing import METHODS
+from npusim.timing import METHODS, auto
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
@@ -191,7 +191,7 @@ def simulate_program(
     elif isinstance(groups, str):
         quick = METHODS["auto"](program, device, streams=streams)
         groups = _last_group(quick)
-        known = quick if quick.band and method == "auto" else None  # approximate: it has no spans either way
+        known = quick if method == "auto" and not auto.keeps_spans(streams) else None
     result = known or METHODS[method](program, device, trace_groups=groups, streams=streams, **more)
     check_sanity(result)
     if not groups or result.spans or not result.operations:
