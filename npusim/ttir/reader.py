@@ -443,11 +443,9 @@ class Reader:
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of what is no block of floats")
-        if a.is_transposed:
-            raise op.fail("the left factor of a product is transposed: store it transposed, or exchange the factors")
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
             raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
-        fmt, text = shape_of(op.type)[1], f"{a.text} @ {b.text}{'.T' if b.is_transposed else ''}"
+        fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
         if isinstance(c, Number) and not c.value:
             self._bind(op, made)

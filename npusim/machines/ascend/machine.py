@@ -289,8 +289,7 @@ class AscendMachine(Machine):
         for n, t in operands.items() if getattr(tiling, "nd2nz", "") == "vector" else ():
             if is_off(t.cols, t.fmt) and not t.column:
                 moved = replace(t, name=f"{t.name}_nz", role="workspace", column=self.column(t.fmt))
-                phase = copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED)
-                phases.append(replace(phase, serves="rows" if n == "a" else "kv_head"))
+                phases.append(copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED))
                 operands[n] = moved
         rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
         return [*phases, gemm(label, operands["a"], operands["b"], c, (rows, cols), **more)]

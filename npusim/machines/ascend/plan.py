@@ -184,7 +184,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
-    (m_axis, k_axis), n_axis = phase.names[row.srcs[0]].axes, phase.names[row.dst].axes[1]
+    m_axis, k_axis, n_axis = phase.product_axes(row)
     m, n, k = (min(edge, phase.sizes[a]) for a in (m_axis, n_axis, k_axis))
     if n_axis == phase.loop_axis:
         return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
