@@ -43,6 +43,8 @@ CALL = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
     *("query_lengths", "page", "cache", "cache_scale"),
 )
+#: Options that kernels of plain tensors read as attention does.
+OF_ROWS = ("tensors", "rows", "heads", "seed")
 #: Options of the launch of a Triton kernel, which its name may say too.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
@@ -96,7 +98,6 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "workload": "the problem given says them; leave these options out",
         "model": "the problem given says them, and is no model's; leave these options out",
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
-        "rows": "read by schedules that compute rows of an output, and this one is only timed; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",
         "tensors": "read with tensors given (--tensors), and there are none; leave these options out",
@@ -266,7 +267,7 @@ class Request:
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _bits(
         "--tensors FILE|NAME",
         "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
-        needs="rows",
+        needs="attention",
     )
     tensor_prefix: str = _bits(
         "--tensor-prefix TEXT",
@@ -286,10 +287,10 @@ class Request:
         "--rows WHICH",
         "Query rows to compute: sample (the last 128), all, or 0,128,4000-4095 (their whole Q blocks).",
         "sample",
-        needs="rows bits",
+        needs="attention bits",
     )
-    heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="rows bits")
-    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="rows bits drawn")
+    heads: Choice = _bits("--heads WHICH", "Heads to compute: sample, all, or 0,2.", "sample", needs="attention bits")
+    seed: int | None = _bits("--seed N", "Of tensors drawn from the workload's recipe.", needs="attention bits drawn")
     numerics: bool = _bits("--no-numerics", "Time only, no bits.", True, typed=False)
     diagnose: bool = _bits(
         "--diagnose",
@@ -423,7 +424,8 @@ class Request:
         changed = self.changed()
         for need, why in NEEDS.items():
             if need not in features:
-                refuse({name: value for name, value in changed.items() if need in OPTIONS[name].needs}, why)
+                read = OF_ROWS if need == "attention" and "rows" in features else ()
+                refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
 
     def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
