@@ -311,7 +311,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         "workload": r.problem is None,
         "model": r.problem is None or isinstance(r.problem, Problem),
         "attention": issubclass(schedule.problem, Problem),
-        "rows": issubclass(schedule.problem, Problem | KernelProblem),
+        "plain": issubclass(schedule.problem, KernelProblem),  # no need of an option by itself
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,

@@ -424,7 +424,7 @@ class Request:
         changed = self.changed()
         for need, why in NEEDS.items():
             if need not in features:
-                read = OF_ROWS if need == "attention" and "rows" in features else ()
+                read = OF_ROWS if need == "attention" and "plain" in features else ()
                 refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
 
     def changed(self) -> dict[str, object]:
