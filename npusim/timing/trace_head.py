@@ -37,15 +37,17 @@ def first_spans(
 ) -> tuple[tuple[Span, ...], int]:
     """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
 
-    Without ``until`` some two thousand operations.  Raises `SpecError` where that would take too long.
+    Without ``until`` some two thousand operations, fewer or none where that would take too long; with it that raises
+    `SpecError`.
     """
-    code, busy = code_of(streams), -1
+    code, busy, run, known = code_of(streams), -1, None, 0
     for part, is_cut in _parts(equal_groups(code)):
         if operations_of(code, part) > MOST_OPERATIONS:
-            window = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
+            if until is None:
+                return run.spans(known) if run else (), known
             raise SpecError(
-                f"window{window}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
-                "choose an earlier window"
+                f"window up to {format_duration(streams.device.seconds(until))}: more than {MOST_OPERATIONS:,} "
+                "operations would be simulated one by one; choose an earlier window"
             )
         run = Run(code, part, trace_groups)
         result = run.result("fold", has_spans=False)
@@ -55,9 +57,9 @@ def first_spans(
         ends = np.sort(run.state.span[: run.state.size[SPANS]]["end"])
         ends = ends[ends <= known]
         is_enough = len(ends) >= ENOUGH_SPANS if until is None else known >= until
+        if until is None and is_enough:
+            known = int(ends[ENOUGH_SPANS - 1])
         if (is_enough and busy == before) or not any(is_cut):
-            if until is None and is_enough:
-                known = int(ends[ENOUGH_SPANS - 1])
             return run.spans(known), known
     raise AssertionError("the last part is the whole")
 
