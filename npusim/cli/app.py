@@ -22,7 +22,20 @@ INTERRUPTED = 130
 
 #: In the order of the help text.
 VERBS = (
-    *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "import", "layout", "format"),
+    *(
+        "run",
+        "compare",
+        "diff",
+        "report",
+        "explore",
+        "invariant",
+        "check",
+        "validate",
+        "import",
+        "calibrate",
+        "layout",
+        "format",
+    ),
     *("help", "hw", "workload", "new", "warm"),
 )
 

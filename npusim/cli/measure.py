@@ -1,5 +1,6 @@
-"""``npusim import``: what was measured on hardware becomes what predictions are held against."""
+"""``npusim import`` and ``calibrate``: what was measured on hardware becomes what predictions are held against."""
 
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, write
+from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 from npusim.simulation.request import refuse
@@ -61,3 +62,50 @@ def import_profile(
         names = ", ".join(f"{name} ({count})" for name, count in missed.most_common(_SHOWN))
         more = f", and {len(missed) - _SHOWN} more kernels" if len(missed) > _SHOWN else ""
         say(f"unmapped: {missed.total()} launches of {names}{more}")
+
+
+@app.verb(
+    "calibrate",
+    ("npusim calibrate measured.yaml -o mine.yaml", "then: npusim run flash --hw mine.yaml"),
+    ("npusim calibrate measured.yaml --hw h200", "what would move, from the H200's file: nothing is written"),
+    ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*'", "these constants alone"),
+)
+def calibrate(
+    file: Annotated[Path, o.argument("FILE", "Timings (.yaml), as npusim validate takes them.")],
+    *,
+    hw: Annotated[
+        str | None, o.option("--hw DEVICE", "The device whose constants are fitted.", shown="that of the cases")
+    ] = None,
+    only: Annotated[str | None, o.option("--only GLOB", "Cases by name, schedule or device.")] = None,
+    fit: Annotated[
+        str, o.option("--fit KEY,...", "Patterns of constants that may be fitted.", shown="all that are uncertain")
+    ] = "*",
+    method: Annotated[str, o.request_option("method")] = "auto",
+    out: Annotated[
+        Path | None, o.option("--out -o FILE", "Device file to write; it extends the other.", shown=False)
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Fit a device's uncertain constants (assumed, derived, fitted; never the vendor's) to measured times.
+
+    Few are fitted: those that lessen errors of cases kept out, group by group, and that the measurements tell apart.
+    Exit code 1, and nothing is written, where such errors are not less than before. Needs npusim[calibrate].
+    """
+    from npusim.config.packaged import list_packaged, resolve
+    from npusim.report.findings import calibration_document, calibration_table
+    from npusim.report.output import check_file_writable
+    from npusim.validate.calibrate import calibrate as fit_constants
+
+    if out is not None:
+        check_file_writable(out)
+        if out.suffix not in (".yaml", ".yml"):
+            raise SpecError(f"--out {out}: a device file ends in .yaml")
+    with progress("fitting") as advance:
+        done = fit_constants(file, hw, only=only, constants=o.names(fit, "--fit"), method=method, progress=advance)
+    show_either(json, lambda: calibration_document(done), lambda: calibration_table(done))
+    done.check()
+    if out is not None:
+        beside = resolve("device or node", done.device, beside=file.parent if "." in done.device else None)
+        is_packaged = done.device in list_packaged("hwconfigs")
+        extends = done.device if is_packaged else os.path.relpath(beside.resolve(), out.resolve().parent)
+        write(out, done.device_text(extends, out.stem.replace("-", "_")))

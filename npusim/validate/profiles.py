@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.cases import MeasuredWorkload, load_mapping, measurements_text
 from npusim.config.document import MOST_TABLE_BYTES, read_csv, read_text
 from npusim.errors import SpecError
-from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, PROFILED_PIPES
+from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, profiled_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 #: The profilers' columns of a quantity: of a pipe, and of the cores.
 _QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **{
-            name: tuple(
-                f"{core.rstrip('0123456789')}_{word}_time(us)"
-                for word in (PROFILED_PIPES.get(pipe, pipe.lower()), *(("mac",) if pipe == "CUBE" else ()))
-            )
-            for name, (core, pipe) in ((n, q.split(".")) for n, q in MEASURED_PIPES.items())
-        },
+        **{name: profiled_times(name) for name in MEASURED_PIPES},
         "core_us": ("aicore_time(us)", *(f"{core}_time(us)" for core in PROFILED_CORES)),
     }
 )

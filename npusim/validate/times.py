@@ -345,9 +345,13 @@ class Predictor:
         self.methods[case.name] = method_text(timing.method, timing.band)
         return timing
 
+    def text(self, case: MeasurementCase) -> str:
+        """Return what tells a case's run from others."""
+        return f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
+
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
-        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
+        text = self.text(case)
         if text not in self._done and self._programs is not None:
             run, machine = self._programs.result(case), self.machine(case.device)
             self._done[text] = replace(run, device=machine, timing=simulate_program(run.program, machine, self.method))
