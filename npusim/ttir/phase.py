@@ -183,8 +183,8 @@ class LaunchGrid:
             if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
         elif called == "row":
-            if np.any((at != self.row)[is_visited]):
-                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+            if np.any(((at != self.row) | (count < self.rows))[is_visited]):
+                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
         elif called == "value" and self.is_cut:
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
