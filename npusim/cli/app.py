@@ -144,5 +144,5 @@ def root(
 
 for module in (run, compare, explore, checks, measure, layout, formats, guide, warm):
     app.add_typer(module.app)
-for verbs in (inputs.hw, inputs.workload, guide.new):
+for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
     app.add_typer(verbs)

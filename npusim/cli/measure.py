@@ -1,4 +1,4 @@
-"""``npusim import`` and ``calibrate``: what was measured on hardware becomes what predictions are held against."""
+"""``npusim import``, ``calibrate`` and ``export``: measurements come in, predictions go out in others' forms."""
 
 import os
 from importlib.resources import files
@@ -11,9 +11,10 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
-from npusim.simulation.request import refuse
+from npusim.simulation.request import Request, refuse
 
 app = Verbs()
+export = Verbs(name="export", no_args_is_help=True, help="Predictions in the forms that other tools read.")
 
 #: Kernels without a rule that are named.
 _SHOWN = 5
@@ -78,7 +79,12 @@ def calibrate(
     ] = None,
     only: Annotated[str | None, o.option("--only GLOB", "Cases by name, schedule or device.")] = None,
     fit: Annotated[
-        str, o.option("--fit KEY,...", "Patterns of constants that may be fitted.", shown="all that are uncertain")
+        str,
+        o.option(
+            "--fit KEY,...",
+            "Patterns of constants that may be fitted; keys in full may be measured ones.",
+            shown="all that are uncertain",
+        ),
     ] = "*",
     method: Annotated[str, o.request_option("method")] = "auto",
     out: Annotated[
@@ -109,3 +115,52 @@ def calibrate(
         is_packaged = done.device in list_packaged("hwconfigs")
         extends = done.device if is_packaged else os.path.relpath(beside.resolve(), out.resolve().parent)
         write(out, done.device_text(extends, out.stem.replace("-", "_")))
+
+
+@export.callback()
+def root() -> None:
+    """Write predictions in others' forms."""
+
+
+@export.verb(
+    "rows",
+    (
+        "npusim export rows gemm.csv --schedule gemm --hw h200 -g m=16,256,4k -g n=4k -g k=4k",
+        "AIConfigurator's columns",
+    ),
+    ("npusim export rows fa.csv --schedule flash -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
+    ("npusim export rows MatMulV2.csv --schedule gemm -g m=16,64 -g n=4k -g k=4k --form msmodeling", "msModeling's"),
+)
+def export_rows(
+    file: Annotated[Path, o.argument("FILE", "Table to write (.csv).")],
+    *,
+    schedule: Annotated[str, o.option("--schedule NAME", "Which schedule's latencies.")] = "flash",
+    hw: Annotated[str, o.request_option("hw")] = "ascend_910b2",
+    grid: Annotated[list[str], o.option("--grid -g SIZE=VALUES", "Values of a size; each combination is a row.")] = [],  # noqa: B006
+    form: Annotated[
+        Literal["aiconfigurator", "msmodeling"], o.option("--form FORM", "Whose columns.")
+    ] = "aiconfigurator",
+    precision: Annotated[str | None, o.request_option("precision")] = None,
+    dtype: Annotated[
+        Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
+    ] = None,
+) -> None:
+    """Write predicted latencies of a grid of shapes as a table that serving simulators read.
+
+    The last column, band, is how far nine in ten such times were from measured ones; empty where none was measured.
+    """
+    from npusim.report.latency_rows import latency_rows
+    from npusim.report.output import check_file_writable
+
+    check_file_writable(file)
+    axes = {
+        name: [o.count(f"--grid {name}")(value) for value in o.names(values, f"--grid {name}")]
+        for name, values in o.key_values(grid, "--grid").items()
+    }
+    with progress("predicting") as advance:
+        text, faults = latency_rows(Request(schedule, hw=hw, precision=precision, dtype=dtype), axes, form, advance)
+    write(file, text)
+    for fault in faults[:_SHOWN]:
+        say(f"no row: {fault}")
+    if len(faults) > _SHOWN:
+        say(f"no row: {len(faults) - _SHOWN} more")

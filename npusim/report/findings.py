@@ -282,6 +282,16 @@ def _summary(report: TimesReport) -> Iterator[Fact]:
         yield name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}")
 
 
+#: Measured cases nearest to a run.
+NEIGHBOURS = Columns(
+    Column("nearest measured", "name"),
+    Column("differs in", "differs"),
+    Column("measured us", "measured_us", ".4g", ">"),
+    Column("predicted us", "predicted_us", ".4g", ">"),
+    Column("error", "relative_error", _change, ">"),
+)
+
+
 # ---------------------------------------------------------------- constants fitted to measurements
 
 CONSTANTS = Columns(

@@ -33,6 +33,8 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 #: Times of one request that differ by more are no noise.
 CONTRADICTION = 0.25
 FEWEST = 4
+#: How often constants are chosen, each time about what those before were fitted to.
+ROUNDS = 3
 #: Whole cycles of which one is little enough to fit them.
 FINE_CYCLES = 100
 
@@ -117,7 +119,8 @@ def calibrate(
 ) -> Calibration:
     """Fit a device's uncertain constants to the times of a file of measurements.
 
-    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted.  Chosen are
+    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; one
+    that is a key in full may be a measured constant's: of another chip, say.  Chosen are
     those that take most of the error of kept-out groups away and that the data tells apart; times are simulated
     anew, never interpolated.  Ranges count by their middle (geometric).
 
@@ -181,7 +184,7 @@ class _Fit:
             key: fact
             for key, fact in self.device.quantities()
             if key.startswith("node.") == in_node and fact.value and _is_fine(key, fact)
-            if fact.basis in UNCERTAIN and not isinstance(fact.value, bool)
+            if fact.basis in UNCERTAIN or (fact.basis == "measured" and key in patterns)
             if in_node or reader_of(each, key, unread_keys) is None
         }
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
@@ -199,16 +202,22 @@ class _Fit:
         candidates = self.candidates(patterns)
         self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
         self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
-        base = self.predict(np.zeros(len(self.keys)))
-        jac = least_squares.jacobian(self.predict, np.zeros(len(self.keys)), range(len(self.keys)), base)
-        self.jac = jac
-        chosen = least_squares.choose(jac, base - self.measured, self.groups)
-        if not chosen:
-            nothing = np.abs(np.expm1(base - self.measured))
-            total = ClassErrors("all", len(base), *[float(nothing.mean())] * 3)
+        x = np.zeros(len(self.keys))
+        base = self.predict(x)
+        chosen, fitted, whole = list[tuple[int, ...]](), None, partial(np.zeros_like, x)
+        for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
+            here = least_squares.jacobian(self.predict, x, range(len(x)), self.predict(x))
+            self.jac = here if fitted is None else self.jac
+            wider = least_squares.choose(here, self.predict(x) - self.measured - here @ x, self.groups, chosen)
+            if len(wider) == len(chosen):
+                break
+            chosen, whole = wider, partial(least_squares.spread, self.jac, wider)
+            start = np.array([x[bundle[0]] for bundle in chosen])
+            fitted = least_squares.fit(partial(self._under, whole), self.measured, start, len(chosen))
+            x = whole(fitted.x)
+        if fitted is None:
+            total = ClassErrors("all", len(base), *[float(np.abs(np.expm1(base - self.measured)).mean())] * 3)
             return Calibration(self.name, (), (), total, (), (), source)
-        whole = partial(least_squares.spread, jac, chosen)
-        fitted = least_squares.fit(lambda x: self.predict(whole(x)), self.measured, width=len(chosen))
         kept = self._kept_out(fitted, whole)
         written = [
             self._constant(bundle, x, half) for bundle, x, half in zip(chosen, fitted.x, fitted.half, strict=True)
@@ -274,6 +283,9 @@ class _Fit:
                 self.known[text] = np.full(len(self.times), np.inf)
             self._advance()
         return self.known[text]
+
+    def _under(self, whole: Callable[[Array], Array], x: Array) -> Array:
+        return self.predict(whole(x))
 
     def _advance(self) -> None:
         self.done += 1

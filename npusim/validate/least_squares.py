@@ -36,7 +36,7 @@ CONDITION = 30.0
 #: Largest factor on a constant either way, in all and at a step.
 BOUND, STRIDE = 3.0, 1.5
 #: Constants fitted at most; measurements that each needs at least; share of the error that one more must take away.
-MOST, EACH, GAIN = 8, 3, 0.02
+MOST, EACH, GAIN = 8, 3, 0.005
 #: What an interval covers.
 COVERAGE = 0.90
 ROUNDS = 6
@@ -125,13 +125,17 @@ def _folds(groups: Sequence[object]) -> list[NDArray[np.bool_]]:
     return [np.array([g == one for g in groups]) for one in dict.fromkeys(groups)]
 
 
-def choose(jac: Array, residuals: Array, groups: Sequence[object]) -> list[tuple[int, ...]]:
-    """Return the bundles to fit: one after the other that which takes most of the kept-out error away.
+def choose(
+    jac: Array, residuals: Array, groups: Sequence[object], chosen: Sequence[tuple[int, ...]] = ()
+) -> list[tuple[int, ...]]:
+    """Return the bundles to fit: ``chosen``, and one after the other that which takes most of the kept-out error away.
 
-    None is taken that makes the chosen columns hard to tell apart (their singular values), or takes away little.
+    ``residuals``: at x = 0, to first order.  None is taken that makes the chosen columns hard to tell apart (their
+    singular values), or takes away little.
     """
-    left, chosen = bundles(jac), list[tuple[int, ...]]()
-    error = float(np.mean(residuals**2))
+    taken = {column for bundle in chosen for column in bundle}
+    left, chosen = [b for b in bundles(jac) if not taken & set(b)], list(chosen)
+    error = float(np.mean((kept_out(bundled(jac, chosen), residuals, groups) if chosen else residuals) ** 2))
     while left and len(chosen) < min(MOST, len(residuals) // EACH):
         tried = [
             (float(np.mean(kept_out(bundled(jac, b), residuals, groups) ** 2)), b) for b in _more(jac, chosen, left)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
+    from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
 MICROSECONDS = 1e6
@@ -356,21 +357,25 @@ class Predictor:
             run, machine = self._programs.result(case), self.machine(case.device)
             self._done[text] = replace(run, device=machine, timing=simulate_program(run.program, machine, self.method))
         elif text not in self._done:
-            machine = self.machine(case.device)
-            request = Request(
-                case.schedule,
-                hw=machine,
-                tiling=_tiling(case),
-                precision=case.precision,
-                numerics=False,
-                method=self.method,
-                trace_groups=(),
-                l2=case.start,
-                **_what(case, machine),
-            )
-            # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
-            self._done[text] = run_plan(replace(plan_of(request), is_open=False))
+            self._done[text] = run_plan(self.plan(case))
         return self._done[text]
+
+    def plan(self, case: MeasurementCase) -> Plan:
+        """Return the plan of a case's run."""
+        machine = self.machine(case.device)
+        request = Request(
+            case.schedule,
+            hw=machine,
+            tiling=_tiling(case),
+            precision=case.precision,
+            numerics=False,
+            method=self.method,
+            trace_groups=(),
+            l2=case.start,
+            **_what(case, machine),
+        )
+        # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
+        return replace(plan_of(request), is_open=False)
 
 
 def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
