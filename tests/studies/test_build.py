@@ -130,7 +130,7 @@ def test_a_committed_page_that_takes_seconds_is_what_comes_out(name: str, reposi
     assert f"new/{name}/{name}.md" in written
     for path in written:
         kept = repository / "reports" / name / path.rpartition("/")[2]
-        assert (tmp_path / path).read_bytes() == kept.read_bytes(), path
+        assert (tmp_path / path).read_bytes() == kept.read_bytes(), f"{kept}: python reports/build.py {name}"
 
 
 def test_studies_read_nothing_outside_the_repository(repository: Path) -> None:
