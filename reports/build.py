@@ -51,7 +51,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "tiling_mask": 3,
         "validation": 220,
         "volta": 25,
-        "gallery": 15,
+        "gallery": 18,
         "papers": 1,
         "right": 1,
     }
