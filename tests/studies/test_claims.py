@@ -55,5 +55,8 @@ def test_no_scale_of_a_power_of_two_rounds_and_all_five_curves_meet(data: Any) -
     scales, sweep = data("pcast_numerics")["proposition_5"], data("pcast_numerics")["gap_sweep"]
     assert scales["256"]["rounded"] == scales["256"]["lost"] == 0 < scales["448"]["rounded"]
     assert len(sweep["mse"]) == 5
-    ends = [line[-1] for line in sweep["mse"].values()]
-    assert max(ends) < 1.05 * min(ends)
+    ends = {name: line[-1] for name, line in sweep["mse"].items()}
+    worst = max(ends, key=lambda name: ends[name])
+    assert worst == "forward, S=448", "its rounding of the sinks is what is left"
+    assert ends.pop(worst) < 1.15 * min(ends.values())
+    assert max(ends.values()) < 1.01 * min(ends.values())
