@@ -8,6 +8,7 @@ from csv import DictReader
 from typing import TYPE_CHECKING, Any
 
 from npusim.formats import ARITHMETICS
+from reports.papers.page import STATUSES
 from reports.papers.page import rows as paper_rows
 from reports.parts.document import STUDIES, save_page, table
 
@@ -42,9 +43,9 @@ def write(folder: Path) -> list[Path]:
         "table": table(("what", "held against", "count", "result", "where"), rows),
         "confirmed": marked["hardware-vectors"],
         "assumed": marked["assumed"],
-        "all_median": _percent(validation["summary"]["all but whole models"]["median"]),
-        "all_most": _percent(validation["summary"]["all but whole models"]["most"]),
-        "models_median": _percent(validation["summary"]["whole models"]["median"]),
+        "all_median": validation["summary"]["all but whole models"]["median"],
+        "all_most": validation["summary"]["all but whole models"]["most"],
+        "models_median": validation["summary"]["whole models"]["median"],
     }
     return save_page(folder, "right", (fields, {"rows": rows}))
 
@@ -52,10 +53,6 @@ def write(folder: Path) -> list[Path]:
 def _data(study: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads((STUDIES / study / f"{study}.json").read_text(encoding="utf-8"))
     return data
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _page(study: str) -> str:
@@ -81,7 +78,7 @@ def _kept() -> list[list[object]]:
     pins = json.loads((TESTS / "golden" / "pins.json").read_text(encoding="utf-8"))
     with (TESTS / "golden" / "defaults.csv").open(encoding="utf-8", newline="") as lines:
         ratios = [float(row["ratio"]) for row in DictReader(lines)]
-    near = f"{sum(r <= NEAR for r in ratios)} within {NEAR - 1:.0%} of them, the worst {max(ratios) - 1:.0%}"
+    near = f"{sum(r <= NEAR for r in ratios)} within {100 * (NEAR - 1):.0f} % of them, the worst {100 * (max(ratios) - 1):.1f} %"
     baselines = sorted((TESTS / "baselines").glob("*.yaml"))
     return [
         [
@@ -111,18 +108,18 @@ def _kept() -> list[list[object]]:
 def _papers() -> list[list[object]]:
     """Tables, figures and claims of the papers."""
     counts = Counter(status for _, _, status in paper_rows())
-    result = ", ".join(f"{count} {status}" for status, count in counts.items())
+    result = ", ".join(f"{counts[status]} {status}" for status in STATUSES).replace("drawing", "drawings")
     return [["papers' tables, figures, claims", "three papers", sum(counts.values()), result, _page("papers")]]
 
 
-def _times(summary: dict[str, dict[str, float]]) -> list[list[object]]:
+def _times(summary: dict[str, dict[str, Any]]) -> list[list[object]]:
     """Measured times, source by source."""
     return [
         [
             f"times: {kind}",
             "measurements",
             errors["cases"],
-            f"half within {_percent(errors['median'])}, nine in ten within {_percent(errors['most'])}",
+            f"half within {errors['median']}, nine in ten within {errors['most']}",
             _page(PAGES.get(kind, "validation")),
         ]
         for kind, errors in summary.items()

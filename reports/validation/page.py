@@ -113,7 +113,12 @@ def _short() -> Section:
         "models_high": _signed(min(r.error for r in models)),
         "faults": f"{len(faults)} cases have no prediction: {faults[0]}." if faults else "Every case has a prediction.",
     }
-    summary = {kind: study.errors(own) for kind, own in groups.items()}
+    # As the table has them: another page that shows them must not round once more.
+    summary = {
+        kind: {"cases": found.cases, "median": _percent(found.median), "most": _percent(found.most)}
+        for kind, own in groups.items()
+        for found in [study.errors(own)]
+    }
     return fields, {"rows": len(rows), "untouched": len(free), "not_predicted": list(faults), "summary": summary}
 
 
