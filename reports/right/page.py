@@ -78,7 +78,8 @@ def _kept() -> list[list[object]]:
     pins = json.loads((TESTS / "golden" / "pins.json").read_text(encoding="utf-8"))
     with (TESTS / "golden" / "defaults.csv").open(encoding="utf-8", newline="") as lines:
         ratios = [float(row["ratio"]) for row in DictReader(lines)]
-    near = f"{sum(r <= NEAR for r in ratios)} within {100 * (NEAR - 1):.0f} % of them, the worst {100 * (max(ratios) - 1):.1f} %"
+    off = [100 * (ratio - 1) for ratio in (NEAR, max(ratios))]
+    near = f"{sum(r <= NEAR for r in ratios)} within {off[0]:.0f} % of them, the worst {off[1]:.1f} %"
     baselines = sorted((TESTS / "baselines").glob("*.yaml"))
     return [
         [
