@@ -23,7 +23,7 @@ def write(folder: Path) -> list[Path]:
     """Write ``papers.md`` and its data to ``folder``; figures are read from the pages that lie here."""
     found = list(rows())
     counts = Counter(status for _, _, status in found)
-    fields = {name: _told(name) for name in _named() if "__" in name}
+    fields = {name: _told(name) for name in sorted(_named()) if "__" in name}
     for status in STATUSES:
         fields["n_" + status.replace(" ", "_")] = str(counts[status])
     fields["n_all"] = str(len(found))
