@@ -21,9 +21,9 @@ from npusim.ir.content import Known, uncollected
 from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.program import by_content
-from npusim.ir.races import check_races, ring_bytes
+from npusim.ir.races import PlaceTable, check_races, ring_bytes
 from npusim.ir.regions import check_regions
-from npusim.ir.structure import Builder, condensed
+from npusim.ir.structure import Builder, condensed, pieces_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,8 +89,11 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 @lru_cache(maxsize=64)
 def _proved(arguments: Known) -> Outcome:
     """Return what a phase comes to; raise what there is to raise, races too."""
-    automaton = Automaton(*arguments.thing)
-    check_races(automaton)
+    program, endpoints, shapes, *_ = arguments.thing
+    pieces = {id(piece): piece for shape in shapes for piece in pieces_of(shape.parts)}
+    places = PlaceTable(program, endpoints, pieces.values())
+    automaton = Automaton(*arguments.thing, places.alike)
+    check_races(automaton, places)
     arguments.thing = None
     return automaton.outcome()
 
