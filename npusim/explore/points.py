@@ -14,7 +14,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.store import PointOutcome
-from npusim.ir.content import uncollected
+from npusim.ir.content import kept_by_blocks, uncollected
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_request
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Seconds of a core's work behind which no launch is hidden.
 LONG_S = 1.0
+#: A program takes as much memory as so many blocks, besides its own, which about so many programs share.
+PROGRAM, SHARING = 64, 16
 #: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
 _COMPILED = ("auto", "block", "fold", "steady")
 
@@ -87,8 +89,13 @@ def _variants(pickled: bytes) -> Variants:
 
 def _built(job: Job, task: PointTask) -> BuiltPlan:
     """Return a point's program; raise `TilingError` where it does not fit."""
-    variants = _variants(job.variants)
-    return variants.build(variants.named(task.point), is_hinted=False)
+    return _program_of(job.variants, tuple(task.point.items()))
+
+
+@kept_by_blocks(lambda built, *_: PROGRAM + sum(len(p.blocks) for p in built.program.phases) // SHARING)
+def _program_of(pickled: bytes, point: tuple[tuple[str, object], ...]) -> BuiltPlan:
+    variants = _variants(pickled)
+    return variants.build(variants.named(dict(point)), is_hinted=False)
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:

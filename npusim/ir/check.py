@@ -89,10 +89,10 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 @lru_cache(maxsize=64)
 def _proved(arguments: Known) -> Outcome:
     """Return what a phase comes to; raise what there is to raise, races too."""
-    program, endpoints, shapes, *_ = arguments.thing
+    program, endpoints, shapes, states, contested = arguments.thing
     pieces = {id(piece): piece for shape in shapes for piece in pieces_of(shape.parts)}
     places = PlaceTable(program, endpoints, pieces.values())
-    automaton = Automaton(*arguments.thing, places.alike)
+    automaton = Automaton(program, endpoints, shapes, states, contested, places.alike)
     check_races(automaton, places)
     arguments.thing = None
     return automaton.outcome()

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_arithmetic
+from npusim.ir.content import record
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Opcode(Enum):
     ROW_SUM = "row_sum"
     SELECT = "select"
 
+    #: By identity, not by name: it is a part of many keys.
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return self.name
 
@@ -104,7 +108,7 @@ PLAIN = Attributes()
 Source = Operand | float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
 
@@ -148,7 +152,7 @@ class VectorCode:
     blocks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pace:
     """What an operation costs by the kernel that it is part of, not by its steps.
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from npusim.errors import RaceError
 from npusim.ir.automaton import BLOCK, bases_of
+from npusim.ir.content import record
 from npusim.ir.regions import may_meet
 from npusim.ir.structure import Bytes, RingAccess
 from npusim.ir.walk import required_count
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
-    from npusim.ir.structure import Operation, Piece, RegionAccess
     from npusim.ir.program import TileProgram
+    from npusim.ir.structure import Operation, Piece, RegionAccess
     from npusim.ir.tile import GlobalTile
     from npusim.ir.walk import Endpoint
 
@@ -297,7 +298,7 @@ def _verb(use: Use) -> str:
 # ---------------------------------------------------------------- places
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Use:
     """One way in which a place is touched: its bytes (of a slot, of a memory) by one queue."""
 
@@ -339,7 +340,8 @@ class PlaceTable:
         automaton: Automaton | None = None,
     ) -> None:
         self.program, self.endpoints = program, endpoints
-        self._nodes, self._ranges = (automaton.nodes, automaton.ranges) if automaton else ((), {})
+        self._nodes = automaton.nodes if automaton else []
+        self._ranges = automaton.ranges if automaton else {}
         self._bases = bases_of(endpoints)
         self.rings = [Places(ring.depth) for ring in self.program.rings]
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
@@ -543,7 +545,8 @@ def _join_uses(places: Places) -> None:
     A queue works in order: who knows that the later access is over knows it of the earlier one.
     """
     joined: dict[tuple[int, tuple[int, ...]], int] = {}
-    number = [joined.setdefault((u.queue, c), len(joined)) for u, c in zip(places.listed, places.conflicts, strict=True)]
+    uses = zip(places.listed, places.conflicts, strict=True)
+    number = [joined.setdefault((use.queue, others), len(joined)) for use, others in uses]
     first = [number.index(n) for n in range(len(joined))]
     places.conflicts = [tuple(dict.fromkeys(number[c] for c in places.conflicts[n])) for n in first]
     places.listed = [places.listed[n] for n in first]

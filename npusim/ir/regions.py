@@ -8,13 +8,13 @@ expression, evaluated for all of them at once.  Overlaps are found by sorting.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npusim.errors import ProgramError, RaceError
+from npusim.ir.content import record
 from npusim.ir.families import values_of
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, constant_of, terms_of
 from npusim.ir.structure import Piece, pieces_of
@@ -32,7 +32,7 @@ Ranges = dict[Symbol, tuple[int, int]]
 AXES = ("batch", "head", "row", "col")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Touched:
     """One region that every block of a shape touches, with the operation that does."""
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format
-from npusim.ir.content import memo
+from npusim.ir.content import memo, record
 from npusim.ir.families import families_of, shapes_of
 from npusim.ir.opaque import (
     Coordinate,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 WRITABLE = ("output", "workspace")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bytes:
     """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
 
@@ -75,7 +75,7 @@ class Bytes:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RingAccess:
     """Bytes of the slot that an operation's side of a ring is at."""
 
@@ -85,7 +85,7 @@ class RingAccess:
     is_write: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TileAccess:
     """Bytes of a memory outside any ring."""
 
@@ -94,7 +94,7 @@ class TileAccess:
     is_write: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionAccess:
     """A region of a tensor in global memory; its coordinates may be opaque."""
 
@@ -115,7 +115,7 @@ class RegionAccess:
         return r.tensor.name, r.rows, r.cols, *corner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operation:
     """What matters of an operation for the order in which things happen.
 
@@ -518,11 +518,10 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
     hulls = {key: _hull(accesses) for key, accesses in held.items()}
     spans = {key: _joined(accesses) for key, accesses in touched.items()}
     for op, slots, tiles in accessed:
-        yield replace(
-            op,
-            slots=tuple(dict.fromkeys(replace(s, where=hulls[key]) for s, key in slots)),
-            tiles=tuple(dict.fromkeys(replace(t, where=spans[key][t.where]) for t, key in tiles)),
-        )
+        wide = [RingAccess(s.ring, s.endpoint, hulls[key], s.is_write) for s, key in slots]
+        joined = [TileAccess(t.space, spans[key][t.where], t.is_write) for t, key in tiles]
+        touched_once = tuple(dict.fromkeys(wide)), tuple(dict.fromkeys(joined))
+        yield Operation(op.label, op.queue, op.uses, *touched_once, op.regions, op.source)
 
 
 def _hull(runs: Sequence[Bytes]) -> Bytes:

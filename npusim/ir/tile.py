@@ -7,11 +7,13 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_format
+from npusim.ir.content import record
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -22,7 +24,12 @@ if TYPE_CHECKING:
 Role = Literal["input", "output", "workspace", "constant"]
 
 
-@dataclass(frozen=True, slots=True)
+@cache
+def _size_of(fmt: str) -> int:
+    return get_format(fmt).size_bytes
+
+
+@record
 class Tile:
     """``rows`` x ``cols`` elements of format ``fmt`` in ``space``, rows ``stride`` elements apart."""
 
@@ -36,13 +43,13 @@ class Tile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
         """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        offset = self.offset_bytes + (row * self.stride + col) * _size_of(self.fmt)
         return Tile(self.space, offset, rows, width, self.stride, self.fmt)
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements themselves, without the gaps between rows."""
-        return self.rows * self.cols * get_format(self.fmt).size_bytes
+        return self.rows * self.cols * _size_of(self.fmt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ class GlobalTensor:
     def size_bytes(self) -> int:
         """Bytes of the whole tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch))
-        return self.heads * rows * self.cols * get_format(self.fmt).size_bytes
+        return self.heads * rows * self.cols * _size_of(self.fmt)
 
     def rows_of(self, batch: int) -> int:
         """Return the rows of one batch."""
@@ -95,7 +102,7 @@ class GlobalTensor:
         return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GlobalTile:
     """``rows`` x ``cols`` elements of one head of a :class:`GlobalTensor`, from (``row``, ``col``)."""
 
@@ -131,10 +138,10 @@ class GlobalTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements of this cut."""
-        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * get_format(self.tensor.fmt).size_bytes
+        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * _size_of(self.tensor.fmt)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RingTile:
     """A region of the slot that a ring's producer or consumer holds at this point of the program.
 
@@ -157,13 +164,14 @@ class RingTile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        offset = self.offset_bytes + (row * self.stride + col) * _size_of(self.fmt)
         ends = self.first, self.last, self.is_peek
         return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
 
     def held(self, *, first: bool, last: bool) -> RingTile:
         """Return the same region with another handshake."""
-        return replace(self, first=first, last=last)
+        size = self.rows, self.cols, self.stride, self.fmt
+        return RingTile(self.ring, self.is_producer, *size, self.offset_bytes, first, last, self.is_peek)
 
     def slot(self, generation: int) -> Tile:
         """Return the bytes of this region in the slot of ``generation``."""
@@ -174,7 +182,7 @@ class RingTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements themselves."""
-        return self.rows * self.cols * get_format(self.fmt).size_bytes
+        return self.rows * self.cols * _size_of(self.fmt)
 
 
 Operand = Tile | RingTile | GlobalTile

@@ -144,7 +144,12 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 
 def _one_device(device: DeviceSpec) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    return _first(Known(device.model_dump_json(), device))
+    return _as_read(Itself(device))
+
+
+@lru_cache(maxsize=64)
+def _as_read(device: Itself) -> Itself:
+    return _first(Known(device.thing.model_dump_json(), device.thing))
 
 
 @lru_cache(maxsize=64)

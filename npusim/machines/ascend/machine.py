@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.content import Itself
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
@@ -310,7 +309,7 @@ class AscendMachine(Machine):
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
 
 
-@lru_cache(maxsize=16)  # of phases and orders
+@kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     """Return a phase with its blocks in another order, one for all tilings that have it."""
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
