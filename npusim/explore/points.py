@@ -24,7 +24,7 @@ from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
@@ -89,13 +89,25 @@ def _variants(pickled: bytes) -> Variants:
 
 def _built(job: Job, task: PointTask) -> BuiltPlan:
     """Return a point's program; raise `TilingError` where it does not fit."""
-    return _program_of(job.variants, tuple(task.point.items()))
+    return _programs(job.variants)(tuple(task.point.items()))
 
 
-@kept_by_blocks(lambda built, *_: PROGRAM + sum(len(p.blocks) for p in built.program.phases) // SHARING)
-def _program_of(pickled: bytes, point: tuple[tuple[str, object], ...]) -> BuiltPlan:
+@lru_cache(maxsize=4)
+def _programs(pickled: bytes) -> Callable[[tuple[tuple[str, object], ...]], BuiltPlan]:
+    """Return what builds points, each once as long as there is room."""
     variants = _variants(pickled)
-    return variants.build(variants.named(dict(point)), is_hinted=False)
+
+    @kept_by_blocks(lambda built, _point: PROGRAM + sum(len(p.blocks) for p in built.program.phases) // SHARING)
+    def program_of(point: tuple[tuple[str, object], ...]) -> BuiltPlan:
+        return variants.build(variants.named(dict(point)), is_hinted=False)
+
+    return program_of
+
+
+def forget() -> None:
+    """Let go what is kept of searches."""
+    _programs.cache_clear()
+    _variants.cache_clear()
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
