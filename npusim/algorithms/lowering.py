@@ -222,6 +222,7 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
         (O.EXP, Attributes(variant=getattr(p, "exp_variant", ""))),
         (O.ROW_SUM, Attributes(order=getattr(p, "sum_order", ""))),
         (O.CAST, Attributes(rounding=getattr(p, "rounding", ""))),
+        (O.ADD, Attributes(variant=getattr(p, "multiply_add", ""))),
     )
 
 
@@ -229,8 +230,10 @@ class _Lowering:
     """The tables of a trace."""
 
     def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
-        self.choices = choices
+        self.choices: Mapping[O, Attributes] = {o: a for o, a in choices.items() if o is not O.ADD}
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
+        if choices[O.ADD].variant == "once":
+            _fuse(self.events, results)
         _gather(self.events, trace.carried)
         for c in trace.carried:
             _sink(self.events, c)
@@ -488,6 +491,20 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
             if e.opcode is O.CAST and e.dst.fmt == v.fmt:
                 names.add(e.dst)
     return readers
+
+
+def _fuse(events: list[Event], results: list[Value]) -> None:
+    """Make one event, rounded once, of a product of numbers and the addition that alone reads it."""
+    for e in [e for e in events if e.opcode is O.ADD]:
+        for s in e.read:
+            of = s.event
+            if of is None or of.opcode is not O.MUL or s in results or s.state is not None:
+                continue
+            is_read_once = sum(x is s for f in events for x in f.read) == 1
+            if is_read_once and (of.loop, of.only, s.axes) == (e.loop, e.only, e.dst.axes):
+                e.opcode, e.srcs = O.FMA, (*of.srcs, *(x for x in e.srcs if x is not s))
+                events.remove(of)
+                break
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import Accumulate, Sink
-from npusim.config.engine import CastRounding
+from npusim.config.engine import CastRounding, MultiplyAdd
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
@@ -295,6 +295,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accumulate": get_args(Accumulate),
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
+        "multiply_add": get_args(MultiplyAdd),
     }
 )
 
