@@ -345,12 +345,10 @@ class Templates:
     def of(self, phase: ProgramPhase, block: Hashable) -> Template:
         """Return the template of ``block``, shared by all blocks of its shape, of other programs too."""
         key = (phase.name, phase.shape(block), self._depths)
-        is_shared = phase.memo_key is not None
-        known = memo(phase.memo_key, self.walker.ends, "blocks") if is_shared else self._cache
-        template: Template | None = known.get(key)
-        if template is None:
-            template = known[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
-        return template
+        known = self._cache if phase.memo_key is None else memo(phase.memo_key, self.walker.ends, "blocks")
+        if key not in known:
+            known[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
+        return known[key]
 
     def forms(self, phase: ProgramPhase) -> list[Form]:
         """Return the blocks of a phase by family, or by shape, with one template each."""

@@ -164,8 +164,8 @@ class AscendMachine(Machine):
         """
         if isinstance(problem, GemmProblem) and getattr(tiling, "nd2nz", "") is None and _off_rows(problem):
             is_cann = tiling.model_fields_set.isdisjoint({"block_m", "block_n", "block_k"})
-            made = {"nd2nz": "vector"} if is_cann else {}
-            return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **{**dict(tiling), **made})
+            values = {**dict(tiling), "nd2nz": "vector" if is_cann else None}
+            return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
         if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
             return tiling
         known, fields = type(tiling).model_fields, dict[str, object]()
