@@ -14,7 +14,7 @@ from npusim.config.problem import Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.store import PointOutcome
-from npusim.ir.content import kept_by_blocks, uncollected
+from npusim.ir.content import uncollected
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_request
@@ -24,7 +24,7 @@ from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Seconds of a core's work behind which no launch is hidden.
 LONG_S = 1.0
-#: A program takes as much memory as so many blocks, besides its own, which about so many programs share.
-PROGRAM, SHARING = 64, 16
 #: Methods that go through a program's blocks compiled: a core group alone is a bound for them.
 _COMPILED = ("auto", "block", "fold", "steady")
 
@@ -89,25 +87,11 @@ def _variants(pickled: bytes) -> Variants:
 
 def _built(job: Job, task: PointTask) -> BuiltPlan:
     """Return a point's program; raise `TilingError` where it does not fit."""
-    return _programs(job.variants)(tuple(task.point.items()))
+    return _variants(job.variants).built(tuple(task.point.items()))
 
 
-@lru_cache(maxsize=4)
-def _programs(pickled: bytes) -> Callable[[tuple[tuple[str, object], ...]], BuiltPlan]:
-    """Return what builds points, each once as long as there is room."""
-    variants = _variants(pickled)
-
-    @kept_by_blocks(lambda built, _point: PROGRAM + sum(len(p.blocks) for p in built.program.phases) // SHARING)
-    def program_of(point: tuple[tuple[str, object], ...]) -> BuiltPlan:
-        return variants.build(variants.named(dict(point)), is_hinted=False)
-
-    return program_of
-
-
-def forget() -> None:
-    """Let go what is kept of searches."""
-    _programs.cache_clear()
-    _variants.cache_clear()
+#: Lets go what is kept of searches.
+forget = _variants.cache_clear
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:

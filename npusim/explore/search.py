@@ -18,19 +18,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import (
-    Bits,
-    Job,
-    PointTask,
-    Surveyed,
-    compute_bits,
-    evaluate,
-    forget,
-    least,
-    narrow,
-    prove,
-    survey,
-)
+from npusim.explore.points import Bits, Job, PointTask, compute_bits, evaluate, forget, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -39,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
+    from npusim.explore.points import Surveyed
     from npusim.explore.space import Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request

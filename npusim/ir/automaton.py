@@ -105,12 +105,6 @@ def counts_of(shape: Shape) -> tuple[list[int], Ints]:
     return list(loops), distinct(counts)[0] if loops else counts[:1]
 
 
-def bases_of(endpoints: Iterable[Endpoint]) -> list[int]:
-    """Return the endpoint of each endpoint's ring from which its slots and states are counted."""
-    first: dict[int, int] = {}
-    return [first.setdefault(e.ring_number, e.index) for e in endpoints]
-
-
 class Automaton:
     """The graph of one phase; building it proves that program order is legal in all of it.
 
@@ -126,7 +120,7 @@ class Automaton:
         shapes: Sequence[Shape],
         starts: Iterable[State],
         contested: frozenset[str],
-        alike: Callable[[Piece], Hashable] = lambda piece: piece,
+        alike: Callable[[Automaton], Callable[[Piece], Hashable]] = lambda _automaton: lambda piece: piece,
     ) -> None:
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
@@ -138,17 +132,18 @@ class Automaton:
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
-        #: Pieces by what they share that are one here.
         self._pieces: dict[Hashable, Piece] = {}
-        self._alike = alike
         self._interned: dict[int, Piece] = {}
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
             self._sides[endpoint.ring_number].append(endpoint)
-        self.bases = bases_of(endpoints)
+        #: The endpoint of each endpoint's ring from which its slots and states are counted.
+        self.bases = [self._sides[e.ring_number][0].index for e in endpoints]
         self._periods = [max(x.period for x in self._sides[e.ring_number]) for e in endpoints]
         self._is_periodic = any(p > 1 for p in self._periods)
         self.ends: dict[State, None] = dict.fromkeys(starts)
+        #: What pieces share that are one.
+        self.alike = alike(self)
         self._blocks()
 
     def _blocks(self) -> None:
@@ -259,7 +254,7 @@ class Automaton:
     def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:
         same = self._interned.get(id(piece))
         if same is None:
-            same = self._interned[id(piece)] = self._pieces.setdefault(self._alike(piece), piece)
+            same = self._interned[id(piece)] = self._pieces.setdefault(self.alike(piece), piece)
         regions: tuple[tuple[RegionAccess, ...], ...] = ()
         if self.contested:
             regions = tuple(

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from npusim.ir.opaque import OpaqueError
 from npusim.ir.program import by_content
 from npusim.ir.races import PlaceTable, check_races, ring_bytes
 from npusim.ir.regions import check_regions
-from npusim.ir.structure import Builder, condensed, pieces_of
+from npusim.ir.structure import Builder, condensed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,11 +89,9 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 @lru_cache(maxsize=64)
 def _proved(arguments: Known) -> Outcome:
     """Return what a phase comes to; raise what there is to raise, races too."""
-    program, endpoints, shapes, states, contested = arguments.thing
-    pieces = {id(piece): piece for shape in shapes for piece in pieces_of(shape.parts)}
-    places = PlaceTable(program, endpoints, pieces.values())
-    automaton = Automaton(program, endpoints, shapes, states, contested, places.alike)
-    check_races(automaton, places)
+    program, endpoints, shapes, states, none = arguments.thing
+    automaton = Automaton(program, endpoints, shapes, states, none, partial(PlaceTable, is_joined=True))
+    check_races(automaton)
     arguments.thing = None
     return automaton.outcome()
 

@@ -26,22 +26,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from npusim.errors import RaceError
-from npusim.ir.automaton import BLOCK, bases_of
+from npusim.ir.automaton import BLOCK
 from npusim.ir.content import record
 from npusim.ir.regions import may_meet
-from npusim.ir.structure import Bytes, RingAccess
+from npusim.ir.structure import Bytes, RingAccess, pieces_of
 from npusim.ir.walk import required_count
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
-    from npusim.ir.program import TileProgram
     from npusim.ir.structure import Operation, Piece, RegionAccess
     from npusim.ir.tile import GlobalTile
-    from npusim.ir.walk import Endpoint
 
 #: A place in memory under one use of it, and the agents that know it is done with: queues, then flags.
 Fact = tuple[int, int]
@@ -66,23 +64,21 @@ class Resolved(NamedTuple):
     sets: tuple[int, ...]
 
 
-def check_races(automaton: Automaton, places: PlaceTable | None = None) -> None:
+def check_races(automaton: Automaton) -> None:
     """Raise `RaceError` for two operations of a phase on common bytes that nothing orders.
 
     One of them writes, and some sequence of blocks and iterations brings them together.  The message
     names both with their iterations, the bytes and the lines of the schedule that yield them.
     """
-    if places is None:
-        pieces = {id(n.piece): n.piece for n in automaton.nodes}
-        places = PlaceTable(automaton.program, automaton.endpoints, pieces.values(), automaton)
-    _Facts(automaton, places).run()
+    _Facts(automaton).run()
 
 
 class _Facts:
     """Sends facts around one automaton."""
 
-    def __init__(self, automaton: Automaton, places: PlaceTable) -> None:
-        self.automaton, self.places = automaton, places
+    def __init__(self, automaton: Automaton) -> None:
+        self.automaton = automaton
+        self.places = automaton.alike if isinstance(automaton.alike, PlaceTable) else PlaceTable(automaton)
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
         waited = {p for e in self.endpoints for p in e.peers}
@@ -328,31 +324,23 @@ class Places:
 class PlaceTable:
     """The places of a phase: slots of rings, tiles that more than one queue touches, contested regions.
 
-    ``dangers`` gives, for each place, the queues that may run into what was done there.  Without an ``automaton`` there
-    are no contested regions, and uses by one queue that conflict with the same others are one: tiles of all widths.
+    ``dangers`` gives, for each place, the queues that may run into what was done there.  ``is_joined``: uses by a queue
+    that conflict with the same others are one place: tiles of all widths.
     """
 
-    def __init__(
-        self,
-        program: TileProgram,
-        endpoints: Sequence[Endpoint],
-        pieces: Collection[Piece],
-        automaton: Automaton | None = None,
-    ) -> None:
-        self.program, self.endpoints = program, endpoints
-        self._nodes = automaton.nodes if automaton else []
-        self._ranges = automaton.ranges if automaton else {}
-        self._bases = bases_of(endpoints)
+    def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
+        self.automaton, self.program = automaton, automaton.program
         self.rings = [Places(ring.depth) for ring in self.program.rings]
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
+        pieces = {id(p): p for shape in automaton.shapes for p in pieces_of(shape.parts)}.values()
         self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
         self._number_places(pieces)
         base = 0
         for places in self._all():
             _find_conflicts(places, self._meet)
-            if automaton is None:
+            if is_joined:
                 _join_uses(places)
             places.base = base
             base += places.depth * len(places.listed)
@@ -371,7 +359,7 @@ class PlaceTable:
         asked: set[int] = set()
         for op in piece.operations:
             for index, first, last in op.uses:
-                endpoint = self.endpoints[index]
+                endpoint = self.automaton.endpoints[index]
                 if first:
                     asked.add(index)
                 if last and endpoint.peers and index not in asked:
@@ -384,7 +372,7 @@ class PlaceTable:
         yield from op.slots
         for is_set in (False, True):
             for index, *when in op.uses:
-                endpoint = self.endpoints[index]
+                endpoint = self.automaton.endpoints[index]
                 if when[is_set] and endpoint.ring_number in self._unasked:
                     for setter in (index,) if is_set else endpoint.peers:
                         yield RingAccess(endpoint.ring_number, index, _flag(setter), is_set)
@@ -407,7 +395,7 @@ class PlaceTable:
         for space, use in tiles:
             if len(queues[space]) > 1:
                 self.memories[space].add(use, use)
-        for node in self._nodes:
+        for node in self.automaton.nodes:
             for op, accesses in zip(node.piece.operations, node.regions, strict=False):
                 for access in accesses:
                     self.regions.add(*self._region_use(op, access))
@@ -438,7 +426,7 @@ class PlaceTable:
     def _meet(self, a: Use, b: Use) -> bool:
         if isinstance(a.where, Bytes) and isinstance(b.where, Bytes):
             return a.where.overlaps(b.where)
-        return may_meet(a.where, b.where, self._ranges)  # type: ignore[arg-type]
+        return may_meet(a.where, b.where, self.automaton.ranges)  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- what operations touch
 
@@ -454,7 +442,7 @@ class PlaceTable:
             places = self.rings[slot.ring]
             use = places.uses[Use(slot.where, op.queue, slot.is_write)]
             if places.conflicts[use]:
-                generation = cursors[slot.endpoint] - start[self._bases[slot.endpoint]]
+                generation = cursors[slot.endpoint] - start[self.automaton.bases[slot.endpoint]]
                 first = places.base + generation % places.depth * len(places.listed)
                 yield first + use, tuple(first + c for c in places.conflicts[use])
         for slot in op.slots:
@@ -468,15 +456,19 @@ class PlaceTable:
         for access in regions:
             yield from _placed(self.regions, self._region_use(op, access)[0])
 
-    def alike(self, piece: Piece) -> Hashable:
+    def __call__(self, piece: Piece) -> Hashable:
         """Return what pieces share that touch the same places and hand on the same slots, operation by operation."""
-        at = [0] * len(self.endpoints)
-        return tuple((op.queue, op.uses, *self.accesses(op, at, at, ())) for op in piece.operations)
+        at = [0] * len(self.automaton.endpoints)
+        ops = piece.operations
+        ends = [tuple(sorted({slot.endpoint for slot in op.slots})) for op in ops]
+        return tuple(
+            [(op.queue, op.uses, of, *self.accesses(op, at, at, ())) for op, of in zip(ops, ends, strict=True)]
+        )
 
     def renamed(self, node: Node) -> list[int]:
         """Return each place as counted from where the rings stand after the node."""
         names = list(range(len(self.dangers)))
-        bases = {e.ring_number: self._bases[e.index] for e in self.endpoints}
+        bases = {e.ring_number: self.automaton.bases[e.index] for e in self.automaton.endpoints}
         for ring, places in enumerate(self.rings):
             shift = node.advance[bases[ring]] if ring in bases else 0
             count = len(places.listed)
@@ -494,7 +486,7 @@ class PlaceTable:
                 slot, use = divmod(place - places.base, len(places.listed))
                 touch = places.listed[use]
                 if touch.where.start < 0:  # type: ignore[union-attr]
-                    setter = self.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
+                    setter = self.automaton.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
                     return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", touch)
                 start = ring.offset_bytes + slot * ring.slot_bytes

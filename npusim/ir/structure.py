@@ -360,19 +360,20 @@ class Builder:
             regions: list[RegionAccess] = []
             for tile in op.handshake:
                 self._ring_of(tile)
+            touched: dict[tuple[int, bool], Any] = {}  # steps share operands
             for step in op.steps:
-                touched = [(step.dst, True), *((s, False) for s in step.srcs)]
+                touched[id(step.dst), True] = step.dst
+                touched.update(((id(source), False), source) for source in step.srcs)
                 if step.attributes.accumulate:
-                    touched.append((step.dst, False))
-                for operand, is_write in touched:
-                    kind = type(operand)
-                    if kind is RingTile:
-                        slots[self._slot(operand, sides, is_write)] = None  # type: ignore[arg-type]
-                    elif kind is Tile:
-                        where = self._bytes(operand.offset_bytes, operand)  # type: ignore[union-attr,arg-type]
-                        tiles[TileAccess(operand.space, where, is_write)] = None  # type: ignore[union-attr]
-                    elif kind is GlobalTile:
-                        regions += self._region(operand, is_write)  # type: ignore[arg-type]
+                    touched[id(step.dst), False] = step.dst
+            for (_, is_write), operand in touched.items():
+                kind = type(operand)
+                if kind is RingTile:
+                    slots[self._slot(operand, sides, is_write)] = None
+                elif kind is Tile:
+                    tiles[TileAccess(operand.space, self._bytes(operand.offset_bytes, operand), is_write)] = None
+                elif kind is GlobalTile:
+                    regions += self._region(operand, is_write)
         except KeyError:
             known = ", ".join(self.walker.queues)
             raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None

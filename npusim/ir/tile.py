@@ -8,7 +8,6 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
@@ -22,11 +21,6 @@ if TYPE_CHECKING:
     from npusim.ir.buffers import Ring
 
 Role = Literal["input", "output", "workspace", "constant"]
-
-
-@cache
-def _size_of(fmt: str) -> int:
-    return get_format(fmt).size_bytes
 
 
 @record
@@ -43,13 +37,13 @@ class Tile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
         """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * _size_of(self.fmt)
+        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
         return Tile(self.space, offset, rows, width, self.stride, self.fmt)
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements themselves, without the gaps between rows."""
-        return self.rows * self.cols * _size_of(self.fmt)
+        return self.rows * self.cols * get_format(self.fmt).size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class GlobalTensor:
     def size_bytes(self) -> int:
         """Bytes of the whole tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch))
-        return self.heads * rows * self.cols * _size_of(self.fmt)
+        return self.heads * rows * self.cols * get_format(self.fmt).size_bytes
 
     def rows_of(self, batch: int) -> int:
         """Return the rows of one batch."""
@@ -138,7 +132,7 @@ class GlobalTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements of this cut."""
-        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * _size_of(self.tensor.fmt)
+        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * get_format(self.tensor.fmt).size_bytes
 
 
 @record
@@ -164,7 +158,7 @@ class RingTile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * _size_of(self.fmt)
+        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
         ends = self.first, self.last, self.is_peek
         return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
 
@@ -182,7 +176,7 @@ class RingTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements themselves."""
-        return self.rows * self.cols * _size_of(self.fmt)
+        return self.rows * self.cols * get_format(self.fmt).size_bytes
 
 
 Operand = Tile | RingTile | GlobalTile
