@@ -31,7 +31,6 @@ from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import WorkTile
-    from npusim.ir.program import Serves
 
 Bound = GlobalTensor | BySize | Stacked
 
@@ -72,7 +71,6 @@ class Kernel:
         *,
         arithmetic: str = "",
         values: Mapping[str, Callable[[], Any]] | None = None,
-        serves: Serves = "rows",
         **bound: Any,
     ) -> Phase:
         """Return the phase ``label``: its blocks, the largest span of each axis, tensors of results.
@@ -107,7 +105,6 @@ class Kernel:
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
-            serves=serves,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
             **tables._asdict(),
         )
@@ -145,6 +142,8 @@ class Kernel:
 
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
+        if len(set(axes)) < len(axes):
+            self.fail(f"the axes of {n} are {' and '.join(axes)}: two axes have two names")
         values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return values[0] if len(values) == 1 else values or None
 
@@ -279,6 +278,12 @@ class _Lowering:
                 self.kernel.fail(
                     f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
                     "a loop; make it in a kernel of its own before",
+                    e,
+                )
+            if left.kind != "operand" and e.attributes.transpose_a:
+                self.kernel.fail(
+                    f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
+                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T",
                     e,
                 )
             if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):

@@ -281,5 +281,4 @@ def shift_keys(
         fmt=shifted.fmt,
         values={f"M{n}": m.values for n, m in matrices.items()},
         arithmetic=arithmetic,
-        serves="kv_head",
     )
