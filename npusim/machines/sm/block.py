@@ -585,18 +585,26 @@ class GroupBlock(ResidentBlock):
         if self.tiling.slice_elements:
             return replace(work, barriers=1, fences=1)
         barriers = 0 if work.is_specialised or left not in self.near else 1
-        return replace(work, is_awaited=awaited, barriers=barriers)
+        columns, depth = self._width(s.rows[0].dst), self._width(left)
+        return replace(work, is_awaited=awaited, barriers=barriers, columns=columns, depth=depth)
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""
         if self.tiling.combine_cycles and s in self.frame.phase.finish:
             return replace(self.work, element_cycles=self.tiling.combine_cycles, constant="combine_cycles")
-        if self.work.repeats == 1:
-            return self.work
-        axes = {a for n in (*s.written, *s.read) if n in self.frame.phase.names for a in self.frame.axes(n)}
-        if self.frame.loop_axis in axes:
-            return replace(self.work, is_serial=False)
-        return replace(self.work, repeats=1, across=self.work.repeats)
+        names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
+        extra = self.tiling.bounds if s is next((x for x in self.frame.stages if not x.is_product), None) else 0.0
+        work = replace(self.work, columns=max((self._width(n) for n in names), default=0), extra=extra)
+        if work.repeats == 1:
+            return work
+        if any(self.frame.loop_axis in self.frame.axes(n) for n in names):
+            return replace(work, is_serial=False)
+        return replace(work, repeats=1, across=work.repeats)
+
+    def _width(self, n: str) -> int:
+        """Return the columns that are computed of a name, whatever a ragged tile has."""
+        axes = self.frame.axes(n)
+        return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
 
     def _store_work(self, steps: tuple[Step, ...]) -> GroupWork:
         """Return what a warp group does where an operand goes to shared memory through its registers.

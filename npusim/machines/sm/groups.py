@@ -42,6 +42,8 @@ MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
+#: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
+FLEX_BOUNDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     if fields.kernel == "fa2":  # whole tiles, however few rows are live
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     work, groups = layout_of(tile, engine, is_cutlass=fields.kernel == XFORMERS)
-    work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
+    work = replace(work, rows=ceil_div(tile.rows, groups))
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     registers = registers_of(tile, fields, device.architecture, most, work)
     count = registers.count + registers.spilled
@@ -169,12 +171,20 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         work=work,
         stages=fields.stages or 0,
         walks_blocks=bool(fields.kernel == "triton" and phase.masks),
+        widths={phase.loop_axis: tile.keys},
+        bounds=FLEX_BOUNDS if fields.kernel == "triton" and is_ragged(phase) else 0.0,
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )
     tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def is_ragged(phase: Phase) -> bool:
+    """Return whether rows or keys are no multiple of a tile, so that a kernel has to look where they end."""
+    rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
+    return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = False) -> tuple[GroupWork, int]:
