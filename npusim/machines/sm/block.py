@@ -52,6 +52,9 @@ class ResidentBlock:
         self.frame, self.core, self.tiling = frame, core, tiling
         self.loader = f"{SM}.B{number}{LDG}"
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
+        is_product = tiling.work is not None and tiling.work.is_specialised and not tiling.work.consumers
+        #: Of a library's product: the copies of A wait for none of B.
+        self.loaders = {n: f"{self.loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
         for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
@@ -80,7 +83,7 @@ class ResidentBlock:
     @property
     def queues(self) -> tuple[str, ...]:
         """All queues of the block."""
-        return self.loader, *self.warps
+        return *dict.fromkeys((self.loader, *self.loaders.values())), *self.warps
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -111,11 +114,12 @@ class ResidentBlock:
                 peeks=self.readers if is_viewed else (),
             )
 
-        loader, label = (self.loader,), frame.label
+        label = frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in self.held}
+        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, (self.loader,)) for n in self.held}
         for n in dict.fromkeys((*self.visited, *self.shared)):
+            loader = (self.loaders.get(n, self.loader),)
             if n not in self.shared and self._is_copied(n):
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
@@ -127,6 +131,7 @@ class ResidentBlock:
                 self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader, others)
         self.near = dict(self.loaded)
         for n in self.shared:
+            loader = (self.loaders.get(n, self.loader),)
             depth = 2 if tiling.slice_elements else tiling.depth
             self.near[n] = ring(n, label(n), SMEM, depth, self.warps if is_staged else loader)
             self.loaded.setdefault(n, self.near[n])
@@ -284,7 +289,7 @@ class ResidentBlock:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
-        return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,), handshake)
+        return TileOp(f"{self.frame.label(n)}.load", self.loaders.get(n, self.loader), LDG, (step,), handshake)
 
     def _stage_operands(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the way of a product's operands to shared memory, where they are not loaded there."""

@@ -329,7 +329,8 @@ class GpuGemmFields(Tiling):
 
 #: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
 #: cores' own time, and cycles of its start and end.
-ROWS, COLUMNS, SPLITS = (64, 128), (64, 128, 192, 256), (1, 2, 4, 8)
+MOST_STAGES = 16
+ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
 #: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
@@ -353,6 +354,8 @@ def library_tile(
     none, or where no choice does: all are tried.
     """
 
+    moved = heads * (m * k + k * n + m * n) * 2
+
     def time(choice: tuple[int, int, int]) -> tuple[float, int]:
         rows, columns, splits = choice
         waves = ceil_div(heads * ceil_div(m, rows) * ceil_div(n, columns) * splits, cores)
@@ -360,7 +363,8 @@ def library_tile(
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
         # Parts are written and read again, in float32, by a kernel more.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        return waves * (busy * WAVE_FACTOR + WAVE_CYCLES) + parts, -rows * columns
+        # None is faster than memory: where several are as fast as it, nothing is split.
+        return max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts, -rows * columns
 
     rows, columns, splits = (
         (value,) if value else choices
@@ -391,6 +395,8 @@ def library_tiling(
     area = issue.registers_count.value // 4 if is_staged else None
     m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges, area)
     k = fields.block_k
+    if not is_staged and "stages" not in fields.model_fields_set:
+        stages = max(stages, min(MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
     if shared > most:
