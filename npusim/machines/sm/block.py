@@ -579,7 +579,8 @@ class GroupBlock(ResidentBlock):
                     for n, place in self.frame.places.items()
                     if n in self.frame.held or place == "out"
                 )
-                work = replace(work, block_bytes=max(1, held // self.tiling.groups))
+                goes_on = work.is_specialised and not self.tiling.is_one_wave
+                work = replace(work, block_bytes=max(1, held // self.tiling.groups), is_specialised=goes_on)
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.flow import views
@@ -42,6 +43,8 @@ MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
+#: Registers of a lane in a block that multiplies once, and for each that its operands or its result take (tests/silicon).
+ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
 FLEX_BOUNDS = 4.0
 
@@ -127,7 +130,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     """
     products, note = attention_products(phase), ""
     if products is None:
-        library, plain = warp_issue(device).library, plain_tiling(device)
+        library, plain = warp_issue(device).library, one_shot_tiling(phase, device)
         cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
         return replace(plain, combine_cycles=cycles.value) if cycles is not None else plain, ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
@@ -295,6 +298,23 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
     return SmTiling(residents=issue.warps_count.value // (2 * warps), work=GroupWork(warps))
 
 
+def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
+    """Return the tiling of blocks that load, multiply and store once: resident as far as registers and memory reach."""
+    plain, issue, names = plain_tiling(device), warp_issue(device), phase.names
+    products = [s.rows[0] for s in phase.stages if s.is_product]
+    if not products:
+        return plain
+    count = {n: prod(phase.sizes[a] for a in names[n].axes) for n in (*products[0].srcs, products[0].dst)}
+    *staged, results = count.values()
+    size, warps = get_format(names[products[0].srcs[0]].fmt).size_bytes, issue.subcores_count.value
+    most = max(sum(staged) * size // REGISTER_BYTES, results) / (WARP_LANES * warps)
+    registers = min(issue.thread_registers_count.value, round(ONE_SHOT_REGISTERS + ONE_SHOT_FACTOR * most))
+    held = {"tile": max(0, registers - issue.overhead_registers_count.value)}
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
+    return replace(plain, residents=room.blocks)
+
+
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """Return how an operator over a matrix is executed.
 
@@ -395,7 +415,8 @@ def library_tiling(
     area = issue.registers_count.value // 4 if is_staged else None
     m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges, area)
     k = fields.block_k
-    if not is_staged and "stages" not in fields.model_fields_set:
+    is_one_wave = heads * ceil_div(c.rows, m) * ceil_div(c.cols, n) * splits <= cores
+    if is_one_wave and not is_staged and "stages" not in fields.model_fields_set:
         stages = max(stages, min(MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
@@ -419,4 +440,4 @@ def library_tiling(
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
     by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
     blocks = max(1, min(memory // shared, by_registers))
-    return (m, n, k), splits, SmTiling(groups=groups, residents=blocks, depth=stages, work=work)
+    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave)
