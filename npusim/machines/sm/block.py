@@ -117,7 +117,9 @@ class ResidentBlock:
         label = frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, (self.loader,)) for n in self.held}
+        self.loaded: dict[str, Ring] = {
+            n: ring(n, label(n), home, tiling.held_depth, (self.loader,)) for n in self.held
+        }
         for n in dict.fromkeys((*self.visited, *self.shared)):
             loader = (self.loaders.get(n, self.loader),)
             if n not in self.shared and self._is_copied(n):

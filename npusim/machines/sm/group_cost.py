@@ -268,7 +268,9 @@ class GroupModel:
         for step in steps:
             self._add(step, work, count)
         if work.extra:
-            self._issue("compare", work.extra * max(elements(o, work) for step in steps for o in step.operands()), "", count)
+            self._issue(
+                "compare", work.extra * max(elements(o, work) for step in steps for o in step.operands()), "", count
+            )
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
         gaps = self._gaps(steps) if is_beside else 0.0

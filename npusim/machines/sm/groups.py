@@ -163,7 +163,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     spilled_bytes, far = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0.0
     local = device.core(SM).engines.get(SPILL)
     if registers.spilled and isinstance(local, LocalMemoryPipe):
-        frames = REGISTER_BYTES * registers.accesses / 2 * WARP_LANES * fields.warps * blocks
+        # A frame is as large as what is spilled in all, though an iteration may not touch all of it.
+        frames = REGISTER_BYTES * max(registers.spilled, registers.accesses / 2) * WARP_LANES * fields.warps * blocks
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
         far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
