@@ -43,7 +43,8 @@ MOST_REGISTERS = 8
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
-#: Registers of a lane in a block that multiplies once, and for each that its operands or its result take (tests/silicon).
+#: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
+#: kernels (tests/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
 FLEX_BOUNDS = 4.0
@@ -374,7 +375,6 @@ def library_tile(
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
     none, or where no choice does: all are tried.
     """
-
     moved = heads * (m * k + k * n + m * n) * 2
 
     def time(choice: tuple[int, int, int]) -> tuple[float, int]:
