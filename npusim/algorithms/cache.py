@@ -89,7 +89,6 @@ def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]
             x=stored,
             scale=scale,
             fmt=out.fmt,
-            serves="kv_head",
         )
         note = f"cache={problem.cache}: a kernel before brings {out.name.upper()} to {out.fmt}, in memory"
         before.append(replace(phase, notes=(note,)))

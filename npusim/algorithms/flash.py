@@ -71,9 +71,10 @@ class FlashPrecision(NamedFormats):
         P V as the matrix unit's output path stores it.
     output
         The result.
-    exp_variant, sum_order, rounding, accumulate, arithmetic
-        Named choices: exponential, order of the row sum, rounding of casts and the matrix arithmetic (empty: the
-        device's own), where P V adds up.  A power-of-two exponential takes scores times log2 e.
+    exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
+        Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
+        added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
+        exponential takes scores times log2 e.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
@@ -95,6 +96,7 @@ class FlashPrecision(NamedFormats):
     kernel: str = ""
     sink: Sink = "end"
     rounding: str = ""
+    multiply_add: str = ""
     intermediates: ClassVar[tuple[str, ...]] = (
         "scores",
         "softmax",
@@ -133,6 +135,7 @@ class Fp8Precision(NamedFormats):
     arithmetic: str = ""
     sink: Sink = "end"
     rounding: str = ""
+    multiply_add: str = ""
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")

@@ -12,7 +12,7 @@ import operator
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
+EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
 WORDS = "there are + - * /, exp, log, rsqrt, tanh, fma, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
@@ -196,7 +197,7 @@ class Value:
 
     @property
     def T(self) -> Transposed:
-        """The operand with its axes exchanged, as the right factor of a product."""
+        """The operand with its axes exchanged, as a factor of a product."""
         return Transposed(self)
 
     def __add__(self, other: Any) -> Value:
@@ -249,23 +250,33 @@ Source = Value | TileNumber | float
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """An operand as the right factor of a product, its axes exchanged."""
+    """An operand as a factor of a product, its axes exchanged."""
 
     operand: Value
 
-    def __repr__(self) -> str:
-        return f"{self.operand.written()}.T ({' x '.join(self.operand.axes[::-1])}, {self.operand.fmt})"
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Its axes, exchanged."""
+        return self.operand.axes[::-1]
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __matmul__ = _refused(
-        "{}", "axes are exchanged for the right factor of a product alone, a @ b.T"
-    )
+    def written(self) -> str:
+        """Return it as messages write it."""
+        return f"{self.operand.written()}.T"
+
+    def __repr__(self) -> str:
+        return f"{self.written()} ({' x '.join(self.axes)}, {self.operand.fmt})"
+
+    def __matmul__(self, other: Any) -> Product:
+        return Product(self, other)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refused("{}", EXCHANGED)
 
 
 class Product:
     """``a @ b`` until it is stored, or added to a state by the matrix unit."""
 
-    def __init__(self, a: Value, b: Value | Transposed) -> None:
-        right = b.operand if isinstance(b, Transposed) else b
+    def __init__(self, a: Value | Transposed, b: Value | Transposed) -> None:
+        left, right = (x.operand if isinstance(x, Transposed) else x for x in (a, b))
         if isinstance(right, Product):
             right.refuse()
         if isinstance(right, Value) and right.prepared is not None:
@@ -277,19 +288,22 @@ class Product:
         if a.axes[1] != inner:
             other = f"; write {a.written()} @ {right.written()}.T" if right is b and a.axes[1] == outer else ""
             fail(f"{a} @ {b}: the {a.axes[1]} axis meets {inner}{other}")
-        self.a, self.b, self.axes, self.is_transposed = a, right, (a.axes[0], outer), right is not b
+        if a.axes[0] == outer:
+            fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
+        self.a, self.b, self.axes = left, right, (a.axes[0], outer)
+        self.how = Attributes(transpose_a=isinstance(a, Transposed), transpose_b=isinstance(b, Transposed))
         self.frame, self.line = kernel_frame(), kernel_frame().f_lineno
         TRACE.get().unstored.append(self)
 
     def to(self, fmt: str) -> Value:
         """Return it stored in ``fmt``, rounded once."""
-        return self._record(Value(self.axes, _checked(fmt), "product"), PLAIN, ())
+        return self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
 
     def onto(self, total: Value) -> Value:
         """Return ``total`` with it added by the matrix unit."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
-        return self._record(Value(self.axes, total.fmt), Attributes(accumulate=True), (total,))
+        return self._record(Value(self.axes, total.fmt), replace(self.how, accumulate=True), (total,))
 
     def _record(self, dst: Value, attributes: Attributes, more: tuple[Value, ...]) -> Value:
         TRACE.get().unstored.remove(self)
@@ -299,8 +313,9 @@ class Product:
         return self.onto(other) if isinstance(other, Value) else self.refuse()
 
     def __str__(self) -> str:
-        right = f"{self.b.written()}{'.T' if self.is_transposed else ''}"
-        return f"{self.a.written()} @ {right}"
+        flags = self.how.transpose_a, self.how.transpose_b
+        left, right = (x.written() + ".T" * is_t for x, is_t in zip((self.a, self.b), flags, strict=True))
+        return f"{left} @ {right}"
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith("__") else self.refuse()
@@ -443,7 +458,8 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
         fail(f"tiles of {operands or 'nothing'}: it walks operands, the kernel's arguments", frame)
-    shared = [a for a in operands[0].axes if a != trace.row_axis and all(a in x.axes for x in operands)]
+    shared = [a for a in operands[0].axes if all(a in x.axes for x in operands)]
+    shared = [a for a in shared if a != trace.row_axis] or shared
     axis = axis or (shared[-1] if len(operands) == 1 or len(shared) == 1 else "")
     if trace.loop is not None:
         fail("a loop in a loop: one loop walks the tiles of a kernel at a time", frame)
@@ -547,7 +563,7 @@ class Trace:
             if isinstance(s, Product):
                 s.refuse()
             if isinstance(s, Transposed):
-                fail(f"{opcode.name} of {s}: axes are exchanged for the right factor of a product alone, a @ b.T")
+                fail(f"{opcode.name} of {s}: {EXCHANGED}")
             if isinstance(s, TileNumber) and self.loop is None:
                 fail(f"{s.text} outside of a loop over tiles")
             if isinstance(s, Value):

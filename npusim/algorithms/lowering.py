@@ -31,7 +31,6 @@ from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import WorkTile
-    from npusim.ir.program import Serves
 
 Bound = GlobalTensor | BySize | Stacked
 
@@ -72,7 +71,6 @@ class Kernel:
         *,
         arithmetic: str = "",
         values: Mapping[str, Callable[[], Any]] | None = None,
-        serves: Serves = "rows",
         **bound: Any,
     ) -> Phase:
         """Return the phase ``label``: its blocks, the largest span of each axis, tensors of results.
@@ -107,7 +105,6 @@ class Kernel:
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
-            serves=serves,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
             **tables._asdict(),
         )
@@ -145,6 +142,8 @@ class Kernel:
 
     def _symbol(self, n: str, of: tuple[OperandForm, ...]) -> Value | tuple[Value, ...] | None:
         axes = tuple(self.axes[n].split())
+        if len(set(axes)) < len(axes):
+            self.fail(f"the axes of {n} are {' and '.join(axes)}: two axes have two names")
         values = tuple(Value(axes, o.fmt, "mask" if o.kind == "mask" else "operand", o.name) for o in of)
         return values[0] if len(values) == 1 else values or None
 
@@ -222,6 +221,7 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
         (O.EXP, Attributes(variant=getattr(p, "exp_variant", ""))),
         (O.ROW_SUM, Attributes(order=getattr(p, "sum_order", ""))),
         (O.CAST, Attributes(rounding=getattr(p, "rounding", ""))),
+        (O.ADD, Attributes(variant=getattr(p, "multiply_add", ""))),
     )
 
 
@@ -229,8 +229,10 @@ class _Lowering:
     """The tables of a trace."""
 
     def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
-        self.choices = choices
+        self.choices: Mapping[O, Attributes] = {o: a for o, a in choices.items() if o is not O.ADD}
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
+        if choices[O.ADD].variant == "once":
+            _fuse(self.events, results)
         _gather(self.events, trace.carried)
         for c in trace.carried:
             _sink(self.events, c)
@@ -276,6 +278,12 @@ class _Lowering:
                 self.kernel.fail(
                     f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
                     "a loop; make it in a kernel of its own before",
+                    e,
+                )
+            if left.kind != "operand" and e.attributes.transpose_a:
+                self.kernel.fail(
+                    f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
+                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T",
                     e,
                 )
             if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):
@@ -488,6 +496,20 @@ def _readers(v: Value, events: Sequence[Event]) -> list[Event]:
             if e.opcode is O.CAST and e.dst.fmt == v.fmt:
                 names.add(e.dst)
     return readers
+
+
+def _fuse(events: list[Event], results: list[Value]) -> None:
+    """Make one event, rounded once, of a product of numbers and the addition that alone reads it."""
+    for e in [e for e in events if e.opcode is O.ADD]:
+        for s in e.read:
+            of = s.event
+            if of is None or of.opcode is not O.MUL or s in results or s.state is not None:
+                continue
+            is_read_once = sum(x is s for f in events for x in f.read) == 1
+            if is_read_once and (of.loop, of.only, s.axes) == (e.loop, e.only, e.dst.axes):
+                e.opcode, e.srcs = O.FMA, (*of.srcs, *(x for x in e.srcs if x is not s))
+                events.remove(of)
+                break
 
 
 def _gather(events: list[Event], carried: list[Carried]) -> None:

@@ -50,7 +50,7 @@ class PasaPrecision(NamedFormats):
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
-    exp_variant, sum_order, rounding, accumulate, arithmetic
+    exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
         Named choices, as in `FlashPrecision`.
     """
 
@@ -68,6 +68,7 @@ class PasaPrecision(NamedFormats):
     accumulate: Accumulate = "fresh"
     arithmetic: str = ""
     rounding: str = ""
+    multiply_add: str = ""
     intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
 
 
@@ -280,5 +281,4 @@ def shift_keys(
         fmt=shifted.fmt,
         values={f"M{n}": m.values for n, m in matrices.items()},
         arithmetic=arithmetic,
-        serves="kv_head",
     )

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.op import Source
-    from npusim.ir.program import Serves
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 #: What a name means: for diagnosis, pages and messages.  Where it lives follows from who writes and
@@ -311,8 +310,6 @@ class Phase:
         Functions that compute constant tensors, by the tensor's name.
     arithmetic
         Registry name of the products' arithmetic; empty: the device's own.
-    serves
-        Which rows of the output need a block's result: its own, or all of the heads on its KV head.
     slice_elements
         Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
     operator
@@ -333,7 +330,6 @@ class Phase:
     masks: Mapping[str, Mask] = field(default_factory=dict)
     values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     arithmetic: str = ""
-    serves: Serves = "rows"
     slice_elements: int = 0
     operator: tuple[str, float] | None = None
     flops: int | None = None
@@ -353,6 +349,12 @@ class Phase:
     def loop_axis(self) -> str:
         """Axis along which it goes tile after tile; empty if it does not."""
         return next((loop.axis for loop in self.loops if loop.axis), "")
+
+    def product_axes(self, row: Instruction) -> tuple[str, str, str]:
+        """Return the axes of a product's rows, of its sum and of its columns, however its operands are stored."""
+        a, b = (self.names[n].axes for n in row.srcs)
+        (m, k), n = a[:: -1 if row.attributes.transpose_a else 1], b[0 if row.attributes.transpose_b else 1]
+        return m, k, n
 
     def label(self, name: str) -> str:
         """Return what traces and messages call a name."""

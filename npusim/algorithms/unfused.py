@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Mask
     from npusim.config.problem import Problem
-    from npusim.ir.program import Serves
 
 WIDE = "float32"
 LOWEST = -float(get_format(WIDE).max_finite)
@@ -208,7 +207,6 @@ def element_wise(
     *,
     mask: Mask | None = None,
     offset: int | None = None,
-    serves: Serves = "rows",
     **more: Any,
 ) -> Phase:
     """Return a kernel of x over all elements: ``sizes`` = (rows of a block, columns), ``more`` is what else it takes.
@@ -218,15 +216,7 @@ def element_wise(
     rows = tuple(replace(c, causal_offset=offset) for c in grid(source, ("row", sizes[0])))
     blocks = with_columns(rows, source.cols, sizes[1], MASKED if mask else frozenset())
     return kernel.phase(
-        label,
-        blocks,
-        {"row": sizes[0], "col": sizes[1]},
-        [out],
-        x=source,
-        mask=mask,
-        fmt=out.fmt,
-        serves=serves,
-        **more,
+        label, blocks, {"row": sizes[0], "col": sizes[1]}, [out], x=source, mask=mask, fmt=out.fmt, **more
     )
 
 

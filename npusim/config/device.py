@@ -347,9 +347,13 @@ class DeviceSpec(HardwareModel):
         return None if unit is None else unit.row_sum
 
     @property
-    def cast_rounding(self) -> Choice[Any] | None:
-        """How its vector unit rounds where neither kernel nor precision says; None: to nearest even."""
-        return getattr(self.vector_unit, "cast_rounding", None)
+    def rounding_choices(self) -> dict[str, Choice[Any]]:
+        """How its vector unit rounds where neither kernel nor precision says, by the precision's field.
+
+        A field that is absent rounds to nearest even, and products before they are added to something.
+        """
+        keys = {"rounding": "cast_rounding", "multiply_add": "multiply_add"}
+        return {name: fact for name, key in keys.items() if (fact := getattr(self.vector_unit, key, None)) is not None}
 
     @property
     def row_sums(self) -> tuple[str, ...]:

@@ -157,6 +157,8 @@ MemoryRowSum = Literal["vector_lanes", "tree_halves"]
 RegisterRowSum = Literal["four_chains", "sequential", "vector_lanes"]
 #: How a cast of rows rounds: halves to even (CAST_RINT) or away from zero (CAST_ROUND).
 CastRounding = Literal["nearest_even", "nearest_away"]
+#: How often a product and what is added to it are rounded.
+MultiplyAdd = Literal["once", "twice"]
 
 
 class VectorEngine(_QueueSpec):
@@ -223,6 +225,9 @@ class RegisterVectorEngine(_QueueSpec):
     )
     cast_rounding: Choice[CastRounding] | None = Field(
         default=None, description="of casts where neither kernel nor precision says; absent: nearest_even, known"
+    )
+    multiply_add: Choice[MultiplyAdd] | None = Field(
+        default=None, description="how often it rounds where the precision does not say; absent: twice, known"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
     singly_issued_per_cycle_count: PositiveWhole = Field(description="of them those of kind single")

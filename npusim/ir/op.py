@@ -12,6 +12,7 @@ from enum import Enum, unique
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
@@ -84,6 +85,7 @@ class Attributes:
     """What qualifies a step; empty strings mean the format's natural behaviour."""
 
     accumulate: bool = False
+    transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
     variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA
@@ -118,6 +120,14 @@ class Step:
     srcs: tuple[Source, ...]
     attributes: Attributes = PLAIN
     name: str = field(default="", compare=False)
+
+    @property
+    def depth(self) -> int:
+        """How many products a MATMUL adds up for each element."""
+        a = self.srcs[0]
+        if isinstance(a, float):
+            raise ProgramError("a matrix product needs tiles, not constants")
+        return a.rows if self.attributes.transpose_a else a.cols
 
     def operands(self) -> tuple[Operand, ...]:
         """Return destination and sources, without constants."""

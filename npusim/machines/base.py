@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.gemm import gemm
+from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import TilingError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Allocator
-    from npusim.ir.program import Item, Pricing, Queue
+    from npusim.ir.program import Item, Pricing, Queue, Serves
     from npusim.ir.tile import GlobalTensor
     from npusim.machines.frame import Frame
 
@@ -70,6 +72,13 @@ class Machine:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
 
+    def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
+        """Return how a phase runs that a compiler made, as `fields_for`.
+
+        ``_down``: warps down the rows of its product, 0 if nobody says; ``_piece``: of a sum that is loaded at once.
+        """
+        return self.fields_for(called, phase, tiling)
+
     def column(self, _fmt: str) -> int:
         """Return how many elements of a row lie together in fractals (NZ) in memory."""
         raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")
@@ -115,6 +124,7 @@ class Machine:
         ``more``: its other attributes, ``flops`` and ``notes``.
         """
         listed = list(phases)
+        pairs = zip(built, serving(listed), strict=True)
         return TileProgram(
             name,
             tuple(queues),
@@ -122,11 +132,28 @@ class Machine:
             dict(allocator.spaces),
             dict(allocator.peak_bytes),
             {t.name: t for phase in listed for t in phase.all_tensors()},
-            tuple(built),
+            tuple(replace(phase, serves=serves) for phase, serves in pairs),
             constants={n: v for phase in listed for n, v in phase.all_values().items()},
             pricing=pricing,
             **more,
         )
+
+
+def serving(phases: Sequence[Phase]) -> list[Serves]:
+    """Return for each phase which rows of the output need a block of it: its own, or all of heads on its KV head.
+
+    All need what a phase reads other than by its own rows, and whatever is read by a phase that all need.
+    """
+    serves: list[Serves] = []
+    whole: set[str] = set()
+    for phase in reversed(phases):
+        written = {n for s in phase.stages for n in s.written}
+        tensors = {n: tensor_of(t).name for n, t in phase.tensors.items() if not isinstance(t, BySize)}
+        is_whole = any(tensors[n] in whole for n in written.intersection(tensors))
+        read = tensors.keys() - written
+        whole |= {tensors[n] for n in read if is_whole or phase.names[n].axes[0] != phase.row_axis}
+        serves.insert(0, "kv_head" if is_whole else "rows")
+    return serves
 
 
 def memories(device: DeviceSpec, core: str, member: str = "") -> dict[str, AddressSpace]:
@@ -148,7 +175,7 @@ def program_phase(
     themselves.  ``more``: its other attributes.
     """
     p = frame.phase
-    described: dict[str, Any] = {"blocks": p.cells, "serves": p.serves, "roles": frame.roles, "family": _FAMILY, **more}
+    described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": _FAMILY, **more}
     return ProgramPhase(
         p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread, frozenset(views)), **described
     )

@@ -62,7 +62,8 @@ def footprint(
             yield from _visited(frame, times, n, blocks)
         elif is_joined:
             for block, rows in neighbours(blocks):
-                yield Touch(frame.cut(n, block, WHOLE, (0, rows)), each)
+                spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
+                yield Touch(frame.cut(n, block, WHOLE, *spans), each)
         else:
             for block in blocks:
                 for tile in _tiles(frame, n, block):

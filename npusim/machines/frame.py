@@ -186,6 +186,8 @@ class Frame:
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
+            top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
@@ -207,11 +209,6 @@ class Frame:
         order = {Opcode.ROW_SUM: Attributes(order=row_sum), Opcode.CAST: Attributes(rounding=rounding)}
         return {s: choose(s.rows, order) for s in self.stages if not s.is_product}
 
-    def is_transposed(self, stage: Stage) -> bool:
-        """Return whether a product's B is stored transposed: the axis it shares with A is its last."""
-        left, right = stage.rows[0].srcs
-        return self.axes(right)[1] == self.axes(left)[1]
-
     def product_attributes(self, stage: Stage, arithmetic_of: Callable[[str, str], str]) -> Attributes:
         """Return how a matrix unit multiplies: in the phase's arithmetic, else by ``arithmetic_of``.
 
@@ -221,14 +218,14 @@ class Frame:
         (row,) = stage.rows
         arithmetic = self.phase.arithmetic or arithmetic_of(self.fmt(row.srcs[0]), self.fmt(row.dst))
         self.check_operands(stage, arithmetic)
-        return replace(row.attributes, transpose_b=self.is_transposed(stage), arithmetic=arithmetic)
+        return replace(row.attributes, arithmetic=arithmetic)
 
     def check_operands(self, stage: Stage, unit: str) -> None:
         """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
-        left, right = stage.rows[0].srcs
+        (left, right), how = stage.rows[0].srcs, stage.rows[0].attributes
         a, b, wanted = self.fmt(left), self.fmt(right), get_arithmetic(unit)
         if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
-            name = f"{self.label(left)} {self.label(right)}" + ("^T" if self.is_transposed(stage) else "")
+            name = f"{self.label(left)}{'^T' * how.transpose_a} {self.label(right)}{'^T' * how.transpose_b}"
             raise TilingError(
                 f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "
                 f"in that format (--dtype {wanted.b.name}), or another --precision or --arithmetic"
@@ -415,4 +412,5 @@ def attention_products(phase: Phase) -> tuple[Instruction, Instruction] | None:
     """Return the first product of a loop and the last that is fed by rows, as in attention; None for other phases."""
     products = [s.rows[0] for s in phase.stages if s.is_product]
     fed = [r for r in products if r.srcs[0] not in phase.tensors]
-    return (products[0], fed[-1]) if fed and len(products) > 1 and phase.loop_axis else None
+    is_plain = not any(r.attributes.transpose_a for r in products)  # kernels hold Q by rows
+    return (products[0], fed[-1]) if is_plain and fed and len(products) > 1 and phase.loop_axis else None

@@ -29,7 +29,7 @@ Kind = Literal["allreduce", "reduce_scatter", "all_gather"]
 Algorithm = Literal["mesh", "ring", "halving_doubling"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-#: Ranks of a node or of a group of nodes that collectives are meant for (issue 6).
+#: Ranks of a node or of a group of nodes that collectives are meant for.
 MOST_RANKS = 64
 
 

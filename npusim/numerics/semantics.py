@@ -41,6 +41,8 @@ def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attrib
 
 def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attributes) -> Array:
     a, b = sources
+    if attributes.transpose_a:
+        a = a.swapaxes(-1, -2)
     if attributes.transpose_b:
         b = b.swapaxes(-1, -2)
     arithmetic = formats.get_arithmetic(attributes.arithmetic)

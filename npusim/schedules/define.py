@@ -156,6 +156,8 @@ def _build(
 ) -> TileProgram:
     machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
+    if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
+        p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
     planned = phases(problem, tiling, p, machine)

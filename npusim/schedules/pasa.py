@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Phase
     from npusim.config.problem import Problem
-    from npusim.ir.program import Serves
     from npusim.ir.tile import GlobalTensor
     from npusim.schedules.define import Phases
 
@@ -172,8 +171,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
 def _prepared(inputs: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
     """Return what is done to the inputs first, and the tensors that the other phases read."""
     phases, changed = [], {}
-    serves: tuple[Serves, ...] = ("rows", "kv_head", "kv_head")
-    for n, factor, who in zip("qkv", (scale, None, None), serves, strict=True):
+    for n, factor in zip("qkv", (scale, None, None), strict=True):
         tensor: GlobalTensor = getattr(inputs, n)
         if tensor.fmt == fmt and factor is None:
             continue
@@ -188,7 +186,6 @@ def _prepared(inputs: AttentionTensors, fmt: str, scale: float | None) -> tuple[
                 (PREPARED[0], min(tensor.cols, PREPARED[1])),
                 scale=1.0 if factor is None else factor,
                 through=WIDE,
-                serves=who,
             )
         )
     return phases, replace(inputs, **changed)

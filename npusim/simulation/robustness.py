@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.config.engine import CastRounding
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS, get_arithmetic
@@ -16,6 +16,7 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
+from npusim.schedules.registry import NAMED
 from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from npusim.config.quantity import Choice
     from npusim.ir.program import TileProgram
     from npusim.numerics.evaluate import BlockRows
     from npusim.numerics.result import NumericResult
@@ -82,7 +84,7 @@ class Compared:
 
     def under(self, program: TileProgram, plan: Plan) -> NDArray[Any]:
         """Return what another program of the plan computes for them."""
-        (batch, head, row), problem = self.at, cast("Problem", plan.problem)
+        (batch, head, row), problem = self.at, plan.subject(program)
         only: Any = {"batches": {batch}, "most": len(self.rows)}
         return execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, **only)[1][self.at]
 
@@ -100,14 +102,24 @@ class Compared:
         return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
 
 
+#: What a precision's field says the rounding of.
+ROUNDED = MappingProxyType({"rounding": "casts", "multiply_add": "multiply-adds"})
+
+
+def assumed_roundings(plan: Plan) -> Iterator[tuple[str, Choice[Any]]]:
+    """Yield the roundings that a plan's precision leaves to the device and whose file assumes them: field, choice."""
+    for name, choice in plan.device.rounding_choices.items():
+        if choice.basis == "assumed" and getattr(plan.precision, name, None) == "":
+            yield name, choice
+
+
 def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield a name and the changed field of the precision for whatever could be otherwise."""
     device, (arithmetics, orders) = plan.device, named_choices(program)
-    rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
-    if rounding is not None and rounding.basis == "assumed":
-        for other in get_args(CastRounding):
-            if other != rounding.value:
-                yield f"casts rounded {other}", {"rounding": other}
+    for name, choice in assumed_roundings(plan):
+        for other in NAMED[name]:
+            if other != choice.value:
+                yield f"{ROUNDED[name]} rounded {other}", {name: other}
     for name in sorted({other for used in arithmetics for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
     for used, basis in row_sum_evidence(orders, device).items():
@@ -168,7 +180,7 @@ def _other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem."""
     problem: Any = plan.problem
     for other in () if plan.schedule.reference else SCHEDULES.values():  # a reference: others compute something else
-        fits = other.family == plan.device.family and other.problem is Problem
+        fits = other.family == plan.device.family and other.problem is Problem is plan.schedule.problem
         if other is not plan.schedule and fits and (other.reads_scales or not problem.is_scaled):
             yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
 

@@ -7,15 +7,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
-from npusim.simulation.robustness import Compared, arithmetic_uncertainty, assumed_variants, finite_choices
+from npusim.simulation.robustness import (
+    ROUNDED,
+    Compared,
+    arithmetic_uncertainty,
+    assumed_roundings,
+    assumed_variants,
+    finite_choices,
+)
 from npusim.simulation.tile import program_of
-from npusim.timing import METHODS
+from npusim.timing import METHODS, auto
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
@@ -112,8 +119,8 @@ class BuiltPlan:
 
 def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
     """Return the bits of an attention program, with their uncertainty and finite alternatives."""
-    problem, r = plan.problem, plan.request
-    if not isinstance(problem, Problem):
+    r = plan.request
+    if not isinstance(plan.problem, Problem | KernelProblem):
         return ComputedBits()
     variants = assumed_variants(program, plan)
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
@@ -184,7 +191,7 @@ def simulate_program(
     elif isinstance(groups, str):
         quick = METHODS["auto"](program, device, streams=streams)
         groups = _last_group(quick)
-        known = quick if quick.band and method == "auto" else None  # approximate: it has no spans either way
+        known = quick if method == "auto" and not auto.keeps_spans(streams) else None
     result = known or METHODS[method](program, device, trace_groups=groups, streams=streams, **more)
     check_sanity(result)
     if not groups or result.spans or not result.operations:
@@ -216,7 +223,5 @@ def _notes(
             for order, evidence in row_sum_evidence(bits.row_sum_orders, device).items()
             if device.row_sum is not None and evidence == "assumed"
         ]
-        rounding = None if getattr(plan.precision, "rounding", "") else device.cast_rounding
-        if rounding is not None and rounding.basis == "assumed":
-            notes.append(f"rounding of casts to {rounding.value} is assumed: {rounding.source}")
+        notes += [f"{ROUNDED[n]} rounded {c.value}: assumed, {c.source}" for n, c in assumed_roundings(plan)]
     return tuple(notes)

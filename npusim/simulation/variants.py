@@ -212,13 +212,13 @@ def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashabl
 
 
 def _step(step: Step, sequences: int) -> Hashable:
-    right = 1 if step.opcode is Opcode.MATMUL else -1
-    sources = tuple(_operand(s, sequences, is_right=i == right) for i, s in enumerate(step.srcs))
+    whole = (step.attributes.transpose_a, True) if step.opcode is Opcode.MATMUL else (False,) * len(step.srcs)
+    sources = tuple(_operand(s, sequences, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
     attributes = replace(step.attributes, warp=None)
     return step.opcode.value, step.name, str(attributes), _operand(step.dst, sequences), sources
 
 
-def _operand(source: Source, sequences: int, *, is_right: bool = False) -> Hashable:
+def _operand(source: Source, sequences: int, *, is_whole: bool = False) -> Hashable:
     """Return what of an operand decides a row's bits: columns, and all of what a product contracts with."""
     if isinstance(source, float | int):
         return float(source).hex()
@@ -229,6 +229,6 @@ def _operand(source: Source, sequences: int, *, is_right: bool = False) -> Hasha
         rows = (-1, -1) if has_rows_of_output else (source.row, source.rows)
         return tensor.name, tensor.fmt, part, *rows, source.col, source.cols
     at = source.offset_bytes // get_format(source.fmt).size_bytes if hasattr(source, "ring") else 0
-    if is_right:
+    if is_whole:
         return source.fmt, source.rows, source.cols, source.stride, at
     return source.fmt, source.cols, at % source.stride

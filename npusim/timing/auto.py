@@ -31,8 +31,16 @@ FEW_OPERATIONS = 2_000_000
 SHORT_OPERATIONS = 500_000
 #: Operations that are simulated one by one, in some 2 s, rather than stated with a wide band.
 MANY_OPERATIONS = 20_000_000
-#: A band is wide beyond the 2 % that issue 5 allows.
+#: A band is wide beyond 2 %.
 WIDE = 0.02
+
+
+def keeps_spans(streams: Streams) -> bool:
+    """Return whether `simulate` keeps spans of a program: it is simulated operation by operation, and short."""
+    if streams.scalar_waits:
+        return True
+    code = code_of(streams)
+    return operations_of(code, equal_groups(code)) <= FEW_OPERATIONS
 
 
 def simulate(

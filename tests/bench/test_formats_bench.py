@@ -23,7 +23,7 @@ pytestmark = pytest.mark.bench
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 256
 REPEATS = 7
-#: Smallest share of numpy's float32 matmul (issue 3).
+#: Smallest share of numpy's float32 matmul.
 TARGETS = {
     "volta.mma.k4.f16.f32": 1 / 50,
     "volta.mma.k4.f16.f16": 1 / 50,

@@ -30,8 +30,8 @@ from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule, plugins
 
 HERE = Path(__file__).parent
-FILES = ("late_scale", "window", "matmul_gelu", "norm_product")
-LATE, WINDOW, GELU, NORM = (f"{HERE / f'{name}.py'}:{name.upper()}" for name in FILES)
+FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "linear_attention")
+LATE, WINDOW, GELU, NORM, _ = (f"{HERE / f'{name}.py'}:{name.upper()}" for name in FILES)
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 150, "seq_kv": 200, "head_dim": 64, "causal": True}
 SMALL = {"block_q": 64, "block_kv": 64}
 FIELDS = {"v100": {}, "h200": {**SMALL, "stages": 2}}  # a compiled loop masks every tile, also where some are left out

@@ -146,6 +146,20 @@ def test_every_number_that_only_the_950_has_changes_a_prediction() -> None:
     assert not [key for key, fact in own if not is_read(device, key, fact.value)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("hw", [HW, "ascend_950_28"])
+def test_no_prediction_rests_on_a_constant_of_a_mechanism_that_the_device_lacks(hw: str) -> None:
+    device, before = load_device(hw), load_device("ascend_910b2")
+    stated = {key for key, _ in device.facts()}
+    gone = {key for key, _ in before.facts()} - stated
+    mechanisms = "cores.aiv.engines.VECTOR.", "cores.aiv.buffers.UB.banks.", "flags.tile_"
+    assert {m for m in mechanisms for key in gone if key.startswith(m)} == set(mechanisms)
+    for name, problem in SHAPES.items():
+        program = program_of(problem, hw, name=name, **FIELDS[name])
+        terms = simulate_program(program, device, "auto").term_cycles
+        assert terms.keys() <= stated
+        assert any(".VECTOR.ops." in key for key in terms)
+
+
 def test_grouped_decode_moves_little_but_keys_and_values() -> None:
     """llama2_70b, 8 query heads on one KV head, 8k keys: what crosses L2, against Q, K, V and O alone."""
     problem = load_workload("llama2_70b").problem(seq_q=1, seq_kv=8192)

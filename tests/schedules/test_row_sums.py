@@ -100,11 +100,28 @@ def test_how_casts_round_is_a_choice_whose_alternative_is_printed() -> None:
     (spread,) = (s for s in plain_bits.spread if s.arithmetic == "casts rounded nearest_away")
     computed = ~np.isnan(away.output)
     assert spread.differing == float((plain_bits.output != away.output)[computed].mean()) > 0
-    (note,) = (n for n in plain_bits.notes if n.startswith("rounding of casts to nearest_even is assumed"))
+    (note,) = (n for n in plain_bits.notes if n.startswith("casts rounded nearest_even: assumed"))
     assert "CAST_ROUND" in note
-    assert not any("rounded" in s.arithmetic for s in away.spread)
-    assert not any("rounding of casts" in n for n in away.notes)
+    assert not any("casts rounded" in s.arithmetic for s in away.spread)
+    assert not any("casts rounded" in n for n in away.notes)
     key = "cores.aiv.engines.VECTOR.cast_rounding"
     assert np.array_equal(flash(overrides={key: "nearest_away"}).output, away.output, equal_nan=True)
     with pytest.raises(SpecError, match="rounding: 'up' is not one of nearest_even, nearest_away"):
         flash(precision="rounding=up")
+
+
+def test_products_that_are_added_to_something_round_once_or_twice() -> None:
+    def flash(hw: str, choice: str, **fields: Any) -> RunData:
+        problem = Problem(heads=1, seq_q=128, seq_kv=512, head_dim=32)
+        return run("flash", hw=hw, problem=problem, precision=f"fa2_fp32,output=float32{choice}", **fields)
+
+    once, twice = (flash("ascend_950", f",multiply_add={n}") for n in ("once", "twice"))
+    left_open = flash("ascend_950", "")
+    assert np.array_equal(left_open.output, twice.output, equal_nan=True)
+    (spread,) = (s for s in left_open.spread if s.arithmetic == "multiply-adds rounded once")
+    assert spread.differing == float((once.output != twice.output)[~np.isnan(once.output)].mean()) > 0.1
+    assert left_open.timing.cycles == twice.timing.cycles == once.timing.cycles  # one instruction either way
+    key = "cores.aiv.engines.VECTOR.multiply_add"
+    assert np.array_equal(flash("ascend_950", "", overrides={key: "once"}).output, once.output, equal_nan=True)
+    fewer, more = (flash("v100", f",multiply_add={n}").timing for n in ("once", "twice"))
+    assert fewer.cycles < more.cycles  # a product and a sum are two instructions there

@@ -1,4 +1,4 @@
-"""The page on the 910B's timing: goals of issue 19 on packaged measurements, and its own arithmetic."""
+"""The page on the 910B's timing: its goals on packaged measurements, and its own arithmetic."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def vector(device: DeviceSpec, opcode: Opcode, dst: Operand, *srcs: Any, how: At
     return cost(device, "aiv", "VECTOR", Step(opcode, dst, srcs, how)).occupancy_cycles
 
 
-# ---------------------------------------------------------------- anchors (issue 2)
+# ---------------------------------------------------------------- anchors
 
 
 def test_mmad_of_128_cubed_takes_512_cycles_and_the_start_up(device: DeviceSpec) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.timing.result import TimingResult
 
-#: Who waits for a link first may change with its rate: issue 5 allows that much.
+#: Who waits for a link first may change with its rate: so much is allowed.
 ALLOWED = 1.02
 
 AIC, AIV = "cores__aic__engines__", "cores__aiv__engines__"

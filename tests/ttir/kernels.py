@@ -124,3 +124,13 @@ def described(Q, K, V, O, sc, S, B: tl.constexpr, D: tl.constexpr, BM: tl.conste
         vb = tl.advance(vb, (BN, 0))
     ob = tl.make_block_ptr(O + off, (S, D), (D, 1), (pm * BM, 0), (BM, D), (1, 0))
     tl.store(ob, (acc / l[:, None]).to(q.dtype))
+
+
+@triton.jit
+def state(K, V, O, n, D: tl.constexpr, B: tl.constexpr):
+    head, d = tl.program_id(0), tl.arange(0, D)
+    acc = tl.zeros([D, D], tl.float32)
+    for j in range(0, n, B):
+        at = head * n * D + (j + tl.arange(0, B))[:, None] * D + d[None]
+        acc += tl.dot(tl.trans(tl.load(K + at)), tl.load(V + at))
+    tl.store(O + head * D * D + d[:, None] * D + d[None], acc.to(O.dtype.element_ty))

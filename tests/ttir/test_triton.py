@@ -63,6 +63,18 @@ def test_kernels_as_users_write_them_compute_attention(kernel: str, problem: Pro
 
 
 @needs_triton
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_a_left_factor_may_be_transposed(hw: str) -> None:
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(np.float16) for n in (64, 256, 256))
+    problem, tensors = Problem(heads=2, seq_q=64, seq_kv=256, head_dim=64), {"q": q, "k": k, "v": v}
+    name = f"{KERNELS}::state[batch * heads](k, v, o, seq_kv, D=head_dim, B=64)"
+    result = npusim.run(name, problem=problem, hw=hw, rows="all", heads="all", tensors=tensors)
+    state = np.einsum("bhtd,bhte->bhde", k.astype(np.float64), v.astype(np.float64))
+    assert np.allclose(result.output, state, rtol=1e-3, atol=1e-3)
+
+
+@needs_triton
 @pytest.mark.parametrize(
     ("hw", "how", "precision"),
     [

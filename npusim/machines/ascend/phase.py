@@ -54,7 +54,7 @@ class AscendPhase:
         self.cross: dict[str, tuple[Ring, ...]] = {}
         self.products = {s: CubeProduct(frame, s, group, tiling, self.direct, self.cross) for s in products}
         # Row sums and casts without an order or a rounding of their own take the vector unit's.
-        rounding = group.device.cast_rounding
+        rounding = group.device.rounding_choices.get("rounding")
         tables = frame.tables(group.row_sum(tiling.code), "" if rounding is None else rounding.value)
         self.rows = {s: rows_stage(frame, s, table, group, tiling, self.direct) for s, table in tables.items()}
         self.cuts = self._cut() if products and frame.loop_axis else []

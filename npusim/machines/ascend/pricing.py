@@ -197,16 +197,14 @@ def _shape(operand: Source) -> Hashable:
 def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
     if step.opcode is not Opcode.MATMUL:
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {key}: it only multiplies")
-    a = step.srcs[0]
-    if isinstance(a, float):
-        raise ProgramError("a matrix product needs tiles, not constants")
+    depth, fmt = step.depth, step.srcs[0].fmt  # type: ignore[union-attr]
     if step.attributes.arithmetic and step.dst.fmt != (sums := step.attributes.accumulator_format):
         raise UnknownOpcodeError(f"MATMUL to {step.dst.fmt} has no cost on {key}: it adds up in {sums}; CAST it")
-    fractal = spec.fractal(a.fmt)
+    fractal = spec.fractal(fmt)
     count = (
         ceil_div(step.dst.rows, fractal.m_elements.value)
         * ceil_div(step.dst.cols, fractal.n_elements.value)
-        * ceil_div(a.cols, fractal.k_elements.value)
+        * ceil_div(depth, fractal.k_elements.value)
     )
     work = count * spec.cycles_per_fractal.value
     start = spec.startup_cycles.value

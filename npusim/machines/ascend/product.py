@@ -80,8 +80,7 @@ class CubeProduct:
         self.plan: ProductPlan = tiling.plans.get(stage.name) or default_plan(frame, stage, group)
         if tiling.is_continuous:  # what the next block holds is loaded while this one's is in use
             self.plan = replace(self.plan, left_depth=PING_PONG)
-        m_axis, self.k_axis = frame.axes(self.left)
-        self.m_axis, self.n_axis = m_axis, frame.axes(self.dst)[1]
+        self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
         self.how = frame.product_attributes(stage, group.arithmetic)
         if frame.places[self.dst] == "state":
             group.refuse_route(
@@ -137,13 +136,13 @@ class CubeProduct:
                 rows, cols = (sizes[a] for a in self.frame.axes(n))
                 return rows, cols
             case "panel":
-                return self._as_stored(sizes[self.k_axis], plan.n)
+                return self._as_stored(n, sizes[self.k_axis], plan.n)
             case "piece":
-                return (plan.m, self.loads[n]) if n == self.left else self._as_stored(self.loads[n], plan.n)
+                return self._as_stored(n, self.loads[n], plan.m if n == self.left else plan.n)
 
-    def _as_stored(self, k: Any, n: Any) -> tuple[Any, Any]:
-        """Return what concerns B's rows and columns as B is stored."""
-        return (n, k) if self.how.transpose_b else (k, n)
+    def _as_stored(self, n: str, along: Any, across: Any) -> tuple[Any, Any]:
+        """Return what concerns an operand's extent along k and across it in the order of its rows and columns."""
+        return (along, across) if self.frame.axes(n)[0] == self.k_axis else (across, along)
 
     # ---------------------------------------------------------------- operations
 
@@ -185,7 +184,7 @@ class CubeProduct:
                 yield self._load(n, block, tile)
         if self.modes[self.right] == "panel" and corner.band[0] == 0:
             held = corner.is_first, sum(corner.panel) == max(sum(c.panel) for c in corners)
-            yield self._load(self.right, block, tile, *self._as_stored((0, depth), corner.panel), held=held)
+            yield self._load(self.right, block, tile, *self._as_stored(self.right, (0, depth), corner.panel), held=held)
         body = partial(self._piece, block, tile, corner)
         yield from body(*pieces[0], starts=True, ends=len(pieces) == 1)
         if plan.loops_over_k and len(pieces) > 2:
@@ -218,9 +217,8 @@ class CubeProduct:
                 cut, behind = piece.loaded(self.loads[n])
                 if self.modes[n] == "piece" and not behind:
                     held = corner.is_first and piece.is_first, corner.is_last and ends and at + cut == size
-                    depth = k + at, cut
-                    row, col = (corner.band, depth) if n == self.left else self._as_stored(depth, corner.panel)
-                    yield self._load(n, block, tile, row, col, held=held)
+                    across = corner.band if n == self.left else corner.panel
+                    yield self._load(n, block, tile, *self._as_stored(n, (k + at, cut), across), held=held)
             yield from self._multiply(block, tile, corner, piece)
 
     def _multiply(self, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
@@ -327,8 +325,8 @@ class CubeProduct:
             case "piece":
                 along = length, at = piece.loaded(self.loads[n])
                 first, last = at == 0, at + piece.size == length
-        (rows, top), (cols, left) = (across, along) if is_left else self._as_stored(along, across)
-        height, length = (width, piece.size) if is_left else self._as_stored(piece.size, width)
+        (rows, top), (cols, left) = self._as_stored(n, along, across)
+        height, length = self._as_stored(n, piece.size, width)
         return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
 
     def _whole(self, n: str, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:

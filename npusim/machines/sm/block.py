@@ -74,11 +74,26 @@ class ResidentBlock:
         #: Read by products too: what rows make of a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in products}
+        self._check_transposed()
         self.tables = frame.tables(core.row_sum)
         self._place_operands(f"{frame.prefix}B{number}", has_products=bool(products))
         # One function a loop for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
         self.parts = [self._place_tiles(f"{frame.prefix}B{number}W{g}") for g in range(tiling.groups)]
+
+    def _check_transposed(self) -> None:
+        """Raise `TilingError` for a transposed left operand that tensor cores cannot read: of other than 16 bits.
+
+        Source: PTX ISA, wgmma.mma_async (imm-trans-a) and ldmatrix (.trans); Volta's m8n8k4 has float16 alone.
+        """
+        frame = self.frame
+        for s, how in self.how.items():
+            n, unit = s.rows[0].srcs[0], self.core.device.matrix_engine(SM)
+            if how.transpose_a and frame.fmt(n) in unit.fractals and frame.size_bytes(n, 1) != 2:
+                raise TilingError(
+                    f"{s.name}: {frame.label(n)}^T in {frame.fmt(n)}: tensor cores read a left operand along its rows "
+                    "alone unless it has 16 bits; store it transposed, or take --dtype float16"
+                )
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -94,7 +109,7 @@ class ResidentBlock:
 
     def _place_operands(self, who: str, *, has_products: bool) -> None:
         frame, tiling = self.frame, self.tiling
-        sums = {self.frame.axes(s.rows[0].srcs[0])[1] for s in self.how} if tiling.slice_elements else ()
+        sums = {frame.phase.product_axes(s.rows[0])[1] for s in self.how} if tiling.slice_elements else ()
 
         def ring(
             n: str, name: str, space: str, depth: int, producers: tuple[str, ...], others: tuple[str, ...] = ()
@@ -264,7 +279,7 @@ class ResidentBlock:
             held = self._held(share[1], last=True)
             operations = [op for s in stages for op in self._rows(s, block, WHOLE, group, share)]
             if not operations and held:
-                yield self._op("finish", stages[-1], group, FMA, (), held)
+                yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
             for index, op in enumerate(operations):
                 is_last = index == len(operations) - 1
                 yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
@@ -326,9 +341,9 @@ class ResidentBlock:
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self._part(group, n, rows, frame.cols(n, block, tile))
-        ring, has_rows = self.near[n], frame.axes(n)[0] == frame.row_axis
+        ring, axis = self.near[n], frame.axes(n)[0]
         if n in self.frame.held:
-            height = frame.phase.sizes[frame.row_axis] if has_rows else frame.size(block, frame.axes(n)[0], tile)
+            height = frame.phase.sizes[axis] if axis == frame.row_axis else frame.size(block, axis, tile)
             pitch = self._pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         elif n in frame.views.values():
@@ -337,7 +352,9 @@ class ResidentBlock:
             first, last = self._ends(n, s)
             is_kept = self.keeps_operands and n not in self.prepared
             slot = self._slot(ring, n, block, tile, first=first, last=last and not is_kept)
-        return slot.part(row, rows) if has_rows else slot
+        if s.rows[0].attributes.transpose_a and n == s.rows[0].srcs[0]:
+            return slot.part(0, slot.rows, row, rows)
+        return slot.part(row, rows) if axis == frame.row_axis else slot
 
     # ---------------------------------------------------------------- stages
 
@@ -395,7 +412,9 @@ class ResidentBlock:
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
-                bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
+                once = root not in self.held  # what is held is taken and released at the block's ends
+                slot = self._slot(self.near[root], n, block, tile, first=once, last=once)
+                bound[n] = slot.part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
@@ -529,13 +548,14 @@ class GroupBlock(ResidentBlock):
         frame, how, row, queue = self.frame, self.how[s], s.rows[0], self.warps[0]
         slice_instructions = self.tiling.slice_instructions
         dst = self._part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
-        for span in chunks(frame.cols(row.srcs[0], block, tile), self.tiling.slice_elements):
+        k_axis = frame.phase.product_axes(row)[1]
+        for span in chunks(frame.size(block, k_axis, tile), self.tiling.slice_elements):
             operands: list[Operand] = []
             for n in row.srcs:
                 if n not in self.near:
                     operands.append(self._part(0, n, block.rows, frame.cols(n, block, tile)).part(0, block.rows, *span))
                     continue
-                is_row = frame.axes(n)[0] == frame.axes(row.srcs[0])[1]
+                is_row = frame.axes(n)[0] == k_axis
                 source = frame.cut(n, block, tile, *((span, None) if is_row else (None, span)))
                 shape = source.rows, source.cols, source.fmt
                 step = Step(Opcode.COPY, self.loaded[n].fill(*shape), (source,), name=n)

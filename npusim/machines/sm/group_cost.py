@@ -181,8 +181,8 @@ class GroupModel:
         assert not isinstance(b, float)
         form = self.tensor.fractals.get(a.fmt)
         if form is None:
-            return self._without_tensor(step, a.cols, work, tally)
-        depth = ceil_div(max(work.depth, a.cols), form.k_elements.value)
+            return self._without_tensor(step, step.depth, work, tally)
+        depth = ceil_div(max(work.depth, step.depth), form.k_elements.value)
         if work.generation == "wgmma" and self.tensor.wgmma is not None:
             busy, memory, lone, end = self._of_groups(step, a, depth, work)
             issued = 0.0
@@ -231,7 +231,7 @@ class GroupModel:
         columns = ceil_div(max(work.columns, step.dst.cols), work.across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
-        pieces = ceil_div(a.cols * size, MATRIX_BYTES)
+        pieces = ceil_div(step.depth * size, MATRIX_BYTES)
         is_loaded = memory_of(a) == "SMEM" or work.across > 1
         loads = columns * pieces / 2 + (rows * pieces if is_loaded else 0)
         warps = ceil_div(work.warps, self.subcores)
@@ -251,8 +251,8 @@ class GroupModel:
         """Account for a library's kernel, which keeps the core busy whatever else there is."""
         count, each = max(s.dst.rows * s.dst.cols for s in steps), work.element_cycles
         first, constant = steps[0], work.constant
-        if first.opcode is Opcode.MATMUL and not isinstance(first.srcs[0], float):
-            count, each, constant = count * first.srcs[0].cols, work.product_cycles, "unaligned_product_cycles"
+        if first.opcode is Opcode.MATMUL:
+            count, each, constant = count * first.depth, work.product_cycles, "unaligned_product_cycles"
         return self._lanes_alone(count * each, f"{WARPS}.library.{constant}", tally)
 
     def _lanes_alone(self, taken: float, constant: str, tally: Tally) -> Share:

@@ -98,21 +98,19 @@ class LaneModel:
 
     def _product(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         steps = self.tensor.steps_of(get_format(step.attributes.accumulator_format).name)
-        order = "col" if step.attributes.transpose_b else "row"
+        flags = step.attributes.transpose_a, step.attributes.transpose_b
+        orders = ["col" if is_transposed else "row" for is_transposed in flags]
         acc: Accumulator = "f16" if step.attributes.accumulator_format == "float16" else "f32"
-        mma = instruction(MMA, acc=acc, a="row", b=order)
+        mma = instruction(MMA, acc=acc, a=orders[0], b=orders[1])
         down, across = fragments(plan, mma.c, step.dst.rows, step.dst.cols)
-        a = step.srcs[0]
-        assert not isinstance(a, float)
-        depth = ceil_div(a.cols, mma.k)
+        depth = ceil_div(step.depth, mma.k)
         sharing = ceil_div(plan.warps, self.subcores)
         busy = down * across * depth * steps.pipe_cycles * sharing
         tally.take(TENSOR, busy, f"{self.key}.{TENSOR}.steps.{step.attributes.accumulator_format}.step_cycles")
         tally.issued += down * across * depth * steps.steps_count.value * sharing
         cycles = product_cycles(steps, chains=down * across * sharing, depth=depth)
         loads = 0
-        operands = ((a, mma.a, down, False), (step.srcs[1], mma.b, across, step.attributes.transpose_b))
-        for source, held, count, is_transposed in operands:
+        for source, held, count, is_transposed in zip(step.srcs, (mma.a, mma.b), (down, across), flags, strict=True):
             assert not isinstance(source, float)
             if memory_of(source) == "SMEM":
                 each = load_cycles(held, tile_of(source), plan, self.banks, is_transposed=is_transposed)
@@ -242,9 +240,9 @@ def addresses_of(tile: Tile, *, swizzle: bool) -> Addresses:
 
 @cache
 def load_cycles(fragment: Fragment, tile: Tile, plan: WarpPlan, banks: BankModel, *, is_transposed: bool) -> int:
-    """Return the cycles of one load of a warp's part of B: banks, or the way back if that is longer.
+    """Return the cycles of one load of a warp's part of A or B: banks, or the way back if that is longer.
 
-    ``is_transposed``: the tile holds B's columns as rows, as K does in Q Kᵀ.
+    ``is_transposed``: the tile holds its columns as rows, as K does in Q Kᵀ.
     """
     at = addresses_of(tile, swizzle=plan.swizzle)
     addresses = fragment_addresses(
