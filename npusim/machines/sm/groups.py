@@ -417,9 +417,10 @@ class GpuGemmFields(Tiling):
 
 #: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
 #: cores' own time, and cycles of its start and end.
-MOST_STAGES = 16
 ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
+#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, tests/silicon/products.json).
+MOST_STAGES = 16
 #: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
