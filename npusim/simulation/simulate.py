@@ -26,6 +26,8 @@ from npusim.timing import METHODS, auto
 from npusim.timing.precompile import compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
+from npusim.timing.trace_head import first_spans
+from npusim.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +62,7 @@ def run_plan(plan: Plan) -> RunData:
         plan, program = program_of(plan)
         built = BuiltPlan(plan, program)
         built.check()
-        timing = built.timing(groups, r.progress)
+        timing = built.timing(groups, r.progress, r.timeline)
         bits = evaluate_plan(plan, program) if r.numerics else ComputedBits()
         presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
     notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
@@ -102,12 +104,17 @@ class BuiltPlan:
         with with_origin(self.plan.schedule.origin):
             check(self.program, self.plan.device.flags)
 
-    def timing(self, trace_groups: Groups = (), progress: Callable[[float], None] | None = None) -> TimingResult | None:
+    def timing(
+        self,
+        trace_groups: Groups = (),
+        progress: Callable[[float], None] | None = None,
+        window: tuple[float, float] | None = None,
+    ) -> TimingResult | None:
         """Return the time of the program as `simulate_program`; None on a device without times."""
         device, method = self.plan.device, self.plan.request.method
         if not device.is_timed:
             return None
-        return simulate_program(self.program, device, method, trace_groups, progress)
+        return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
 def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
@@ -159,11 +166,12 @@ def simulate_program(
     method: str,
     trace_groups: Groups = (),
     progress: Callable[[float], None] | None = None,
+    window: tuple[float, float] | None = None,
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
-    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has no
-    spans.
+    ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has
+    those of its beginning, up to the end of ``window`` (us).
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -186,7 +194,11 @@ def simulate_program(
         known = quick if method == "auto" and not auto.keeps_spans(streams) else None
     result = known or METHODS[method](program, device, trace_groups=groups, streams=streams, **more)
     check_sanity(result)
-    return result
+    if not groups or result.spans or not result.operations:
+        return result
+    until = None if window is None else round(window[1] * 1e-6 * result.clock_hz)
+    spans, traced = first_spans(streams, groups, until)
+    return replace(result, spans=spans, traced_cycles=traced)
 
 
 def _last_group(timing: TimingResult) -> tuple[int, ...]:
@@ -197,8 +209,9 @@ def _notes(
     program: TileProgram, plan: Plan, bits: NumericResult | None, timing: TimingResult | None
 ) -> tuple[str, ...]:
     notes, device = list(program.notes), plan.device
-    if timing and timing.operations and not timing.spans and plan.request.trace_groups:
-        notes.append("timeline: none, as not every operation of so long a run is simulated; with --method fold each is")
+    if timing and timing.traced_cycles is not None:
+        traced = format_duration(timing.traced_cycles / timing.clock_hz)
+        notes.append(f"timeline: the first {traced}; --timeline 0:END goes on to END us")
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"

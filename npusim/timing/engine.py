@@ -57,7 +57,10 @@ def simulate(
 
 
 class Run:
-    """One simulation of a program: the arrays of one core group of each class, and how far they are."""
+    """One simulation of a program: the arrays of one core group of each class, and how far they are.
+
+    ``done_before`` are the operations that each queue had done when the latest phase began.
+    """
 
     def __init__(
         self, code: Code, classes: Classes, trace_groups: Collection[int] = (), *, periodic: bool = False
@@ -78,6 +81,7 @@ class Run:
         self.state = build_state(self.program, history_of(self.streams), code.levels, spans)
         is_periodic = periodic and not self.trace_groups
         self.snapshots = build_snapshots(self.program, self.state) if is_periodic else UNUSED
+        self.done_before = self.state.engine["done"].copy()
         self.cycles = self.now = 0
 
     def result(self, method: str) -> TimingResult:
@@ -102,6 +106,7 @@ class Run:
         m, queues, issuers = self.state, len(self.program.queue), len(self.streams.issuers)
         dispatch = self.streams.device.timed_launch().block_dispatch_cycles.value
         begin, engines = self.now, len(m.engine)
+        self.done_before = m.engine["done"].copy()
         for member, start in enumerate(self.starts[phase]):
             if start < 0:
                 continue

@@ -1,0 +1,75 @@
+"""The first operations of a long program one by one, for its timeline.
+
+Each core group runs only its first blocks of the phase in question, the phases before it whole.  That is
+exact until the first queue that would have gone on has nothing left: what is missing could not have
+begun earlier, nor have shared a link with what is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.errors import SpecError
+from npusim.timing.engine import Run
+from npusim.timing.engine_code import Classes, code_of, equal_groups
+from npusim.timing.mean_field import operations_of
+from npusim.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from npusim.timing.result import Span
+    from npusim.timing.stream import Streams
+
+__all__ = ["first_spans"]
+
+#: Operations that are simulated for a timeline, in some 2 s.
+MOST_OPERATIONS = 20_000_000
+#: Operations of a core group that make a timeline where nobody says how long it should be.
+ENOUGH_SPANS = 2_000
+
+
+def first_spans(
+    streams: Streams, trace_groups: Collection[int], until: int | None = None
+) -> tuple[tuple[Span, ...], int]:
+    """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
+
+    Without ``until`` a few thousand operations.  Raises `SpecError` where that would take too long.
+    """
+    code, busy = code_of(streams), -1
+    for part, is_cut in _parts(equal_groups(code)):
+        if operations_of(code, part) > MOST_OPERATIONS:
+            window = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
+            raise SpecError(
+                f"window{window}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
+                "choose an earlier window"
+            )
+        run = Run(code, part, trace_groups)
+        result = run.result("fold")
+        known = _known(run, is_cut) if any(is_cut) else result.cycles
+        # Blocks that reside beside the first have queues of their own, which may have had nothing to do yet.
+        busy, before = int((run.state.engine["done"] > run.done_before).sum()), busy
+        spans = tuple(s for s in result.spans if max(s.end, s.done) <= known)
+        is_enough = len(spans) >= ENOUGH_SPANS if until is None else known >= until
+        if (is_enough and busy == before) or not any(is_cut):
+            return spans, known
+    raise AssertionError("the last part is the whole")
+
+
+def _parts(whole: Classes) -> Iterator[tuple[Classes, list[bool]]]:
+    """Yield ever longer beginnings of all core groups, the whole last, and who would have gone on."""
+    for phase, runs in enumerate(whole.blocks):
+        longest = max(map(len, runs))
+        for count in (*(1 << n for n in range((longest - 1).bit_length())), longest):
+            is_cut = [len(blocks) > count for blocks in runs]
+            if any(is_cut) or phase + 1 == len(whole.blocks):
+                cut = tuple(blocks[:count] for blocks in runs)
+                yield Classes(whole.groups, (*whole.blocks[:phase], cut)), is_cut
+
+
+def _known(run: Run, is_cut: list[bool]) -> int:
+    """Return the first cycle at which a queue of those cut short in the last phase has nothing left to do."""
+    engine = run.state.engine
+    worked = (engine["done"] > run.done_before).reshape(len(is_cut), -1)
+    free = engine["free"].reshape(len(is_cut), -1)
+    return min(int(free[m][worked[m]].min()) for m, cut in enumerate(is_cut) if cut)
