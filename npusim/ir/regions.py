@@ -8,8 +8,10 @@ expression, evaluated for all of them at once.  Overlaps are found by sorting.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, constant_of, terms
 from npusim.ir.structure import Piece, pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTile
 
 Ranges = dict[Symbol, tuple[int, int]]
+Places = Mapping[Symbol, Any]
+ANYWHERE: Places = MappingProxyType({})
 AXES = ("batch", "head", "row", "col")
 
 
@@ -103,17 +107,25 @@ def _is_affine(*values: Any) -> bool:
 
 def _is_contested(touched: Sequence[Touched], ranges: Ranges) -> bool:
     """Return whether two queues of one block may meet in a tensor; shapes that touch alike are looked at once."""
-    by_shape: dict[int, dict[tuple[Any, ...], list[GlobalTile]]] = {}
+    by_shape: dict[int, tuple[Shape, dict[tuple[Any, ...], list[GlobalTile]]]] = {}
     for t in touched:
-        uses = by_shape.setdefault(id(t.shape), defaultdict(list))
+        _, uses = by_shape.setdefault(id(t.shape), (t.shape, defaultdict(list)))
         uses[t.operation.queue, t.access.is_write, _terms(t.access.region)].append(t.access.region)
     seen = set()
-    for uses in by_shape.values():
+    for number, (shape, uses) in by_shape.items():
         alike = tuple((q, w, _named(terms, ranges), *map(_extents, r)) for (q, w, terms), r in uses.items())
-        if alike not in seen and _meets_itself(uses, ranges):
+        # Blocks that several queues meet in different ways are looked at one by one: by their coordinates.
+        places = {tuple(tuple((s, f) for s, f in axis if s not in ranges) for axis in terms) for *_, terms in uses}
+        key = (alike, number if len(places) > 1 else None)
+        if key not in seen and _meets_itself(uses, ranges, _by_block(shape)):
             return True
-        seen.add(alike)
+        seen.add(key)
     return False
+
+
+def _by_block(shape: Shape) -> dict[Symbol, Any]:
+    """Return a shape's coordinates, (blocks, 1, 1): beside them are two lists of regions."""
+    return {symbol: np.asarray(values, np.int64)[:, None, None] for symbol, values in shape.coordinates.items()}
 
 
 def _named(terms: Any, ranges: Ranges) -> object:
@@ -125,19 +137,19 @@ def _extents(r: GlobalTile) -> tuple[int, ...]:
     return (r.rows, r.cols, *map(constant_of, r.corner))
 
 
-def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges) -> bool:
+def _meets_itself(uses: Mapping[tuple[Any, ...], Sequence[GlobalTile]], ranges: Ranges, places: Places) -> bool:
     """Return whether two queues meet, one of them writing: by hulls first, then one by one."""
     groups = [(key, _hull(regions), regions) for key, regions in uses.items()]
     for i, (a, hull, regions) in enumerate(groups):
         for b, other, others in groups[:i]:
-            if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges):
+            if a[0] == b[0] or not (a[1] or b[1]) or not may_meet(hull, other, ranges, places):
                 continue
-            if _any_meet(regions, others, ranges):
+            if _any_meet(regions, others, ranges, places):
                 return True
     return False
 
 
-def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], ranges: Ranges) -> bool:
+def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], ranges: Ranges, places: Places) -> bool:
     """Return whether one of some regions may meet one of others; each of either list differs by constants."""
     meet: Any = True
     for axis in range(len(AXES)):
@@ -146,7 +158,7 @@ def _any_meet(regions: Sequence[GlobalTile], others: Sequence[GlobalTile], range
         ]
         (first, size), (start, length) = (np.array(c, np.int64).T for c in columns)
         at, to = regions[0].extents[axis][0], others[0].extents[axis][0]
-        meet = meet & _may_overlap((at, first[:, None], size[:, None]), (to, start, length), ranges)
+        meet = meet & _may_overlap((at, first[:, None], size[:, None]), (to, start, length), ranges, places)
     return bool(np.any(meet))
 
 
@@ -168,15 +180,22 @@ def _span(extents: Sequence[tuple[Any, int]]) -> tuple[Any, int]:
     return extents[0][0] + (low - constant_of(extents[0][0])), high - low
 
 
-def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]]) -> bool:
-    """Return whether two regions of one block may share an element, in any two iterations."""
-    return a.tensor.name == b.tensor.name and all(
-        _may_overlap((at, constant_of(at), size), (to, constant_of(to), length), ranges)
-        for (at, size), (to, length) in zip(a.extents, b.extents, strict=True)
-    )
+def may_meet(a: GlobalTile, b: GlobalTile, ranges: Mapping[Symbol, tuple[int, int]], places: Places = ANYWHERE) -> bool:
+    """Return whether two regions of one block may share an element, in any two iterations.
+
+    ``places``: coordinates of the blocks meant; regions that hang on others in different ways may meet.
+    """
+    meet: Any = a.tensor.name == b.tensor.name
+    for (at, size), (to, length) in zip(a.extents, b.extents, strict=True):
+        if np.any(meet):
+            of_both = (at, constant_of(at), size), (to, constant_of(to), length)
+            meet = meet & _may_overlap(*of_both, ranges, places)
+    return bool(np.any(meet))
 
 
-def _may_overlap(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]]) -> Any:
+def _may_overlap(
+    a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mapping[Symbol, tuple[int, int]], places: Places
+) -> Any:
     """Return whether two spans may meet: each a coordinate, a constant in place of its own, a size; arrays of these."""
     (at, first_a, a_size), (to, first_b, b_size) = a, b
     distance, low, high, step = first_b - first_a, 0, 0, 0
@@ -190,8 +209,11 @@ def _may_overlap(a: tuple[Any, Any, Any], b: tuple[Any, Any, Any], ranges: Mappi
             step = gcd(step, factor)
             ends = (sign * factor * first, sign * factor * last)
             low, high = low + min(ends), high + max(ends)
-    if any(fixed.values()):
-        return True  # depends on the block in different ways
+    for symbol, factor in fixed.items():
+        if factor:
+            if symbol not in places:
+                return True  # depends on the block in different ways
+            distance = distance + factor * places[symbol]
     meet = (distance + low < a_size) & (distance + high > -b_size)
     if not step:
         return meet

@@ -84,7 +84,7 @@ class Run:
         self.done_before = self.state.engine["done"].copy()
         self.cycles = self.now = 0
 
-    def result(self, method: str) -> TimingResult:
+    def result(self, method: str, *, has_spans: bool = True) -> TimingResult:
         """Run every phase and return what it took."""
         streams, m = self.streams, self.state
         ends = []
@@ -97,7 +97,7 @@ class Run:
         e = m.engine
         booked = Booked(e["busy"], e["done"], e["end"], e["idle"], m.counter["stalled"])
         uses = self._with_pipes(uses_of(streams, self.classes.groups, booked))
-        return summarise(streams, method, ends, uses, links, counts, self._spans())
+        return summarise(streams, method, ends, uses, links, counts, self.spans() if has_spans else ())
 
     def run_phase(self, phase: int) -> None:
         """Let every member with blocks begin, and run until all are through."""
@@ -143,11 +143,14 @@ class Run:
         return tuple(with_pipes)
 
     @uncollected()
-    def _spans(self) -> tuple[Span, ...]:
-        """Return the operations of the traced groups, each class's once for each of its groups."""
+    def spans(self, until: int | None = None) -> tuple[Span, ...]:
+        """Return the operations of the traced groups, each class's once for each of its groups.
+
+        ``until``: those that end by that cycle.
+        """
         queues, operations = self.streams.program.queues, self.code.operations
-        spans = []
-        for e, op, start, end in self.state.span[: self.state.size[SPANS]].tolist():
+        kept, spans = self.state.span[: self.state.size[SPANS]], []
+        for e, op, start, end in (kept if until is None else kept[kept["end"] <= until]).tolist():
             member, queue = divmod(e, len(queues))
             for group in self.classes.groups[member]:
                 if group in self.trace_groups:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from npusim.errors import SpecError
 from npusim.timing.engine import Run
+from npusim.timing.engine_arrays import SPANS
 from npusim.timing.engine_code import Classes, code_of, equal_groups
 from npusim.timing.mean_field import operations_of
 from npusim.units import format_duration
@@ -34,25 +37,30 @@ def first_spans(
 ) -> tuple[tuple[Span, ...], int]:
     """Return the operations of some core groups up to cycle ``until`` at least, and how far they go.
 
-    Without ``until`` a few thousand operations.  Raises `SpecError` where that would take too long.
+    Without ``until`` some two thousand operations, fewer or none where that would take too long; with it that raises
+    `SpecError`.
     """
-    code, busy = code_of(streams), -1
+    code, busy, run, known = code_of(streams), -1, None, 0
     for part, is_cut in _parts(equal_groups(code)):
         if operations_of(code, part) > MOST_OPERATIONS:
-            window = "" if until is None else f" up to {format_duration(streams.device.seconds(until))}"
+            if until is None:
+                return run.spans(known) if run else (), known
             raise SpecError(
-                f"window{window}: more than {MOST_OPERATIONS:,} operations would be simulated one by one; "
-                "choose an earlier window"
+                f"window up to {format_duration(streams.device.seconds(until))}: more than {MOST_OPERATIONS:,} "
+                "operations would be simulated one by one; choose an earlier window"
             )
         run = Run(code, part, trace_groups)
-        result = run.result("fold")
+        result = run.result("fold", has_spans=False)
         known = _known(run, is_cut) if any(is_cut) else result.cycles
         # Blocks that reside beside the first have queues of their own, which may have had nothing to do yet.
         busy, before = int((run.state.engine["done"] > run.done_before).sum()), busy
-        spans = tuple(s for s in result.spans if max(s.end, s.done) <= known)
-        is_enough = len(spans) >= ENOUGH_SPANS if until is None else known >= until
+        ends = np.sort(run.state.span[: run.state.size[SPANS]]["end"])
+        ends = ends[ends <= known]
+        is_enough = len(ends) >= ENOUGH_SPANS if until is None else known >= until
+        if until is None and is_enough:
+            known = int(ends[ENOUGH_SPANS - 1])
         if (is_enough and busy == before) or not any(is_cut):
-            return spans, known
+            return run.spans(known), known
     raise AssertionError("the last part is the whole")
 
 

@@ -390,6 +390,22 @@ def test_blocks_that_a_body_tells_apart_without_doing_otherwise_are_taken_one_by
     check(toy.program(body, blocks=range(3), tensors=[out]))
 
 
+def test_queues_that_write_at_other_coordinates_of_a_block_race_where_those_meet() -> None:
+    toy = Toy()
+    queues = toy.queue("a"), toy.queue("b")
+    out = GlobalTensor("out", 1, 1, 64, 64, "float32", "output")
+
+    def body(rows: tuple[int, int]) -> list[TileOp]:
+        regions = (out.tile(0, 0, row, 4) for row in rows)
+        parts = (toy.scratch[q].part(0, 4) for q in queues)
+        steps = (Step(Opcode.COPY, region, (part,)) for region, part in zip(regions, parts, strict=True))
+        return [toy.op(q, q, steps=[step]) for q, step in zip(queues, steps, strict=True)]
+
+    check(toy.program(body, blocks=[(0, 32), (8, 40), (16, 28)], shape=lambda _rows: 0, tensors=[out]))
+    with pytest.raises(RaceError, match="out"):
+        check(toy.program(body, blocks=[(0, 32), (8, 40), (16, 19)], shape=lambda _rows: 0, tensors=[out]))
+
+
 @pytest.mark.parametrize("pair", [(1, True), (1, 1.0), (0.0, -0.0), ((0, 1), (0, True))], ids=str)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, 1), lambda x: Part(x, 1), Lax])
 def test_blocks_that_are_equal_but_not_alike_are_told_apart(pair: Any, wrap: Any) -> None:

@@ -87,6 +87,15 @@ def test_rings_come_to_the_same_states_by_family_and_by_shape(name: str, hw: str
     assert found[0] == found[1]
 
 
+def test_blocks_whose_predecessors_are_of_any_head_are_told_apart_by_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = load_device("ascend_910b2")
+    schedule = find_schedule("flash", device.family)
+    tiling = build_tiling(schedule.tiling, {"block_q": 128, "block_kv": 512, "vector_rows": 16, "pipeline": "core"})
+    problem = Problem(heads=1, seq_q=8192, head_dim=128, causal=True)
+    monkeypatch.delattr(Builder, "_one_by_one")
+    check(schedule.program(problem, tiling, device, schedule.precision()), device.flags)
+
+
 class Row(NamedTuple):
     """A block of a toy program: where it is, and how many tiles it visits."""
 

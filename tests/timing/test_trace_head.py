@@ -43,6 +43,10 @@ def test_long_run_has_its_beginning_and_refuses_what_would_take_too_long(monkeyp
     assert further is not None
     assert further.traced_cycles is not None
     assert further.traced_cycles > 30e-6 * timing.clock_hz
-    monkeypatch.setattr(trace_head, "MOST_OPERATIONS", 1000)
+    for most, least in ((15_000, 300), (1000, 0)):  # some of the beginning, or none of it
+        monkeypatch.setattr(trace_head, "MOST_OPERATIONS", most)
+        timing = run("flash", seq=2048, trace_groups=(0,), **long).timing  # type: ignore[arg-type]
+        assert timing is not None
+        assert least <= len(timing.spans) <= least * 1.01  # more end in the same cycle
     with pytest.raises(SpecError, match=r"window up to 30\.00 us: more than 1,000 operations"):
         run("flash", seq=2048, trace_groups=(0,), timeline=(0.0, 30.0), **long)  # type: ignore[arg-type]
