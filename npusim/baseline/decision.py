@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
 from npusim.config.cases import ExpectedChoice, ExpectedDecision
-from npusim.config.problem import kernel_problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.cases import Candidate, DecisionFile
-    from npusim.config.problem import CopyProblem, GemmProblem
     from npusim.explore.store import PointOutcome
     from npusim.simulation.request import Request
 
@@ -132,24 +130,13 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     """Return what a search gives, with whether the best point's output is finite, on one head's last rows."""
-    request = replace(request_of(case, candidate, folder), problem=_problem(case))
-    found = search(request, candidate.fields, Options(exhaustive=True))
+    found = search(request_of(case, candidate, folder), candidate.fields, Options(exhaustive=True))
     one = CandidateOutcome(candidate.name, found.request, found.outcomes)
     if not case.numerics or one.best is None or one.request.problem is not None:  # a product or copy has no sample
         return one
     looked_at = Variants(one.request, is_open=True).request_of(one.best.point)
     bits = run_request(replace(looked_at, numerics=True, heads=[0])).numerics
     return one._replace(finite=None if bits is None else bits.error.is_finite)
-
-
-def _problem(case: DecisionFile) -> GemmProblem | CopyProblem | None:
-    sizes = case.problem
-    if sizes is None:
-        return None
-    problem = kernel_problem(sizes)
-    if problem is None:
-        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
-    return problem
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:

@@ -198,6 +198,9 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
 
     load, device, digest = request.load(), request.machine(), spec_of(request, axes).digest()[:6]
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
+    if request.problem is not None:
+        sizes = request.problem.model_dump(exclude_defaults=True).items()
+        inputs = "".join(f"{n}{size}" for n, size in sizes if isinstance(size, int))
     if isinstance(request.tensors, str | Path):
         inputs = Path(request.tensors).stem
     names = (str(name).partition("[")[0] for name in axes.get("schedule", (request.schedule,)))

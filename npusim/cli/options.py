@@ -16,7 +16,7 @@ from npusim.errors import SpecError
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
 
 if TYPE_CHECKING:
-    from npusim.config.problem import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem
 
 
 def _devices() -> list[str]:
@@ -278,17 +278,20 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
     return values
 
 
-def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
+def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Raises `SpecError` where the keys make no problem or a size is no positive whole number.
+    Other names are sizes of a Triton kernel's launch.  Raises `SpecError` where the keys make no
+    problem or a size is no positive whole number.
     """
     if text is None:
         return None
-    from npusim.config.problem import kernel_problem
+    from npusim.config.problem import KernelProblem, kernel_problem
     from npusim.units import parse_count
 
     values = key_values(text.split(","), "--problem")
+    if not values.keys() <= {"m", "n", "k", "count", "bytes", "operands", "dtype"}:
+        return KernelProblem(**{n: x if n == "dtype" else number(x, f"--problem {n}") for n, x in values.items()})
     dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
     if set(values) not in allowed or dtype not in ("float16", "bfloat16") or operands not in (None, "nd", "nz"):
@@ -302,6 +305,18 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | None":
             like = "1048576, 1MiB or 1MB" if name == "bytes" else "4096 or 4k"
             raise SpecError(f"--problem {text}: {name} must be a positive whole number: {like}") from None
     return kernel_problem(sizes | ({"operands": operands} if operands else {}), dtype)
+
+
+def number(text: str, option: str) -> int | float:
+    """Return a whole number (``4k``) or a decimal one; raise `SpecError` that names the option for any other text."""
+    from npusim.units import parse_count
+
+    for reading in (parse_count, float):
+        try:
+            return reading(text)
+        except ValueError:
+            pass
+    raise SpecError(f"{option}={text}: write a number, such as 4096, 4k or 1e-5")
 
 
 def positive(text: str, option: str) -> float:

@@ -377,6 +377,9 @@ class Case(RunSizes):
     workload: Text | None = Field(
         default=None, description="a workload by name, or a path relative to this file; none where a problem is given"
     )
+    problem: dict[str, PositiveInt] | None = Field(
+        default=None, description="m, n, k of gemm, bytes of copy, or sizes of a Triton kernel's launch"
+    )
     dtype: Literal["float16", "bfloat16", "float8_e4m3fn", "float32"] | None = None
     ignore: tuple[Text, ...] = ()
     method: Text = "auto"
@@ -434,7 +437,6 @@ class DecisionFile(Case):
     """A space of schedules and tiles, and what should win it."""
 
     schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="of this file")
-    problem: dict[str, PositiveInt] | None = Field(default=None, description="m, n, k of gemm, or bytes of copy")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     numerics: StrictBool = Field(default=True, description="whether the best points' outputs are looked at")
     expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, StrictInt, ValidationError, model_validator
 
 from npusim.config.messages import explain
 from npusim.config.model import (
@@ -504,6 +504,44 @@ class RowsProblem(Sizes):
         return (matrices * self.heads * self.rows * self.cols + shared) * element_bytes(self.dtype)
 
 
+class KernelProblem(Sizes):
+    """Sizes of a launch on plain tensors, numbers by the names that the launch calls them, and how inputs are drawn.
+
+    ``dtype``: of tensors of which the launch says no other.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, StrictInt | StrictFloat]
+    dtype: Dtype = "float16"
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: object) -> object:
+        return data  # any name is a size's
+
+    @classmethod
+    def of(cls, problem: Mapping[str, Any] | SpecModel | None) -> KernelProblem:
+        """Return the sizes that are given by name, or those of another problem."""
+        if isinstance(problem, cls):
+            return problem
+        sizes = problem.model_dump(exclude_defaults=True) if isinstance(problem, SpecModel) else problem
+        return cls(**(sizes or {}))
+
+    @property
+    def sizes(self) -> dict[str, int | float]:
+        """Numbers by name."""
+        return dict(self.__pydantic_extra__)
+
+    def flops(self) -> int:
+        """Return 0: the kernel says what it multiplies."""
+        return 0
+
+    def bytes_moved(self) -> int:
+        """Return 0: the kernel says what it reads."""
+        return 0
+
+
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
     """Return the product of ``m``, ``n``, ``k`` (with ``count``, ``operands``), the copy of ``bytes``, or None."""
     if sizes.keys() == {"bytes"}:
@@ -513,7 +551,7 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
     return None
 
 
-AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem
+AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem | KernelProblem
 
 
 # ---------------------------------------------------------------- several devices

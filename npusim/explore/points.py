@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node import NodeDevice, is_node
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
 from npusim.explore.store import PointOutcome
@@ -268,4 +268,4 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
         return _run(job, task, has_bits=True).numerics
     plan = plan_of(request, is_bare=True)
     _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
-    return plan.bits(program) if isinstance(plan.problem, Problem) else None
+    return plan.bits(program) if isinstance(plan.problem, Problem | KernelProblem) else None

@@ -13,7 +13,7 @@ from npusim.algorithms.split_rules import RULES
 from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.config.tiling import tiling_fields
-from npusim.errors import SpecError, TilingError, one_line
+from npusim.errors import ProgramError, SpecError, TilingError, one_line
 from npusim.invariance.company import (
     VariedCall,
     batches,
@@ -186,7 +186,9 @@ def examine(
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
     base = run_plan(plan)
     if not isinstance(base.problem, Problem):
-        raise SpecError(f"schedule {request.schedule} is no attention: nothing to examine")
+        name = plan.schedule.name
+        why = "; of a kernel of plain tensors nothing says which size is a batch: compare runs of two --problem"
+        raise SpecError(f"schedule {name} is no attention: nothing to examine{why if plan.schedule.origin else ''}")
     named = [*plan.tiling.model_fields_set, *choose_tile(plan).fields]
     return _Examination(request, base, base.problem, named, on_tried).findings(vary)
 
@@ -264,7 +266,8 @@ class _Examination:
             values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]  # type: ignore[attr-defined]
         if "merge" in known:
             values["merge"] = [("merge", m) for m in known["merge"].choices if m != getattr(tiling, "merge", None)]
-        for name in (n for n in BLOCKS if n in known):
+        own = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
+        for name in (n for n in (*BLOCKS, *own) if n in known and isinstance(getattr(tiling, n), int)):
             half = (getattr(tiling, name) or 0) // 2
             if half >= (known[name].minimum or 1) and half % (known[name].multiple_of or 1) == 0:
                 values["tile"].append((name, half))
@@ -294,7 +297,7 @@ class _Examination:
     def _try(self, call: VariedCall) -> Tried:
         try:
             built = self.variants.build(call.variant)
-        except TilingError as error:
+        except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel takes no such call
             return Tried(call.what, reason=one_line(error))
         latency, program, group = _latency(built), built.program, self.problem.group_size
         problem = cast("Problem", built.plan.problem)

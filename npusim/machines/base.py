@@ -72,6 +72,13 @@ class Machine:
         """Return how a phase runs, for `build`, and a note on it; ``_called``: the schedule's name."""
         return tiling, ""
 
+    def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, _piece: int = 0) -> tuple[Any, str]:
+        """Return how a phase runs that a compiler made, as `fields_for`.
+
+        ``_down``: warps down the rows of its product, 0 if nobody says; ``_piece``: of a sum that is loaded at once.
+        """
+        return self.fields_for(called, phase, tiling)
+
     def column(self, _fmt: str) -> int:
         """Return how many elements of a row lie together in fractals (NZ) in memory."""
         raise TilingError(f"operands=nz: {self.device.name} has no fractals; allowed: nd. They are Ascend devices'")

@@ -186,6 +186,8 @@ class Frame:
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
+            top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:

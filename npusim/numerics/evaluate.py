@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,34 @@ class OutputBlock(Protocol):
         """Return the block of some of its rows."""
 
 
+@dataclass(frozen=True)
+class KernelOutput:
+    """What a kernel of plain tensors computes, by the names that an attention's problem has, and its ``inputs``."""
+
+    batch: int
+    heads: int
+    seq_q: int
+    value_head_dim: int
+    inputs: tuple[GlobalTensor, ...]
+    group_size = key_count = head_dim = 1
+
+    @classmethod
+    def of(cls, program: TileProgram) -> KernelOutput:
+        """Return what a program computes."""
+        o = program.tensors["o"]
+        inputs = (t for t in program.tensors.values() if t.role == "input")
+        return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
+
+    @property
+    def query_count(self) -> int:
+        """Rows of a head, of all batches."""
+        return self.batch * self.seq_q
+
+    def sequence(self, _number: int) -> KernelOutput:
+        """Return itself: batches are alike."""
+        return self
+
+
 #: Computes rows of a head in float64, ``reference(q, k, v, problem, row)``: q (rows, d) begins at query ``row``.
 Reference = Callable[[Array, Array, Array, Any, int, int], NDArray[np.float64]]
 #: Its results by batch, head, first row and rows, for other precisions on the same inputs.
@@ -67,7 +95,7 @@ COMPARED_ROWS = 64
 
 def evaluate(
     program: TileProgram,
-    problem: Problem,
+    problem: Problem | KernelOutput,
     inputs: HeadSource,
     *,
     rows: Choice = "sample",
@@ -76,6 +104,7 @@ def evaluate(
     progress: Progress | None = None,
     reference: Reference = attention,
     exact: References | None = None,
+    exact_rows_of: Callable[[int, int, int, int], Array] | None = None,
     variants: Programs | None = None,
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
@@ -84,12 +113,13 @@ def evaluate(
     the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
-    all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it.
+    all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it; of what is
+    no attention ``exact_rows_of(batch, head, row, rows)`` does.
     ``variants`` are programs that compute `compared_rows` too.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
-    probe = Probe(problem) if diagnose else None
+    probe = Probe(cast("Problem", problem)) if diagnose else None
     needed = needed_blocks(program, rows, wanted, problem.group_size)
     among = _Alternatives(program, needed, wanted, problem.group_size, variants or {})
     watching = (probe,) if probe else ()
@@ -97,15 +127,19 @@ def evaluate(
     written = _written(program, needed, wanted, done.tensors)
     references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
+        at = (batch, head, row, len(block))
+        if exact_rows_of is not None:
+            exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
+            references.append(exact_rows[at])
+            continue
         q = inputs("q", batch, head)[row : row + len(block)]
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
-        at = (batch, head, row, len(block))
         if at not in exact_rows:
             wide_q, wide_k, wide_v = (widen(x).astype(np.float64) for x in (q, k, v))
             exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)
         references.append(exact_rows[at])
         if probe:
-            probe.look_at_inputs(q, k, row, problem.sequence(batch))
+            probe.look_at_inputs(q, k, row, cast("Problem", problem).sequence(batch))
     error = summarise_errors(list(written.values()), references, program.tensors["o"].fmt)
     return numeric_result(
         error,
@@ -287,7 +321,7 @@ def chosen(what: str, choice: Choice, count: int) -> Literal["sample", "all"] | 
     return indices(what, choice, count, "sample, all, or ")
 
 
-def chosen_heads(problem: Problem, heads: Choice) -> set[int]:
+def chosen_heads(problem: Problem | KernelOutput, heads: Choice) -> set[int]:
     """Return the heads to compute."""
     which = chosen("heads", heads, problem.heads)
     if which == "all":
@@ -336,7 +370,7 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], group_size: int,
     return needed
 
 
-def _describe(problem: Problem, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
+def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tuple[int, int, int], Array]) -> str:
     total = problem.heads * problem.query_count
     count = sum(len(rows) for rows in written.values())
     if count == total:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.config.problem import DataRecipe, Problem
+    from npusim.ir.tile import GlobalTensor
     from npusim.numerics.executor import HeadSource
 
 Array = NDArray[Any]
@@ -208,6 +209,38 @@ def _resonance(recipe: ResonanceData, name: str, rng: np.random.Generator, shape
         angle -= np.deg2rad(recipe.phase_degrees)
     wave = np.array([math.cos(x) for x in angle])  # numpy's own depends on the CPU
     return (recipe.query_amplitude if name == "q" else recipe.key_amplitude) * wave + recipe.deviation * values
+
+
+def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str, Array] | None = None) -> HeadSource:
+    """Return a source of the inputs of a kernel of plain tensors: those ``given``, else independent normal entries.
+
+    A tensor given has as many elements as the launch says, in its format; its shape is taken to be that.  Raises
+    :class:`TensorError` for others, and where one is missing.
+    """
+    matrices: dict[tuple[str, int, int], Array] = {}
+    by_name = {t.name: t for t in inputs}
+
+    def stored(t: GlobalTensor, batch: int, head: int) -> Array:
+        rows, fmt = ceil_div(t.rows, t.shared_rows), formats.get_format(t.fmt)
+        if given is None:
+            rng = np.random.default_rng([seed, *t.name.encode(), batch, head])
+            return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
+        size = t.batch * t.heads * rows * t.cols
+        array = given.get(t.name, np.empty(0, fmt.dtype))
+        if array.size != size or array.dtype != fmt.dtype:
+            listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
+            raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")
+        matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
+        return matrix
+
+    def source(name: str, batch: int, head: int) -> Array:
+        key, t = (name, batch, head), by_name[name]
+        if key not in matrices:
+            values = np.broadcast_to(stored(t, batch, head), (t.rows, t.cols))
+            matrices[key] = np.ascontiguousarray(values.T) if t.is_transposed else values
+        return matrices[key]
+
+    return source
 
 
 def array_source(tensors: Mapping[str, Array], recipe: DataRecipe | None = None) -> HeadSource:

@@ -35,6 +35,11 @@ def problem_text(problem: dict[str, object]) -> str:
     p = problem
     if "bytes" in p:
         return format_bytes(int(str(p["bytes"])))
+    if "m" not in p and "heads" not in p:
+        return (
+            " ".join(f"{n}{x}" if len(n) == 1 else f"{n}={x}" for n, x in p.items() if n not in ("dtype", "seed"))
+            + f" {p['dtype']}"
+        )
     if "heads" not in p:
         return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
     heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(p["head_dim"], p["value_head_dim"])

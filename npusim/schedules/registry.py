@@ -46,6 +46,7 @@ _ASKED_WITH: Mapping[str, str] = MappingProxyType(
         "Problem": "sizes of attention: -w, --seq, ..., no --problem",
         "GemmProblem": "a matrix product: --problem m=4096,n=4096,k=4096",
         "CopyProblem": "a number of bytes: --problem bytes=1MiB",
+        "KernelProblem": "sizes by the names that its launch has: --problem M=4096,N=4096",
     }
 )
 #: A builder takes its own schedule's problem, tiling and precision classes.
@@ -103,7 +104,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if wrong := [name for name in self.models if name not in IGNORABLE]:
             raise SpecError(f"schedule {self.name}: models: no {wrong[0]!r}{choices(wrong[0], IGNORABLE)}")
-        if self.reference is not None:
+        if self.reference is not None and issubclass(self.problem, Problem):
             _check_reference(self.name, self.reference)
         try:
             file_name(self.name)  # runs are written to folders named after it
@@ -122,6 +123,8 @@ class Schedule:
         """What errors of its bits are against, in words."""
         if self.reference is not None:
             return f"{getattr(self.reference, '__name__', 'its reference')}() in float64"
+        if not issubclass(self.problem, Problem):
+            return "the kernel itself in float64"
         seen = " of the keys that are seen" if self.sees else ""
         hooked = (
             " (scores without its hook, whose effect is in the error; a reference= has it)" if self.is_hooked else ""

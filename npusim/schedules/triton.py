@@ -16,18 +16,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from npusim.config.device import FAMILIES
+from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Tiling, with_fields
 from npusim.errors import SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields, warp_issue
 from npusim.schedules.define import schedule
-from npusim.ttir.compiler import Compiled, Source, compiled, source_of
+from npusim.ttir.compiler import Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.phase import LaunchGrid
 from npusim.ttir.reader import Choices, read_launch
 from npusim.ttir.text import read
@@ -46,6 +47,7 @@ TENSOR_CORES = 80
 #: Triton's default of a launch, and the most tiles under way that times are known of.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
+AXES_OF_TENSORS = ("batch", "heads", "rows", "columns")
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -78,6 +80,8 @@ class TritonPrecision:
         Whether multiplications and additions become one, as NVIDIA's compilers do by default.
     arithmetic
         Of matrix units; empty: the device's own.
+    is_exact
+        Whether everything is float64: the kernel's algorithm without rounding, what its errors are against.
     """
 
     name: str
@@ -86,6 +90,7 @@ class TritonPrecision:
     accumulate: Accumulate = "chained"
     contracts: bool = True
     arithmetic: str = ""
+    is_exact: bool = False
 
     def formats(self) -> dict[str, str]:
         """Return no formats: the kernel says them."""
@@ -95,18 +100,29 @@ class TritonPrecision:
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),)}
-    | {"cpu": (TritonPrecision("plain", sum_order="", contracts=False),)}
+    | {
+        "cpu": (
+            TritonPrecision("plain", sum_order="", contracts=False),
+            TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
+        )
+    }
 )
 
 
 class Launch(NamedTuple):
-    """A kernel with its grid and arguments as text, by parameter."""
+    """A kernel with its grid and arguments as text, by parameter; ``reference``: a function of its file in float64."""
 
     source: Source
     grid: str
     arguments: Mapping[str, str]
     constants: tuple[tuple[str, Any], ...]
     options: Mapping[str, int]
+    reference: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is on plain tensors, not on an attention's."""
+        return any(re.search(r"\btensor\(", text) for text in self.arguments.values())
 
 
 def load(name: str) -> tuple[Schedule, ...]:
@@ -141,7 +157,9 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
         },
         families=tuple(FAMILIES),
         origin=f"{path}:{launch.source.line}",
+        problem=KernelProblem if launch.is_plain else Problem,
         summary=f"Triton's kernel {called}",
+        **_reference(launch),
     )
 
 
@@ -177,6 +195,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
     given = {n: ast.unparse(a) for n, a in zip(names, call.args, strict=False)}
     given |= {k.arg or "**": ast.unparse(k.value) for k in call.keywords}
     options = {n: int(given.pop(n, default)) for n, default in _OPTIONS.items() if n not in names}
+    reference = given.pop("reference", "") if "reference" not in names else ""
     if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):
         raise SpecError(f"{path}:{source.line}: {wanted} has no parameter {unknown[0]}; it takes {', '.join(names)}")
     for p in source.parameters:
@@ -184,7 +203,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
             raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} is given nothing: {p.name}=...")
         given.setdefault(p.name, p.default)
     constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
-    return Launch(source, ast.unparse(call.func.slice), given, tuple(constants.items()), options)
+    return Launch(source, ast.unparse(call.func.slice), given, tuple(constants.items()), options, reference)
 
 
 def _plain(text: str) -> Any:
@@ -198,16 +217,18 @@ def _plain(text: str) -> Any:
 def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a launch on a problem's tensors."""
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
-    arguments = {n: names[n] if n in dict(launch.constants) else evaluated(launch, n, names) for n in launch.arguments}
-    words = dict[str, object]()
+    arguments, words = dict[str, Any](), dict[str, object]()
     for q in launch.source.parameters:
-        value = arguments[q.name]
+        n, called = q.name, f"{launch.source.name}: {q.name}"
+        value = names[n] if n in dict(launch.constants) else evaluated(launch, n, names)
         if not isinstance(value, Tensor | int | float | str | None):
-            raise SpecError(f"{launch.source.name}: {q.name}: a tensor or a number is needed, got {value!r}")
+            raise SpecError(f"{called}: a tensor or a number is needed, got {value!r}")
+        if isinstance(value, Tensor) and launch.is_plain:
+            value = replace(value, name=n)
+            names[n] = value
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
-        words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
-    if not any(isinstance(x, Tensor) and x.role == "output" for x in arguments.values()):
-        raise SpecError(f"{launch.source.name}: no argument is the output, o")
+        words[n] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
+        arguments[n] = replace(value, fmt="float64") if p.is_exact and isinstance(value, Tensor) else value
     wanted = evaluated(launch, "grid", names)
     grid = tuple(int(g) for g in (wanted if isinstance(wanted, tuple) else (wanted,)))
     if min(grid) < 1 or len(grid) > len(AXES):
@@ -222,10 +243,49 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp)
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, p.is_exact)
     reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
-    phase = replace(LaunchGrid(reader).phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
-    return [_told(launch, phase, made, tiling, machine) if getattr(machine, "has_groups", False) else phase]
+    blocks = LaunchGrid(reader)
+    phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    if getattr(machine, "has_groups", False):
+        return [_told(launch, phase, made, tiling, machine)]
+    if not blocks.piece or not device.is_timed:
+        return [phase]
+    fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
+    return [(phase, fields)]
+
+
+def _reference(launch: Launch) -> dict[str, Any]:
+    if not launch.reference:
+        return {}
+    rows = partial(reference_rows, launch)
+    setattr(rows, "__name__", launch.reference)  # noqa: B010 - a partial has none, and results say it
+    return {"reference": rows}
+
+
+def reference_rows(launch: Launch, problem: KernelProblem, output: Any, inputs: Any) -> np.ndarray[Any, Any]:
+    """Return what the reference of a launch computes, (batch, heads, rows, columns) in float64.
+
+    It is called with those of the kernel's arguments that it names, tensors in float64 and in the launch's shapes.
+    """
+    names, given = names_of(problem) | dict(launch.constants), dict[str, Any]()
+    by_name = {t.name: t for t in output.inputs}
+    for q in launch.source.parameters:
+        given[q.name] = value = evaluated(launch, q.name, names)
+        if isinstance(value, Tensor):
+            names[q.name] = value
+        if isinstance(value, Tensor) and (t := by_name.get(q.name)):
+            each = [inputs(t.name, b, h) for b in range(t.batch) for h in range(t.heads)]
+            each = [(x.T if t.is_transposed else x)[:: t.shared_rows] for x in each]
+            given[q.name] = np.concatenate(each).reshape(value.shape[-value.rank :])
+    function = function_of(launch.source.path, launch.reference)
+    takes = inspect.signature(function).parameters
+    if unknown := [n for n in takes if n not in given]:
+        raise SpecError(
+            f"reference: {launch.reference} takes {unknown[0]}, which is no parameter of {launch.source.name}"
+        )
+    made = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
+    return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
 
 
 def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any) -> Any:
@@ -236,20 +296,29 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any)
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
     fields = tiling.model_copy(update=told)
-    lies, note = machine.fields_for(launch.source.name, machine.ordered(phase, fields), fields)
+    lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 
 
 def names_of(problem: Any) -> dict[str, Any]:
     """Return the names that a launch's expressions may use, with what they are of a problem."""
+    if isinstance(problem, KernelProblem):
+
+        def plain(*shape: int) -> Tensor:
+            rank, most = len(shape), len(AXES_OF_TENSORS)
+            if not 1 <= rank <= most or any(not isinstance(n, int) or n < 1 for n in shape):
+                raise ValueError(f"tensor{shape}: one to four whole numbers, positive")
+            return Tensor("", cast("Any", (*(1,) * (most - rank), *shape)), problem.dtype, rank=rank)
+
+        return {**problem.sizes, "tensor": plain}
     p = problem
     b, h, g = p.batch, p.heads, p.kv_heads
 
-    def tensor(name: str, heads: int, rows: int, cols: int, role: str = "input") -> Tensor:
+    def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:
         shape = b, heads, rows, cols
         strides = (heads * rows * cols, cols, heads * cols, 1) if p.layout == "bsnd" else ()
-        return Tensor(name, shape, p.dtype, role, strides)
+        return Tensor(name, shape, p.dtype, strides=strides)
 
     return {
         **{n: getattr(p, n) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "value_head_dim")},
@@ -260,7 +329,7 @@ def names_of(problem: Any) -> dict[str, Any]:
         "q": tensor("q", h, p.seq_q, p.head_dim),
         "k": tensor("k", g, p.seq_kv, p.head_dim),
         "v": tensor("v", g, p.seq_kv, p.value_head_dim),
-        "o": tensor("o", h, p.seq_q, p.value_head_dim, "output"),
+        "o": tensor("o", h, p.seq_q, p.value_head_dim),
     }
 
 
@@ -277,5 +346,5 @@ def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
             raise SpecError(f"{launch.source.name}: {what}={text}: sums, products, names of the problem and numbers")
     try:
         return eval(compile(tree, "<launch>", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
-    except (ArithmeticError, TypeError, ValueError, IndexError, KeyError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
         raise SpecError(f"{launch.source.name}: {what}={text}: {error}") from None

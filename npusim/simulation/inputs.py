@@ -73,6 +73,17 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
 
 
+def kernel_tensors(request: Request) -> Tensors | None:
+    """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
+
+    Raises `TensorError` for a file that is damaged.
+    """
+    given = request.tensors
+    if given is None or isinstance(given, Mapping):
+        return None if given is None else {n: np.asarray(x) for n, x in given.items()}
+    return read_tensors(Path(given))
+
+
 def _check_workload(tensors: Tensors, load: Workload) -> None:
     """Raise `TensorError` for tensors that cannot be some heads of a workload's."""
     q, k, v = (tensors[n].shape for n in NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -11,19 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from npusim.config.layers import ModelProblem
+from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, NodeSpec
-from npusim.config.problem import CopyProblem, GemmProblem, LayerProblem, Problem, SharedProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.numerics.evaluate import SAMPLE_ROWS, chosen, chosen_heads, evaluate, indices
-from npusim.numerics.inputs import array_source, drawn_source, stored_source, without_padding
+from npusim.formats.cast import widen
+from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, evaluate, execute_rows, indices
+from npusim.numerics.inputs import array_source, drawn_source, kernel_source, stored_source, without_padding
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.inputs import chosen_tensors, load_projection
+from npusim.simulation.inputs import chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
@@ -57,6 +60,8 @@ OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
 #: Operations of a tile of queries by keys, both matrix products and what is between them.
 TILE_OPERATIONS = 60
 _TILE = 128
+#: A device whose cores do any arithmetic, for what a kernel computes in float64.
+EXACT_DEVICE = "xeon_avx512"
 #: Options that the name of a run's folder says, and those that change what is shown of it alone.
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
@@ -109,10 +114,18 @@ class Plan:
     is_open: bool = False
     #: References that all presets are compared with, and what a problem's recipe draws: computed once.
     exact: References = field(default_factory=dict, repr=False, compare=False)
-    sources: dict[Problem, HeadSource] = field(default_factory=dict, repr=False, compare=False)
+    sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
+    exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
 
-    def source(self, problem: Problem) -> HeadSource:
+    def subject(self, program: TileProgram) -> Problem | KernelOutput:
+        """Return what a program of the plan computes: an attention, or rows of plain tensors."""
+        return self.problem if isinstance(self.problem, Problem) else KernelOutput.of(program)
+
+    def source(self, problem: Problem | KernelOutput) -> HeadSource:
         """Return the inputs: those given, or those of the recipe."""
+        if isinstance(problem, KernelOutput):
+            seed = cast("KernelProblem", self.problem).seed
+            return self.sources.setdefault(problem, kernel_source(problem.inputs, seed, self.tensors))
         if self.tensors is None:
             return self.sources.setdefault(problem, drawn_source(problem))
         return stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
@@ -126,9 +139,35 @@ class Plan:
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
     def bits(self, program: TileProgram, **how: Any) -> NumericResult:
-        """Return the bits of a program of the plan's attention; ``how`` as for `evaluate`."""
-        problem = cast("Problem", self.problem)
-        return evaluate(program, problem, self.source(problem), reference=self.reference, exact=self.exact, **how)
+        """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
+        subject = self.subject(program)
+        if isinstance(subject, KernelOutput):
+            how["exact_rows_of"] = partial(self._exact_rows, subject)
+        return evaluate(program, subject, self.source(subject), reference=self.reference, exact=self.exact, **how)
+
+    def _exact_rows(self, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+        """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""
+        source = self.source(subject)
+
+        def wide(name: str, *at: int) -> NDArray[np.float64]:
+            return widen(source(name, *at)).astype(np.float64)
+
+        if self.schedule.reference is not None:
+            with with_origin(self.schedule.origin):
+                whole = self.schedule.reference(self.problem, subject, wide)
+            return np.asarray(whole)[batch, head, row : row + rows]
+        if "kernel" not in self.exact_programs:
+            schedule = find_schedule(self.request.schedule, "cpu")
+            own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
+            tiling = build_tiling(schedule.tiling, {n: getattr(self.tiling, n) for n in own})
+            cores = load_device(EXACT_DEVICE).cores.items()
+            room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
+            of_device = load_device(EXACT_DEVICE, room)
+            precision = schedule.precision("exact")
+            self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
+        program = self.exact_programs["kernel"]
+        written = execute_rows(program, wide, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+        return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
 
     def reference(
         self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
@@ -154,6 +193,8 @@ class Plan:
         tensors = self.request.tensors
         if tensors is not None:
             return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
+        if isinstance(self.problem, KernelProblem):
+            return f"normal, seed {self.problem.seed}"
         if not isinstance(self.problem, Problem):
             return "none"
         data = self.problem.data
@@ -270,6 +311,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
         "workload": r.problem is None,
         "model": r.problem is None or isinstance(r.problem, Problem),
         "attention": issubclass(schedule.problem, Problem),
+        "plain": issubclass(schedule.problem, KernelProblem),  # no need of an option by itself
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,
@@ -292,7 +334,11 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         request = replace(request, numerics=False, diagnose=False, presets=False, trace_groups=())
     if request.dtype is None and request.problem is None and request.tensors is None:
         request = replace(request, dtype=schedule.inputs(device))  # the format that the schedule is for, if any
-    tensors, scales, stated = chosen_tensors(request, workload)
+    scales, stated = dict[str, float](), dict[str, Any]()
+    if isinstance(request.problem, KernelProblem):
+        tensors = kernel_tensors(request)
+    else:
+        tensors, scales, stated = chosen_tensors(request, workload)
     projection, node = None, device.node if isinstance(device, NodeDevice) else None
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
@@ -411,6 +457,8 @@ def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) ->
 
 def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
     """Return the problem with another seed for its inputs."""
+    if seed is not None and isinstance(problem, KernelProblem):
+        return problem.model_copy(update={"seed": seed})
     if seed is None or not isinstance(problem, Problem):
         return problem
     if "seed" not in type(problem.data).model_fields:

@@ -43,6 +43,8 @@ CALL = (
     *("window", "sinks", "prefix", "chunk", "documents", "softcap", "alibi", "bias"),
     *("query_lengths", "page", "cache", "cache_scale"),
 )
+#: Options that kernels of plain tensors read as attention does.
+OF_ROWS = ("tensors", "rows", "heads", "seed")
 #: Options of the launch of a Triton kernel, which its name may say too.
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
@@ -214,7 +216,8 @@ class Request:
         needs="workload attention",
     )
     problem: AnyProblem | None = _what(
-        "--problem KEY=VALUE,...", "Sizes of gemm (m=4096,n=4096,k=4k) or copy (bytes=1MiB)."
+        "--problem KEY=VALUE,...",
+        "Sizes of gemm (m=4096,n=4096,k=4k), copy (bytes=1MiB), or a Triton launch (any names).",
     )
     hw: str | Path | DeviceSpec | NodeSpec | None = _where(
         "--hw NAME|FILE",
@@ -332,6 +335,10 @@ class Request:
                 object.__setattr__(self, name, whole_number(name, value))
 
         self._fold_launch()
+        if "::" in self.schedule and "tensor(" in self.schedule:
+            from npusim.config.problem import KernelProblem
+
+            object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
 
     def _fold_launch(self) -> None:
         """Make the options of a launch part of the schedule's name, ``kernel.py::name[grid](arguments)``."""
@@ -417,7 +424,8 @@ class Request:
         changed = self.changed()
         for need, why in NEEDS.items():
             if need not in features:
-                refuse({name: value for name, value in changed.items() if need in OPTIONS[name].needs}, why)
+                read = OF_ROWS if need == "attention" and "plain" in features else ()
+                refuse({n: value for n, value in changed.items() if need in OPTIONS[n].needs and n not in read}, why)
 
     def changed(self) -> dict[str, object]:
         """Return the fields of options that are not left at their defaults."""
@@ -560,7 +568,7 @@ def takes_options(options: type) -> Callable[[Function], Function]:
 
 def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
     """Return one option as words; None where its value has none."""
-    from npusim.config.problem import CopyProblem, GemmProblem
+    from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem
     from npusim.config.tiling import Tiling
 
     name = min(option.names, key=len)
@@ -568,7 +576,7 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         return [(name.split("/")[not value], "")]
     if isinstance(value, Tiling):
         value = value.model_dump(exclude_unset=True)
-    if isinstance(value, GemmProblem | CopyProblem):
+    if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
         value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,7 +84,7 @@ class Compared:
 
     def under(self, program: TileProgram, plan: Plan) -> NDArray[Any]:
         """Return what another program of the plan computes for them."""
-        (batch, head, row), problem = self.at, cast("Problem", plan.problem)
+        (batch, head, row), problem = self.at, plan.subject(program)
         only: Any = {"batches": {batch}, "most": len(self.rows)}
         return execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, **only)[1][self.at]
 
@@ -180,7 +180,7 @@ def _other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem."""
     problem: Any = plan.problem
     for other in () if plan.schedule.reference else SCHEDULES.values():  # a reference: others compute something else
-        fits = other.family == plan.device.family and other.problem is Problem
+        fits = other.family == plan.device.family and other.problem is Problem is plan.schedule.problem
         if other is not plan.schedule and fits and (other.reads_scales or not problem.is_scaled):
             yield replace(plan, schedule=other, tiling=other.tiling(), exact={})
 

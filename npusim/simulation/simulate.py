@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
@@ -119,8 +119,8 @@ class BuiltPlan:
 
 def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
     """Return the bits of an attention program, with their uncertainty and finite alternatives."""
-    problem, r = plan.problem, plan.request
-    if not isinstance(problem, Problem):
+    r = plan.request
+    if not isinstance(plan.problem, Problem | KernelProblem):
         return ComputedBits()
     variants = assumed_variants(program, plan)
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)

@@ -62,7 +62,7 @@ class Source(NamedTuple):
 class Compiled:
     """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
 
-    ``fuses``: whether multiplications and additions were contracted.
+    ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
     """
 
     ttir: str
@@ -70,6 +70,7 @@ class Compiled:
     spilled: int = 0
     shared_bytes: int = 0
     fuses: bool = False
+    down: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -182,7 +183,9 @@ def _compile(
     ttir = made.asm["ttir"]
     for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
         ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
-    return Compiled(ttir, registers, stack // 4, made.metadata.shared, "fma.rn" in made.asm["ptx"])
+    down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
+    fuses = "fma.rn" in made.asm["ptx"]
+    return Compiled(ttir, registers, stack // 4, made.metadata.shared, fuses, int(down[1]) if down else 0)
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
@@ -225,6 +228,17 @@ def _module(path: str, _digest: str) -> ModuleType:
     finally:
         sys.path.remove(folder)
     return module
+
+
+def function_of(path: str, name: str) -> Any:
+    """Return a plain function of a kernel's file; raise `SpecError` where it has none of that name."""
+    module = _module(path, _content(path))
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    if node is None:
+        raise SpecError(f"{path}: no function {name!r}, which reference= names")
+    exec(compile(ast.Module([node], []), path, "exec"), module.__dict__)
+    return module.__dict__[name]
 
 
 def _execute(node: ast.stmt, module: ModuleType, path: str) -> None:

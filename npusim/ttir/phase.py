@@ -6,7 +6,7 @@ import ast
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,23 +14,24 @@ from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
 from npusim.algorithms.flash import with_finite_starts
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import TileRun, WorkTile
+from npusim.algorithms.phase import TileLoop, TileRun, WorkTile
 from npusim.algorithms.tiling_mask import mask_of
+from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor
-from npusim.ttir.reader import LANGUAGE
-from npusim.ttir.text import FORMATS
+from npusim.ttir.reader import LANGUAGE, Load
 from npusim.ttir.values import RELATIONS, Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
-    from npusim.config.problem import Problem
     from npusim.config.seen import Seen
-    from npusim.ttir.reader import Load, Reader
+    from npusim.ttir.reader import Reader
     from npusim.ttir.text import Line
-    from npusim.ttir.values import Integers
+    from npusim.ttir.values import Affine, Integers
 
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
@@ -44,6 +45,7 @@ class Written(NamedTuple):
     source: str
     axes: tuple[tuple[str, str], ...]
     lines: tuple[int, ...]
+    results: str
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +57,7 @@ def kernel_of(written: Written) -> Kernel:
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
-    return Kernel(names[written.name], "out", dict(written.axes))
+    return Kernel(names[written.name], written.results, dict(written.axes))
 
 
 class LaunchGrid:
@@ -65,87 +67,135 @@ class LaunchGrid:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
         counts = [np.arange(w.most)[None] < w.counts for w in reader.walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
+        self.is_summed = any(w.is_sum for w in reader.walks)
+        #: Whether a program's blocks are one row, which has no axis.
+        self.is_row = len(self.stored.pointer.shape) < 2
         self.out = self._tensor(self.stored.pointer.of)
         self.names = self._names()
-        self.sizes = {"row": min(self.stored.pointer.shape[0], self.out.shape[2])}
+        self.sizes, self.shared = dict[str, int](), set[str]()
         self.walk: tuple[Integers, Integers] | None = None
         places = self.out.places(self.stored.pointer.base)
-        self.batch, self.head, self.row, col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
-        rows, cols = (np.broadcast_to(x, (len(ids), 1)) for x in self.stored.left)
-        self.rows = np.minimum(rows, self.out.shape[2] - self.row)
-        if np.any(col) or np.any(cols < self.out.shape[3]):
-            raise self._fault(
-                self.stored.line, f"{self.out.name}: a grid over columns of the result: rows alone are cut"
-            )
+        self.batch, self.head, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
+        (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
+        self.rows, self.cols = (
+            np.broadcast_to(np.minimum(n, whole - at), (len(ids), 1))
+            for n, whole, at in zip((rows, cols), self.out.shape[2:], (self.row, self.col), strict=True)
+        )
+        self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[3]))
+        self.sizes["row"] = min(height, self.out.shape[2])
+        self.sizes["value"] = min(width, self.out.shape[3])
         for load in reader.loads.values():
             self._place(load)
+        if self.walk and self.is_summed:
+            visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
+            if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
+                raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
+        for other in reader.stored[1:]:
+            at = self._tensor(other.pointer.of).places(other.pointer.base)[2]
+            if self.called(other.value.axes) != "row" or np.any(at != self.row):
+                raise self._fault(other.line, f"{other.pointer.of}: a second result is a number for each row stored")
 
     def _tensor(self, of: str) -> Tensor:
+        """Return an argument; one of a single axis which is that of the rows has these as its rows."""
         tensor: Tensor = self.reader.arguments[of]
-        return tensor
+        vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
+        vectors += [x.value.axes for x in self.reader.stored[1:] if x.pointer.of == of]
+        return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
+
+    def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
+        root = self.reader.root
+        return not axes or (not self.is_row and root(axes[0]) == root(self.stored.value.axes[0]))
 
     @staticmethod
     def _fault(line: Line, why: str) -> ProgramError:
         return ProgramError(f"{line}: {why}")
 
+    def _sides(
+        self, pointer: Affine, axes: tuple[str | None, ...], left: Sequence[Integers], dims: tuple[int, ...] = (2, 3)
+    ) -> list[tuple[str | None, int, Any]]:
+        """Return axis, size and elements left of a block along its tensor's rows and columns."""
+        of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
+        if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
+            of = {2: of[3]}
+        return [of.get(d, (None, 1, 1)) for d in (2, 3)]
+
     def _names(self) -> dict[str | None, str]:
         """Return what axes are called: the row's, what the loop walks, those of operands."""
         root, loads = self.reader.root, self.reader.loads.values()
-        names: dict[str | None, str] = {root(self.stored.value.axes[0]): "row"}
+        axes = self.stored.value.axes
+        names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
         for load in loads:
             if load.is_walked:
                 names.setdefault(root(load.axes[self._along(load)]), "key")
-        pools = [(self.stored.value.axes, ["value"]), *((x.axes, ["head", "depth", "width"]) for x in loads)]
-        for axes, pool in pools:
-            for axis in filter(None, map(root, axes)):
-                if axis not in names:
-                    names[axis] = next(n for n in pool if n not in names.values())
+        for axis in map(root, axes):
+            names.setdefault(axis, "value")
+        free = iter(("head", "depth", "width"))
+        for axis in (root(a) for x in loads for a in x.axes if a is not None):
+            names[axis] = names.get(axis) or next(free)
         return names
 
     def called(self, axes: tuple[str | None, ...]) -> str:
         """Return the names of axes, none for those of size 1."""
-        return " ".join(self.names[self.reader.root(a)] for a in axes if a is not None)
+        listed = [self.names[self.reader.root(a)] for a in axes if a is not None]
+        return " ".join(["row"] * self.is_row + listed)
+
+    def _axes(self, load: Load) -> str:
+        """Return the names of a load's axes, rows first; what has none of the row's is there for every row."""
+        sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        listed = [self.names[self.reader.root(a)] for a, *_ in sides if a is not None]
+        if load.name in self.shared or (self.is_row and "row" not in listed):
+            return " ".join(["row", *listed])
+        return " ".join(listed)
 
     def _along(self, load: Load) -> int:
         """Return the dimension of a walked block along which it moves."""
-        places = self._tensor(load.of).places(load.pointer.base)[2:]
-        moves = [bool(np.any(np.diff(x, axis=1))) for x in places]
-        if moves[0] == moves[1]:
-            which = "both" if moves[0] else "neither"
+        places = self.reader.arguments[load.of].places(load.pointer.base)[2:]
+        moves = [d for d, x in zip((2, 3), places, strict=True) if np.any(np.diff(x, axis=1))]
+        if len(moves) != 1:
+            which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
-        return int(moves[1] if self._turn(load) == 1 else moves[0])
-
-    def _turn(self, load: Load) -> int:
-        """Return 1 where the first axis of a block is the tensor's rows, -1 where it is its columns."""
-        steps = self._tensor(load.of).steps
-        return 1 if load.pointer.steps[-1] == steps[3] or load.pointer.shape[-1] == 1 else -1
+        return load.dims.index(moves[0])
 
     def _place(self, load: Load) -> None:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
-        tensor, turn = self._tensor(load.of), self._turn(load)
+        tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
         is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
         batch, head, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         group = self.out.shape[1] // tensor.shape[1]
         if np.any(((batch != self.batch) | (head != self.head // group))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
-        for i, (at, whole) in enumerate(zip(corner, tensor.shape[2:], strict=True)):
-            size = load.pointer.shape[::turn][i]
-            count = np.minimum(np.broadcast_to(load.left[::turn][i], shape), size)
-            called = self.called((load.axes[::turn][i],))
+        sides = self._sides(load.pointer, load.axes, load.left, load.dims)
+        for at, whole, (axis, size, left) in zip(corner, tensor.shape[2:], sides, strict=True):
+            count = np.minimum(np.broadcast_to(left, shape), size)
+            called = self.names[self.reader.root(axis)] if axis is not None else ""
             self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
-            if called == "key" and load.is_walked:
-                known, self.walk = self.walk or (at, count), (at, count)
-                self.sizes["key"] = size
-                if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
-                    raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
-            elif called == "row":
-                if np.any(at != self.row):
-                    raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
-            elif called:
-                self.sizes[called] = min(size, whole)
-                if np.any(at[is_visited]) or np.any(count < whole):
-                    raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
+            self._place_axis(load, called, at, count, (whole, size), is_visited)
+
+    def _place_axis(
+        self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
+    ) -> None:
+        """Hold one axis of a block against what the grid and the loop say of it."""
+        whole, size = sizes
+        if called == "key" and load.is_walked:
+            known, self.walk = self.walk or (at, count), (at, count)
+            self.sizes["key"] = whole if self.is_summed else size
+            if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
+                raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
+        elif called == "row":
+            if np.any((at != self.row)[is_visited]):
+                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+        elif called == "value" and self.is_cut:
+            if np.any(((at != self.col) | (count < self.cols))[is_visited]):
+                raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
+        elif called:
+            self.sizes[called] = min(size, whole)
+            if np.any(at[is_visited]) or np.any(count < whole):
+                raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
+        elif whole == 1 < self.out.shape[2] and len(load.axes) > load.axes.count(None):
+            self.shared.add(load.name)
+        elif np.any((at != (self.row if self.is_row else 0))[is_visited]):
+            raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
     def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
         """Raise `ProgramError` for a program that reads beyond a tensor."""
@@ -157,51 +207,71 @@ class LaunchGrid:
 
     # ---------------------------------------------------------------- what comes out
 
+    @property
+    def piece(self) -> int:
+        """How much of a sum a program loads at once; 0 where it adds up no products alone."""
+        return int(self.walk[1].max()) if self.walk and self.is_summed else 0
+
     def written(self) -> Written:
         """Return the kernel of tiles as text."""
         r, lines = self.reader, list[tuple[str, int]]()
-        names = {x.name: x.name.removesuffix("j") if x.is_walked else x.name for x in r.loads.values()}
-        axes = {names[x.name]: self.called(x.axes[:: self._turn(x)]) for x in r.loads.values()}
+        names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         lines += [(f"    {text}", line.number) for text, line in r.lines[: r.loop_at]]
         walked = [n for n, x in r.loads.items() if x.is_walked]
-        if walked:
+        if walked and self.is_summed:
+            lines += [(f"    {text}", line.number) for text, line in r.walks[0].lines]
+        elif walked:
             at = r.walks[0].lines[0][1].number
             for name, (start, of, fmt) in r.states.items():
-                lines.append((f"    {name} = full({self.called(of)!r}, {start.text}, {FORMATS[fmt]!r})", at))
+                if "key" in (called := self.called(of)).split():
+                    line = r.walks[0].lines[0][1]
+                    raise self._fault(line, f"{name} is carried along the axis that the loop walks: tl.sum it")
+                lines.append((f"    {name} = full({called!r}, {start.text}, {r.choices.fmt(fmt)!r})", at))
             lines.append(
                 (f"    for {', '.join(walked)} in tiles({', '.join(names[n] for n in walked)}, axis='key'):", at)
             )
             lines += [(f"        {text}", line.number) for text, line in r.walks[0].lines]
         lines += [(f"    {text}", line.number) for text, line in r.lines[r.loop_at :]]
-        lines.append((f"    return {r.text(self.stored.value)}", self.stored.line.number))
+        lines.append((f"    return {', '.join(r.text(x.value) for x in r.stored)}", self.stored.line.number))
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
-        return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers)
+        results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
+        return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
 
     def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
         """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
         r, written = self.reader, self.written()
-        bound: dict[str, Any] = {
-            n: self._global(x.of) for (n, _), x in zip(written.axes, r.loads.values(), strict=False)
-        }
+        loads = zip(written.axes, r.loads.values(), strict=False)
+        bound: dict[str, Any] = {n: self._global(x.of, is_shared=x.name in self.shared) for (n, _), x in loads}
         is_masked = any(w.masks for w in r.walks)
-        seen = self._seen(problem) if is_masked else KeyRanges(problem.seq_kv)
         if is_masked:
+            seen = self._seen(problem)
             bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
-        if seen != problem.seen:
+        elif isinstance(problem, Problem):
+            seen = KeyRanges(problem.seq_kv)
+        if isinstance(problem, Problem) and seen != problem.seen:
             r.notes.append(
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does"
             )
-        cells, out = self._cells(problem.causal_offset if is_masked else None), self._global(self.stored.pointer.of)
+        cells, out = (
+            self._cells(problem.causal_offset if is_masked else None),
+            [self._global(x.pointer.of) for x in r.stored],
+        )
         bound |= {"p": p, **r.numbers}
-        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, [out], **bound)
+        phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         phase = with_finite_starts(phase) if is_masked else phase
-        return replace(phase, notes=tuple(dict.fromkeys(r.notes)))
+        flops = None if isinstance(problem, Problem) else _flops(phase)
+        return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
 
-    def _global(self, of: str) -> GlobalTensor:
-        t, role = self._tensor(of), cast("Any", self._tensor(of).role)
-        return GlobalTensor(t.name, *t.shape, t.fmt, role, t.is_interleaved, is_transposed=t.is_transposed)
+    def _global(self, of: str, *, is_shared: bool = False) -> GlobalTensor:
+        t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
+        b, h, rows, cols = t.shape
+        name = "o" if of == self.stored.pointer.of else f"{t.name}_" if t.name == "o" else t.name
+        rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
+        more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
+        return GlobalTensor(name, b, h, rows, cols, t.fmt, "output" if is_stored else "input", t.is_interleaved, **more)
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""
@@ -223,19 +293,31 @@ class LaunchGrid:
     def _cells(self, offset: int | None) -> tuple[WorkTile, ...]:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
         kinds, cells = dict[tuple[TileRun, ...], tuple[TileRun, ...]](), list[WorkTile]()
-        for i in np.flatnonzero(self.rows[:, 0] > 0):
-            runs = self._runs(int(i))
-            span = ("row", int(self.row[i, 0]), int(self.rows[i, 0]))
+        edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
+        times = np.zeros((*self.out.shape[:2], *(len(e) - 1 for e in edges)), np.int32)
+        for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
+            runs = () if self.is_summed else self._runs(int(i))
+            spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
-            cells.append(WorkTile(*place, (span,), kinds.setdefault(runs, runs), offset))
-        written, whole = sum(c.rows for c in cells), prod(self.out.shape[:3])
-        is_twice = len({(c.batch, c.head, c.row) for c in cells}) < len(cells) or written > whole
-        if is_twice or written < whole:
-            how = "some of them more than once" if is_twice else f"{whole - written} of them never"
+            named = tuple((n, *span) for n, span in zip(("row", "value"), spans, strict=True))
+            cells.append(WorkTile(*place, named if self.is_cut else named[:1], kinds.setdefault(runs, runs), offset))
+            (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
+            times[place][a:b, c:d] += 1
+        areas = np.multiply.outer(*map(np.diff, edges))
+        missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
+        if is_twice or missing:
+            whole, each = prod(self.out.shape), "elements" if self.is_cut else "rows"
+            scale = 1 if self.is_cut else self.out.shape[3]
+            how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
+            written = int((areas * times).sum())
             grid = "x".join(map(str, self.reader.grid))
-            why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written} of {whole}"
-            raise self._fault(self.stored.line, f"{why} rows, {how}: the grid, or a program's offsets")
+            why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written // scale} of {whole // scale}"
+            raise self._fault(self.stored.line, f"{why} {each}, {how}: the grid, or a program's offsets")
         return tuple(cells)
+
+    def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
+        """Return how many rows and columns there are, and of each program where its own begin and how many."""
+        return (self.out.shape[2], self.row, self.rows), (self.out.shape[3], self.col, self.cols)
 
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, those of one shape and evenly spaced together."""
@@ -253,6 +335,26 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+def _flops(phase: Phase) -> int:
+    """Return the operations of a phase's products, 2 a multiply-add."""
+    products = [
+        (s.rows[0], bool(loop.axis))
+        for loop in (*phase.loops, TileLoop(phase.finish))
+        for s in loop.stages
+        if s.is_product
+    ]
+    total = 0
+    for block in phase.cells:
+        keys = sum(run.count * run.cols for run in block.runs)
+        for row, is_walked in products:
+            axes = {*phase.names[row.srcs[0]].axes, *phase.names[row.dst].axes}
+            spans = [
+                (block.span(a) or (0, phase.sizes[a]))[1] for a in axes if not (is_walked and a == phase.loop_axis)
+            ]
+            total += 2 * prod(spans) * (keys if is_walked else 1)
+    return total
 
 
 @lru_cache(maxsize=64)

@@ -37,7 +37,7 @@ from npusim.ttir.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
@@ -68,23 +68,32 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
     }
 )
+_IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
 _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast")
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = ("exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
-_WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda"})
+_WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written."""
+    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written.
+
+    ``is_exact``: all is float64, as a reference.
+    """
 
     is_fresh: bool
     fuses: bool
     exp2: str
     exp: str
+    is_exact: bool = False
+
+    def fmt(self, name: str) -> str:
+        """Return the format that TTIR calls by a name."""
+        return "float64" if self.is_exact else FORMATS[name]
 
 
 class UnlikeLoopsError(Exception):
@@ -93,7 +102,10 @@ class UnlikeLoopsError(Exception):
 
 @dataclass
 class Load:
-    """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves."""
+    """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
+
+    ``dims``: which of the tensor's axes each is, 2 its rows, 3 its columns; of those of size 1 the other.
+    """
 
     name: str
     of: str
@@ -102,15 +114,20 @@ class Load:
     left: list[Integers]
     is_walked: bool
     line: Line
+    dims: tuple[int, ...]
 
 
 @dataclass
 class Walk:
-    """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores."""
+    """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
+
+    ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
+    """
 
     counts: Integers
     lines: list[tuple[str, Line]] = field(default_factory=list)
     masks: list[tuple[str, Affine]] = field(default_factory=list)
+    is_sum: bool = False
 
     @property
     def most(self) -> int:
@@ -159,6 +176,7 @@ class Reader:
         self.notes: list[str] = []
         self.loop_at = 0  # lines before the loop
         self._roots: dict[str, str] = {}
+        self._roots_of: dict[str, str] = {}  # of square roots, what 1 over them is
         self._taken: set[str] = set()
         self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
         self._walk: Walk | None = None
@@ -168,9 +186,13 @@ class Reader:
             self.values[name] = self._argument(name, kind)
         for op in function.operations:
             self._do(op)
-        if len(self.stored) != 1:
-            at = self.stored[1].line if self.stored else function.operations[-1].line
-            raise ProgramError(f"{at}: {len(self.stored)} stores: a kernel has one result; make it a kernel for each")
+        if not self.stored:
+            raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+        self.stored.sort(key=lambda x: -len(x.pointer.shape))  # tiles before vectors of rows
+        accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
+        for x in self.stored:
+            if accessed.count(x.pointer.of) > 1:
+                raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
 
     # ---------------------------------------------------------------- names, axes
 
@@ -245,16 +267,18 @@ class Reader:
         """Return a float as the kernel of tiles writes it."""
         assert isinstance(x, Floats | Number), x
         is_product = isinstance(x, Floats) and x.is_product
-        return f"{x.text}.to({FORMATS[x.fmt]!r})" if is_product and isinstance(x, Floats) else x.text
+        return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 
     # ---------------------------------------------------------------- integers
 
     def _do(self, op: Op) -> None:
         family, _, name = op.name.partition(".")
+        if op.name in _IGNORED:
+            return
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
                 raise op.fail(why)
-        operands = [] if op.name in ("scf.for", "scf.yield") else [self.values[n] for n in op.operands]
+        operands = [] if op.name == "scf.for" else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
         if family == "arith" and name in _BINARY:
             self._binary(op, _BINARY[name])
@@ -304,9 +328,6 @@ class Reader:
             raise op.fail("a transposed block of integers")
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
-    def _tt_return(self, op: Op) -> None:
-        pass
-
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
         self._integer(op, "addi", pointer, offset)
 
@@ -337,6 +358,8 @@ class Reader:
         pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
         pad = pads.pop() if len(pads) == 1 else math.nan
         text = f"maximum({self.text(a)}, {self.text(b)})" if how == "maximum" else self._combined(how, a, b)
+        if how == "/" and (inverse := self._roots_of.get(op.operands[1])):
+            text = inverse if isinstance(a, Number) and a.value == 1 else f"({self.text(a)} * {inverse})"
         factors = (self.text(a), self.text(b)) if how == "*" else None
         made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
         self._bind(op, made)
@@ -367,8 +390,16 @@ class Reader:
             return
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of what is no float")
-        how = ", overflow='saturate'" if fmt.startswith("f8") else ""
-        self._bind(op, Floats(f"{self.text(x)}.to({FORMATS[fmt]!r}{how})", x.axes, fmt, x.pad))
+        how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
+        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad))
+
+    def _math_sqrt(self, op: Op, x: Known) -> None:
+        """Take a root as x / sqrt(x), which has an instruction; a division by it is a multiplication by that."""
+        x = self._named(op, x)
+        if not isinstance(x, Floats):
+            raise op.fail(f"{op.name} of a number: compute it before the launch")
+        self._roots_of[op.results[0]] = f"rsqrt({self.text(x)})"
+        self._set(op, replace(x, text=f"({self.text(x)} * rsqrt({self.text(x)}))", pad=None, factors=None))
 
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
@@ -401,7 +432,7 @@ class Reader:
         kind = {"arith.maxnumf": "max", "arith.maximumf": "max", "arith.addf": "sum"}.get(inner[0] if inner else "")
         if kind is None or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum or a maximum of floats")
-        if op.number("axis") != len(x.axes) - 1 or len(x.axes) < 2:
+        if op.number("axis") != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
         neutral = 0.0 if kind == "sum" else -math.inf
         if self.root(x.axes[-1]) in self.cuts and x.pad != neutral:
@@ -421,7 +452,9 @@ class Reader:
             return
         if not isinstance(c, Floats):
             raise op.fail("a product added to a number")
-        if self.choices.is_fresh:  # a matrix unit that cannot go on from what rows wrote; the product stands alone
+        if self.choices.is_fresh and not (
+            self._walk and self._walk.is_sum
+        ):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
             text = self._named(replace(op, results=["product"]), made, is_new=True).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
@@ -464,11 +497,9 @@ class Reader:
             raise op.fail(f"a load of {what}: give it as an argument, a constexpr, or a table of pages (--page)")
         tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
         assert isinstance(tensor, Tensor)
-        used, steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1], list(tensor.steps[2:])
-        is_transposed = len(used) == 2 and used == steps[::-1] != steps
-        if not is_transposed and used != steps:
-            raise op.fail(f"{pointer.of} is read with strides {used}; its rows and columns have {steps}")
-        is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer.shape)
+        dims = self._dims(op, pointer, tensor)
+        is_transposed = dims == (3, 2)
+        is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
         self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any(some < n)}
@@ -478,8 +509,8 @@ class Reader:
             before.left = list(map(self._both, before.left, left))
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
             return
-        name = self._unique(tensor.name + ("j" if is_walked else ""))
-        self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line)
+        name = self._unique(tensor.name + ("j" if is_walked and self._walk and not self._walk.is_sum else ""))
+        self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims)
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
 
     def _both(self, a: Integers, b: Integers) -> Integers:
@@ -487,9 +518,22 @@ class Reader:
         each = zip((a, b), self.walks[-2:], strict=True)
         return np.concatenate([np.broadcast_to(x, (len(self.ids), w.most)) for x, w in each], 1)
 
-    def _left(self, op: Op, mask: Known | None, shape: tuple[int, ...]) -> list[Integers]:
+    @staticmethod
+    def _dims(op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
+        """Return which of a tensor's axes, 2 or 3, those of a block are."""
+        known = {tensor.steps[2]: 2, tensor.steps[3]: 3}
+        used = [known.get(s, 0) for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+        if 0 in used or len(set(used)) < len(used):
+            steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+            wanted = list(tensor.steps[2:])
+            raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {wanted}")
+        rest = [d for d in ((3, 2) if len(pointer.shape) == 1 else (2, 3)) if d not in used]
+        return tuple(known[s] if n > 1 else rest.pop(0) for s, n in zip(pointer.steps, pointer.shape, strict=True))
+
+    def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
         """Return how many elements a mask leaves along each axis, for each program and iteration."""
-        left = [np.full((1, 1), n, np.int64) for n in shape]
+        known = zip(pointer.shape, pointer.limits(), strict=True)
+        left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
         for relation, d in mask.of if isinstance(mask, Condition) else ():
             bound = bound_of(d, relation)
             if bound is None:
@@ -499,10 +543,13 @@ class Reader:
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if self._walk:
-            raise op.fail("a store in a loop: each program stores its result once, behind the loop")
-        if not isinstance(pointer, Affine) or len(pointer.shape) < 2 or not isinstance(value, Floats):
-            raise op.fail("a store of other than rows and columns of floats, or to an address that was loaded")
-        self.stored.append(Stored(pointer, value, self._left(op, mask, pointer.shape), op.line))
+            raise op.fail("a store in a loop over tiles: each program stores its results behind the loop")
+        if not isinstance(pointer, Affine) or not isinstance(value, Floats):
+            raise op.fail("a store of what is no block of floats, or to an address that was loaded")
+        tensor = self.arguments[pointer.of]
+        if self._dims(op, pointer, tensor) == (3, 2):
+            raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
+        self.stored.append(Stored(pointer, value, self._left(op, mask, pointer), op.line))
 
     # ---------------------------------------------------------------- the loop
 
@@ -515,9 +562,6 @@ class Reader:
         for inner in op.body if always else ():
             self._do(inner)
 
-    def _scf_yield(self, op: Op) -> None:
-        pass
-
     def _scf_for(self, op: Op) -> None:
         if self._walk is not None:
             raise op.fail("a loop in a loop: one loop walks the tiles of a program; let the grid take the outer one")
@@ -528,6 +572,11 @@ class Reader:
             raise op.fail("a loop whose end hangs on data: bound it by sizes")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)))
+        if any(o.name == "tt.store" for o in _within(op)):
+            self._go_through(op, walk.counts[:, 0], first, each)
+            return
+        zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
+        walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         if not walk.most:  # no program enters it
             self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
             return
@@ -555,6 +604,37 @@ class Reader:
         if len(self.walks) > 1:
             self._merge(op)
 
+    def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
+        """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
+        carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
+        program = np.repeat(np.arange(len(counts)), counts)
+        time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program
+        order = np.argsort(time, kind="stable")
+        program, time = program[order], time[order][:, None]
+        if not len(program):
+            raise op.fail("a loop that no program enters")
+        moved = [self._moved(op, inner, end) for inner, end in zip(carried[::2], ends, strict=True)]
+        self.ids = self.ids[program]
+        for name, x in self.values.items():
+            if isinstance(x, Affine):
+                self.values[name] = x.at(program)
+            elif isinstance(x, Condition):
+                self.values[name] = Condition(tuple((r, d.at(program)) for r, d in x.of))
+        for load in self.loads.values():
+            load.pointer, load.left = load.pointer.at(program), [x[program] if len(x) > 1 else x for x in load.left]
+        one = Affine(first).at(program).base + time * Affine(each).at(program).base
+        self.values[op.operands[0]] = Affine(one)
+        for inner, start, by in zip(carried[::2], carried[1::2], moved, strict=True):
+            x = self.values[start]
+            if not isinstance(x, Affine):
+                raise op.fail(
+                    f"{plain_name(inner)} goes from one block of a program to its next: make them independent"
+                )
+            self.values[inner] = replace(x, base=x.base + time * Affine(by).at(program).base)
+        for o in op.body:
+            self._do(o)
+        self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
+
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind what a loop carries; return its name, none for what is no block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
@@ -565,6 +645,9 @@ class Reader:
         if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
             self.values[inner] = x
             return x.text
+        if self.walks[-1].is_sum:  # one product of all tiles, which begins with 0 by itself
+            self.values[inner] = x
+            return ""
         if not isinstance(x, Number):
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
         types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
@@ -602,6 +685,22 @@ class Reader:
         first.lines = first.lines if first.masks else second.lines
 
 
+def _within(op: Op) -> Iterator[Op]:
+    """Yield the operations of a region and of the regions in it."""
+    for inner in op.body:
+        yield inner
+        yield from _within(inner)
+
+
+def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
+    """Return whether a loop does nothing with floats but load them and add their products to what begins with 0."""
+    known = ("tt.load", "tt.trans", "arith.constant")
+    floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]
+    sums = {i: end for i, end, zero in zip(op.operands[4::2], op.body[-1].operands, zeros, strict=True) if zero}
+    products = [o for o in floats if o.name not in known]
+    return bool(products) and all(o.name == "tt.dot" and sums.get(o.operands[2]) == o.results[0] for o in products)
+
+
 def plain_name(name: str) -> str:
     """Return the user's name of a value, without the number that TTIR adds."""
     base = re.sub(r"\W", "", re.sub(r"_\d+$", "", re.split("[#@]", name)[0])) or "t"
@@ -617,7 +716,7 @@ def _pad(x: Known, other: float) -> float:
     if isinstance(x, Number):
         return x.value
     assert isinstance(x, Floats)
-    return other if x.axes[-1] is None else math.nan if x.pad is None else x.pad
+    return other if not x.axes or x.axes[-1] is None else math.nan if x.pad is None else x.pad
 
 
 def casts_last(body: Sequence[Op]) -> list[Op]:

@@ -27,15 +27,15 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 class Tensor:
     """A tensor of a launch: (batch, heads, rows, columns), strides in elements; contiguous where none are given.
 
-    ``is_transposed``: its matrices are those of the call, transposed.
+    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes that the call gives it, the last.
     """
 
     name: str
     shape: tuple[int, int, int, int]
     fmt: str
-    role: str = "input"
     strides: tuple[int, ...] = ()
     is_transposed: bool = False
+    rank: int = 4
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -59,7 +59,12 @@ class Tensor:
 
     def stride(self, axis: int) -> int:
         """Return the elements from one to the next along an axis, as PyTorch has it."""
-        return self.steps[axis]
+        return self.steps[axis if axis < 0 else len(self.shape) - self.rank + axis]
+
+    @property
+    def as_rows(self) -> Tensor:
+        """The tensor with its last axis as rows: one element each."""
+        return replace(self, shape=(*self.shape[1:], 1), strides=())
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
         """Return batch, head, row and column of elements by their offsets."""
@@ -72,12 +77,28 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis."""
+    """Integers, or pointers into an argument: a base for each (program, iteration), a stride along each axis.
+
+    ``left``: along some axes, how many elements there are before they begin anew (``% size``).
+    """
 
     base: Integers
     steps: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     of: str = ""
+    left: tuple[Integers | None, ...] = ()
+
+    def limits(self) -> tuple[Integers | None, ...]:
+        """Return ``left`` of every axis."""
+        return self.left or (None,) * len(self.steps)
+
+    def at(self, programs: Integers) -> Affine:
+        """Return the integers of some programs, in that order."""
+
+        def chosen(x: Any) -> Any:
+            return x[programs] if x is not None and len(x) > 1 else x
+
+        return replace(self, base=chosen(self.base), left=tuple(map(chosen, self.left)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +145,9 @@ def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
 def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
     """Return a value whose axes are others: ``how(axes, none)`` of strides or axes."""
     if isinstance(x, Affine):
-        return replace(x, shape=shape, steps=how(x.steps, 0))
+        return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
-        return Condition(tuple((r, replace(d, shape=shape, steps=how(d.steps, 0))) for r, d in x.of))
+        return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
@@ -143,18 +164,27 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
 
 def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
     """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
+    left = tuple(_lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
     if name in ("addi", "subi"):
         sign = 1 if name == "addi" else -1
         steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
-        return Affine(a.base + sign * b.base, steps, a.shape, a.of)
+        return Affine(a.base + sign * b.base, steps, a.shape, a.of, left)
     if name == "muli" and not (any(a.steps) and any(b.steps)):
         block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
             raise op.fail("a stride that differs between programs or iterations")
-        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), a.shape)
+        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), a.shape, left=left)
+    if name in ("remsi", "remui") and sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps):
+        begun = np.mod(a.base, b.base)  # a block that begins anew at its end: what is left before that
+        left = tuple(_lesser(x, b.base - begun) if step else x for x, step in zip(left, a.steps, strict=True))
+        return Affine(begun, a.steps, a.shape, left=left)
     if any(a.steps) or any(b.steps):
         raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
     return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, a.shape)
+
+
+def _lesser(x: Integers | None, y: Integers | None) -> Integers | None:
+    return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
 _SIGNED: Mapping[str, Any] = MappingProxyType(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
 
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import ARITHMETICS, get_format
-from npusim.numerics.evaluate import chosen, chosen_heads, execute_rows, named_choices
+from npusim.numerics.evaluate import KernelOutput, chosen, chosen_heads, execute_rows, named_choices
 from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.schedules import find_schedule
 from npusim.schedules.registry import NAMED
@@ -118,9 +119,9 @@ def diff(
     # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
     plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
-    problem = base.problem
-    if not isinstance(problem, Problem) or "o" not in base.program.tensors:
+    if not isinstance(base.problem, Problem | KernelProblem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
+    problem = plan.subject(base.program)
     out = _output(output, problem, base.program.tensors["o"].fmt)
     return _Search(base, request, problem, plan.source(problem), out, on_tried).difference()
 
@@ -131,7 +132,7 @@ class _Search:
 
     base: RunData
     request: Request
-    problem: Problem
+    problem: Problem | KernelOutput
     source: HeadSource
     out: NDArray[Any]
     on_tried: Callable[[int, int], None] | None
@@ -226,7 +227,7 @@ def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
     return int((bits_of(a) == bits_of(b)).sum()) if a.dtype == b.dtype else 0
 
 
-def _output(output: str | Path | NDArray[Any], problem: Problem, fmt: str) -> NDArray[Any]:
+def _output(output: str | Path | NDArray[Any], problem: Problem | KernelOutput, fmt: str) -> NDArray[Any]:
     """Return the output as (batch, heads, rows, columns) in the run's format."""
     where, values = "output", output
     if isinstance(values, str | Path):
@@ -237,6 +238,8 @@ def _output(output: str | Path | NDArray[Any], problem: Problem, fmt: str) -> ND
     shape = (problem.batch, problem.heads, problem.seq_q, problem.value_head_dim)
     if values.ndim == 3 and problem.batch == 1:
         values = values[None]
+    if isinstance(problem, KernelOutput) and values.size == prod(shape):
+        values = values.reshape(shape)
     if values.shape != shape:
         raise TensorError(
             f"{where}: the output has shape {values.shape}; this run's is {shape}: batch, heads, rows, head size"

@@ -49,9 +49,16 @@ class Program:
     """One program of a launch; ``memory`` are flat arrays by argument."""
 
     def __init__(
-        self, function: Any, arguments: Mapping[str, Any], ids: tuple[int, ...], memory: Any, how: Open
+        self,
+        function: Any,
+        arguments: Mapping[str, Any],
+        ids: tuple[int, ...],
+        memory: Any,
+        how: Open,
+        grid: tuple[int, ...] = (),
     ) -> None:
-        self.memory, self.how, self.ids = memory, how, ids
+        self.memory, self.how, self.ids, self.grid = memory, how, ids, grid
+        self.roots = {o.results[0] for o in function.operations if o.name == "math.sqrt"}
         self.env: dict[str, Any] = {
             n: (n, np.int64(0)) if n in memory else np.float32(a) if isinstance(a, float) else np.int64(a)
             for n, a in arguments.items()
@@ -139,6 +146,25 @@ class Program:
             return formats.exp2(x, fmt, variant=self.how.exp2)
         return formats.exp(formats.mul(x, formats.cast(np.log(2.0), fmt), fmt), fmt, variant=self.how.exp)
 
+    def math_exp(self, op: Op, x: Any) -> Any:
+        fmt = fmt_of(op.type)
+        if self.how.exp2:
+            return formats.exp2(formats.mul(x, formats.cast(np.log2(np.e), fmt), fmt), fmt, variant=self.how.exp2)
+        return formats.exp(x, fmt, variant=self.how.exp)
+
+    def math_sqrt(self, op: Op, x: Any) -> Any:
+        """As x / sqrt(x), so that one over it is 1 / sqrt(x)."""
+        self.inverse = formats.rsqrt(np.asarray(x), fmt_of(op.type))
+        return formats.mul(x, self.inverse, fmt_of(op.type))
+
+    def arith_divf(self, op: Op, a: Any, b: Any) -> Any:
+        if op.operands[1] in self.roots:
+            return formats.mul(a, self.inverse, fmt_of(op.type))
+        return formats.div(*(formats.cast(np.asarray(x), fmt_of(op.type)) for x in (a, b)), fmt_of(op.type))
+
+    def tt_get_num_programs(self, op: Op) -> Any:
+        return np.int64(self.grid["xyz".index(op.text.split()[1])])
+
     def tt_reduce(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type) or fmt_of(op.text)
         assert op.number("axis") == x.ndim - 1
@@ -161,8 +187,8 @@ class Program:
         return state
 
 
-def interpret(ttir: str, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Any, how: Open) -> None:
-    """Run all programs of a grid on flat arrays."""
-    function = read(ttir)
+def interpret(function: Any, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Any, how: Open) -> None:
+    """Run all programs of a grid on flat arrays; ``function``: TTIR, read or not."""
+    function = read(function) if isinstance(function, str) else function
     for ids in itertools.product(*map(range, (*grid, 1, 1)[:3])):
-        Program(function, arguments, ids, memory, how)
+        Program(function, arguments, ids, memory, how, grid)

@@ -24,10 +24,12 @@ from npusim.machines.ascend.plan import (
     RegisterFields,
     VectorFields,
     gemm_tiling,
+    piece_plan,
     slice_elements,
 )
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
+from npusim.machines.frame import Frame
 from npusim.machines.transfers import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -264,6 +266,15 @@ class AscendMachine(Machine):
             together=t.together or kernel.together,
             extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
         ), ""
+
+    def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
+        """Return how a compiled phase runs: its products in the pieces of a sum that it loads at once."""
+        fields, note = self.fields_for(called, phase, tiling)
+        products = [s for s in phase.stages if s.is_product]
+        if not piece or len(products) != 1:
+            return fields, note
+        plan = piece_plan(Frame(phase), products[0], self.group, piece)
+        return replace(fields, plans={products[0].name: plan}), note
 
     def column(self, fmt: str) -> int:
         """Return the elements of 32 bytes, C0 of the vendor's layouts."""

@@ -203,6 +203,20 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
 
 
+def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> ProductPlan:
+    """Return how a product adds up in the pieces of k in which its kernel loads it, cut to what L0 holds twice."""
+    (row,), sizes = stage.rows, frame.phase.sizes
+    m, n = (sizes[a] for a in frame.axes(row.dst))
+    if m * n * get_format("float32").size_bytes > group.capacity_bytes("L0C"):
+        m, n = min(m, group.edge), min(n, group.edge)
+    halves = [
+        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
+        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
+    ]
+    k = next(k for k in range(min(*halves, piece), 0, -1) if piece % k == 0)
+    return ProductPlan(m, n, k, "piece", "piece", loops_over_k=True, loads=(piece, piece))
+
+
 class GemmFields(Tiling):
     """Tile of C and the piece of k; the defaults are the vendor's best (ascend.md section 3.2)."""
 

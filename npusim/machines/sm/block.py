@@ -405,7 +405,9 @@ class ResidentBlock:
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
-                bound[n] = self._slot(self.near[root], n, block, tile).part(row, rows)
+                once = root not in self.held  # what is held is taken and released at the block's ends
+                slot = self._slot(self.near[root], n, block, tile, first=once, last=once)
+                bound[n] = slot.part(row, rows)
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)

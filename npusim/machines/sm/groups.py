@@ -21,7 +21,18 @@ from npusim.formats import get_format
 from npusim.ir.op import GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.core import REGISTER_BYTES, SM, SPILL, TENSOR, WARPS, SmTiling, engine_of, occupancy, warp_issue
+from npusim.machines.sm.core import (
+    REGISTER_BYTES,
+    SM,
+    SPILL,
+    TENSOR,
+    WARPS,
+    Occupancy,
+    SmTiling,
+    engine_of,
+    occupancy,
+    warp_issue,
+)
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
 from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS
 from npusim.units import ceil_div, format_bytes, round_up
@@ -39,6 +50,8 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 CUTLASS_ROWS = 32
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
+#: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
+UNNAMED_REGISTERS = 64
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
@@ -141,12 +154,64 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     work, groups = layout_of(tile, engine, is_cutlass=fields.kernel == XFORMERS)
     work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
+    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work)
+    size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
+    tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
+    tiling = replace(tiling, depth=tile.depth, walks_blocks=bool(fields.kernel == "triton" and phase.masks))
+    tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
+    spilled = f", {registers.spilled} spilled" if registers.spilled else ""
+    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+
+
+def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: int = 0) -> tuple[SmTiling, str]:
+    """Return how warps execute a compiled phase that is no attention, and a note: how many blocks a core holds.
+
+    ``down``: warps down the rows of its product; 0: as many as across, as nobody says.  Raises as `group_tiling`.
+    """
+    issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
+    product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
+    stages = 1 if issue.copies.value == "staged" else fields.stages or 1
+    work, groups, shared, count = GroupWork(fields.warps), 1, 0, UNNAMED_REGISTERS
+    if product_stage is not None:
+        left, result = (phase.names[n] for n in (product_stage.srcs[0], product_stage.dst))
+        (m, k), n = (phase.sizes[a] for a in left.axes), phase.sizes[result.axes[1]]
+        down = down or 1 << (fields.warps.bit_length() - 1) // 2
+        is_wgmma = engine.wgmma is not None and m >= GROUP_ROWS and down >= GROUP_WARPS
+        if is_wgmma and down == fields.warps:
+            work, groups = GroupWork(GROUP_WARPS), down // GROUP_WARPS
+        else:
+            across = fields.warps // down
+            work = GroupWork(fields.warps, across=across, generation="wgmma" if is_wgmma else "mma")
+        shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
+        count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
+    most = issue.thread_registers_count.value
+    registers = Registers(
+        min(most, count), max(0, count - most), shared, "estimated", SPILL_ACCESSES * max(0, count - most)
+    )
+    if fields.registers is not None:
+        spilled = fields.spilled_registers or 0
+        registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
+    size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
+    tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
+    note = f", {registers.spilled} spilled" if registers.spilled else ""
+    return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{note}"
+
+
+def _resident(
+    phase: Phase,
+    fields: GroupFields,
+    device: DeviceSpec,
+    registers: Registers,
+    shape: tuple[str, int, int],
+    work: GroupWork,
+) -> tuple[SmTiling, Occupancy]:
+    """Return the tiling of a block, so many of which a core holds; ``shape``: its tile in words, stages and groups."""
+    issue, (size, stages, groups) = warp_issue(device), shape
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
-    registers = registers_of(tile, fields, device.architecture, most, work)
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:
         raise BufferOverflowError(
-            f"registers: {count} a thread for {tile.rows}x{tile.keys} with {fields.warps} warps, "
+            f"registers: {count} a thread for {size} with {fields.warps} warps, "
             f"{most} there, at most {MOST_REGISTERS * most} with those spilled; smaller tiles or more warps take fewer"
         )
     held = {"tile": max(0, min(most, registers.count) - overhead)}
@@ -165,16 +230,12 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
-        depth=tile.depth,
         work=work,
-        stages=fields.stages or 0,
-        walks_blocks=bool(fields.kernel == "triton" and phase.masks),
+        stages=stages,
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
     )
-    tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
-    spilled = f", {registers.spilled} spilled" if registers.spilled else ""
-    return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
+    return tiling, room
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = False) -> tuple[GroupWork, int]:
@@ -399,8 +460,7 @@ def library_tiling(
             constant="unaligned_store_cycles",
         )
     groups = max(1, m // GROUP_ROWS)
-    # Accumulators and as much again for addresses and operands.
-    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + 64
+    registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
     by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
     blocks = max(1, min(memory // shared, by_registers))
     return (m, n, k), splits, SmTiling(groups=groups, residents=blocks, depth=stages, work=work)

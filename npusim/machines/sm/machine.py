@@ -31,7 +31,14 @@ from npusim.machines.sm.core import (
     has_libraries,
     warp_issue,
 )
-from npusim.machines.sm.groups import GpuGemmFields, group_tiling, library_tiling, operator_tiling, plain_tiling
+from npusim.machines.sm.groups import (
+    GpuGemmFields,
+    group_tiling,
+    kernel_tiling,
+    library_tiling,
+    operator_tiling,
+    plain_tiling,
+)
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.sm.published import XFORMERS, chosen_fa2, chosen_xformers
@@ -204,6 +211,12 @@ class SmMachine(Machine):
                 return specialised_tiling(fields.kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
+
+    def compiled(self, called: str, phase: Phase, tiling: Any, down: int = 0, _piece: int = 0) -> tuple[SmTiling, str]:
+        """Return how a compiled phase lies in warps, and a note on it."""
+        if self.has_groups and attention_products(phase) is None:
+            return kernel_tiling(phase, tiling, self.device, down)
+        return self.fields_for(called, phase, tiling)
 
     def _in_lanes(self, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in the lanes of warps; what merges the results of another lies as that does."""

@@ -1,0 +1,132 @@
+"""Triton kernels on plain tensors: bits against an interpreter of their TTIR and silicon, times beside our own."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.problem import GemmProblem
+from npusim.errors import NpusimError
+from npusim.schedules import triton as launches
+from npusim.ttir.values import Tensor
+from ttir.interpreter import Open, interpret
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+KERNELS = Path(__file__).parent / "plain_kernels.py"
+TILES = "cdiv(M, BM) * cdiv(N, BN)"
+MATMUL = (
+    f"matmul[{TILES}](tensor(M, K), tensor(K, N), tensor(M, N), M, N, K, BM=128, BN=128, BK=64, GROUP=8, num_warps=8)"
+)
+NORM = "layer_norm[R](tensor(R, C), {v}, {v}, tensor(R, C), {r}, {r}, C, 1e-5, BLOCK=256{{more}})".format(
+    v="tensor(C).to('float32')", r="tensor(R).to('float32')"
+)
+LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
+    "add": ("add[cdiv(n, BLOCK)](tensor(n), tensor(n), tensor(n), n, BLOCK=256)", {"n": 1000}),
+    "softmax": (
+        "softmax[3](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C, BLOCK=128)",
+        {"R": 8, "C": 100},
+    ),
+    "matmul": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 100, "N": 200, "K": 80}),
+    "bias_gelu": (
+        "bias_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M, N, K, BM=64, BN=64,BK=32)",
+        {"M": 64, "N": 128, "K": 64},
+    ),
+    "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
+}
+#: What TTIR leaves open, by device, and the precision that chooses the same.
+HOW = {
+    "h200": (Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused"),
+    "ascend_910b2": (Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", ""), None),
+    "ascend_950": (Open("ascend.cube.k16.f16.f32", "four_chains", "correct", ""), None),
+}
+
+
+def name_of(launch: str) -> str:
+    return f"{KERNELS}::{launch}"
+
+
+@pytest.mark.parametrize("hw", HOW)
+@pytest.mark.parametrize("kernel", LAUNCHES)
+def test_bits_equal_an_interpreter_of_the_ttir(kernel: str, hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, read_launch = [], launches.read_launch
+    monkeypatch.setattr(launches, "read_launch", lambda *a: calls.append(a) or read_launch(*a))
+    (launch, sizes), (how, precision) = LAUNCHES[kernel], HOW[hw]
+    call: dict[str, Any] = {"problem": sizes, "hw": hw, "rows": "all", "precision": precision}
+    drawn = npusim.run(name_of(launch), **call)
+    assert drawn.numerics.error.rmse < 5e-4
+    assert "the kernel itself in float64" in drawn.numerics.against
+    function, arguments, grid, _ = calls[0]
+    rng = np.random.default_rng(3)
+    tensors = {n: t for n, t in arguments.items() if isinstance(t, Tensor)}
+    memory = {n: rng.standard_normal(np.prod(t.shape)).astype(t.fmt) for n, t in tensors.items()}
+    result = npusim.run(name_of(launch), **call, tensors={n: x.copy() for n, x in memory.items()})
+    interpret(
+        function, dict.fromkeys(memory) | {n: x for n, x in arguments.items() if n not in memory}, grid, memory, how
+    )
+    wanted = next(memory[n] for n in ("C", "O", "Out", "Y") if n in memory)
+    unsigned = f"u{wanted.itemsize}"
+    assert np.array_equal(result.output.ravel().view(unsigned), wanted.view(unsigned))
+
+
+def test_a_product_equals_silicon_in_every_bit() -> None:
+    """As an H200 computed it with Triton 3.6."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((256, 256)).astype(np.float16) for _ in "ab")
+    result = npusim.run(
+        name_of(MATMUL), problem={"M": 256, "N": 256, "K": 256}, hw="h200", rows="all", tensors={"A": a, "B": b}
+    )
+    assert hashlib.sha256(result.output.tobytes()).hexdigest()[:16] == "b97192122cb733e1"
+
+
+@pytest.mark.parametrize(
+    ("hw", "more"), [("h200", {"splits": 1}), ("ascend_910b2", {"load_k": 64}), ("ascend_950", {"load_k": 64})]
+)
+def test_a_product_takes_as_long_as_our_own_of_the_same_tile(hw: str, more: dict[str, int]) -> None:
+    """On GPUs ours has warps that copy alone, and takes somewhat less."""
+    sizes = {"M": 2048, "N": 2048, "K": 2048}
+    launch = MATMUL if hw == "h200" else MATMUL.replace("GROUP=8", "GROUP=1")
+    tiling = {"block_m": 128, "block_n": 128, "block_k": 64} | more
+    theirs = npusim.run(name_of(launch), problem=sizes, hw=hw, numerics=False)
+    ours = npusim.run("gemm", problem=GemmProblem(m=2048, n=2048, k=2048), hw=hw, tiling=tiling)
+    assert theirs.cycles == pytest.approx(ours.cycles, rel=0.1 if hw == "h200" else 0.03)
+    assert theirs.program.flops == ours.program.flops
+
+
+def test_a_reference_is_a_function_of_the_kernels_file() -> None:
+    launch = NORM.format(more=", reference=normed")
+    result = npusim.run(name_of(launch), problem={"R": 6, "C": 200}, hw="h200", rows="all")
+    assert result.numerics.against == "normed() in float64"
+    itself = npusim.run(name_of(LAUNCHES["layer_norm"][0]), problem={"R": 6, "C": 200}, hw="h200", rows="all")
+    assert result.numerics.error.rmse == pytest.approx(itself.numerics.error.rmse, rel=1e-6)
+
+
+@pytest.mark.parametrize("hw", ["a100", "t4", "v100", "h100"])
+def test_it_runs_on_other_devices(hw: str) -> None:
+    result = npusim.run(name_of(LAUNCHES["bias_gelu"][0]), problem=LAUNCHES["bias_gelu"][1], hw=hw)
+    assert result.numerics.error.rmse < 5e-4
+    assert result.cycles > 0
+
+
+@pytest.mark.parametrize(
+    ("kernel", "old", "new", "why"),
+    [
+        ("matmul", "tensor(M, N), M", "tensor(M, 2 * N), M", "is accessed with strides"),
+        ("matmul", TILES, "1", r"writes \d+ of \d+ elements, \d+ of them never"),
+        ("bias_gelu", "N // BN", "1", r"writes \d+ of \d+ elements, \d+ of them never"),
+        ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask keeps it"),
+        ("add", "tensor(n)", "tensor(0)", "one to four whole numbers"),
+        ("add", "n, BLOCK", "size, BLOCK", "no 'size'"),
+        ("softmax", "reference", "reference", ""),
+    ],
+)
+def test_a_launch_that_does_not_fit_is_refused(kernel: str, old: str, new: str, why: str) -> None:
+    launch, sizes = LAUNCHES[kernel]
+    launch = launch.replace(old, new, 1) if why else launch.replace("BLOCK=128", "BLOCK=128, reference=nothing")
+    with pytest.raises(NpusimError, match=why or "no function 'nothing'"):
+        npusim.run(name_of(launch), problem=sizes, hw="h200", rows="all")
