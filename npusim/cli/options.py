@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -291,7 +292,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProbl
 
     values = key_values(text.split(","), "--problem")
     if not values.keys() <= {"m", "n", "k", "count", "bytes", "operands", "dtype"}:
-        return KernelProblem(**{n: x if n == "dtype" else number(x, f"--problem {n}") for n, x in values.items()})
+        return KernelProblem(**{n: x if n == "dtype" else _size(n, x) for n, x in values.items()})
     dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
     if set(values) not in allowed or dtype not in ("float16", "bfloat16") or operands not in (None, "nd", "nz"):
@@ -307,16 +308,14 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProbl
     return kernel_problem(sizes | ({"operands": operands} if operands else {}), dtype)
 
 
-def number(text: str, option: str) -> int | float:
-    """Return a whole number (``4k``) or a decimal one; raise `SpecError` that names the option for any other text."""
+def _size(name: str, text: str) -> int | float:
+    """Return a size of a launch: a whole number (``4k``) or a decimal one."""
     from npusim.units import parse_count
 
-    for reading in (parse_count, float):
-        try:
-            return reading(text)
-        except ValueError:
-            pass
-    raise SpecError(f"{option}={text}: write a number, such as 4096, 4k or 1e-5")
+    try:
+        return float(text) if re.search(r"[.e]", text) else parse_count(text)
+    except ValueError:
+        raise SpecError(f"--problem {name}={text}: write a number, such as 4096, 4k or 1e-5") from None
 
 
 def positive(text: str, option: str) -> float:

@@ -537,10 +537,6 @@ class KernelProblem(Sizes):
         """Return 0: the kernel says what it multiplies."""
         return 0
 
-    def bytes_moved(self) -> int:
-        """Return 0: the kernel says what it reads."""
-        return 0
-
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
     """Return the product of ``m``, ``n``, ``k`` (with ``count``, ``operands``), the copy of ``bytes``, or None."""

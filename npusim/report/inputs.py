@@ -35,13 +35,13 @@ def problem_text(problem: dict[str, object]) -> str:
     p = problem
     if "bytes" in p:
         return format_bytes(int(str(p["bytes"])))
-    if "m" not in p and "heads" not in p:
-        return (
-            " ".join(f"{n}{x}" if len(n) == 1 else f"{n}={x}" for n, x in p.items() if n not in ("dtype", "seed"))
-            + f" {p['dtype']}"
-        )
     if "heads" not in p:
-        return f"m{p['m']} n{p['n']} k{p['k']} {p['dtype']}"
+        sizes = (
+            f"{n}{x}" if len(n) == 1 else f"{n}={x}"
+            for n, x in p.items()
+            if n not in ("dtype", "seed", "count", "operands")
+        )
+        return f"{' '.join(sizes)} {p['dtype']}"
     heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(p["head_dim"], p["value_head_dim"])
     seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
     if lengths := cast("list[int]", p.get("lengths")):

@@ -183,8 +183,8 @@ class LaunchGrid:
             if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
         elif called == "row":
-            if np.any((at != self.row)[is_visited]):
-                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+            if np.any(((at != self.row) | (count < self.rows))[is_visited]):
+                raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
         elif called == "value" and self.is_cut:
             if np.any(((at != self.col) | (count < self.cols))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
@@ -292,15 +292,17 @@ class LaunchGrid:
 
     def _cells(self, offset: int | None) -> tuple[WorkTile, ...]:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
-        kinds, cells = dict[tuple[TileRun, ...], tuple[TileRun, ...]](), list[WorkTile]()
+        walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
+        kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
         edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
         times = np.zeros((*self.out.shape[:2], *(len(e) - 1 for e in edges)), np.int32)
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
-            runs = () if self.is_summed else self._runs(int(i))
+            key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
+            runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = tuple((n, *span) for n, span in zip(("row", "value"), spans, strict=True))
-            cells.append(WorkTile(*place, named if self.is_cut else named[:1], kinds.setdefault(runs, runs), offset))
+            cells.append(WorkTile(*place, named if self.is_cut else named[:1], runs, offset))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
             times[place][a:b, c:d] += 1
         areas = np.multiply.outer(*map(np.diff, edges))
@@ -325,7 +327,7 @@ class LaunchGrid:
             list[TileRun](),
             [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)],
         )
-        for j in np.flatnonzero(self.is_visited[i]) if self.walk else ():
+        for j in np.flatnonzero(self.is_visited[i]) if self.walk and not self.is_summed else ():
             assert self.walk is not None
             col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
             last = runs[-1] if runs else None

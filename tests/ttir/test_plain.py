@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import npusim
-from npusim.config.problem import GemmProblem
-from npusim.errors import NpusimError
+from npusim.cli.app import app
+from npusim.config.problem import GemmProblem, KernelProblem
+from npusim.errors import NpusimError, SpecError
 from npusim.schedules import triton as launches
+from npusim.simulation.request import Request
 from npusim.ttir.values import Tensor
+from npusim.validate.diff import diff
 from ttir.interpreter import Open, interpret
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
@@ -82,6 +88,56 @@ def test_a_product_equals_silicon_in_every_bit() -> None:
         name_of(MATMUL), problem={"M": 256, "N": 256, "K": 256}, hw="h200", rows="all", tensors={"A": a, "B": b}
     )
     assert hashlib.sha256(result.output.tobytes()).hexdigest()[:16] == "b97192122cb733e1"
+
+
+def test_a_measured_product_equals_silicon_in_every_bit(shared_folder: Path) -> None:
+    """PASA's K' = M K by the kernel that was measured, a block of keys a program."""
+    with np.load(shared_folder / "golden" / "attention_h200.npz") as golden:
+        case = "pasa/hybrid_20_100"
+        k = golden[f"inputs/{golden[f'{case}/inputs']}/k"].view(np.float16)
+        wanted, beta = golden[f"{case}/k_shifted"], float(golden[f"{case}/beta"])
+    (heads, keys, size), block = k.shape, 128
+    m = np.full((block, block), -beta / block / np.sqrt(size), np.float16)
+    np.fill_diagonal(m, (1 - beta / block) / np.sqrt(size))
+    launch = "prep[J](tensor(BN, BN), tensor(J, BN, D), tensor(J, BN, D), D=128, BN=128)"
+    result = npusim.run(
+        f"{shared_folder / 'measurements' / 'h200_kernels.py'}::{launch}",
+        problem={"J": heads * keys // block, "BN": block, "D": size},
+        hw="h200",
+        rows="all",
+        heads="all",
+        tensors={"M": m, "K": k},
+    )
+    assert np.array_equal(result.output.ravel().view(np.uint16), wanted.ravel().view(np.uint16))
+
+
+def test_a_search_in_two_processes_takes_constexprs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--problem", "M=256,N=256,K=256", "--hw", "h200", "-f", "BM=64,128", "-f", "warps=4,8", "-j2"]
+    done = CliRunner().invoke(app, ["explore", name_of(MATMUL), *words])
+    assert done.exit_code == 0, done.stderr
+    (file,) = (tmp_path / "runs").glob("*.csv")
+    assert file.name.startswith("explore-matmul-M256N256K256-h200")
+    assert len(list(csv.DictReader(file.open()))) == 4
+
+
+def test_a_kernels_output_is_compared_with_the_prediction() -> None:
+    launch, sizes = LAUNCHES["bias_gelu"]
+    call: dict[str, Any] = {"problem": KernelProblem.of(sizes), "hw": "h200", "rows": "all"}
+    out = npusim.run(name_of(launch), **call).output
+    assert diff(out, Request(name_of(launch), **call)).passed
+    out[0, 0, 3, 5] += 1
+    found = diff(out, Request(name_of(launch), **call))
+    assert (found.matched, found.first) == (found.total - 1, (0, 0, 3, 5))
+
+
+def test_sizes_of_a_launch_are_part_of_a_baseline(tmp_path: Path) -> None:
+    document = {"schema": "npusim.baseline/1", "schedule": name_of(MATMUL), "hw": "h200"}
+    (tmp_path / "case.yaml").write_text(json.dumps({**document, "problem": {"M": 256, "N": 256, "K": 256}}))
+    for more in (["--update"], []):
+        assert CliRunner().invoke(app, ["check", str(tmp_path), *more]).exit_code == 0
+    with pytest.raises(SpecError, match=r"matmul is no attention: .* nothing says which size is a batch"):
+        npusim.invariant(name_of(MATMUL), problem={"M": 256, "N": 256, "K": 256}, hw="h200")
 
 
 @pytest.mark.parametrize(

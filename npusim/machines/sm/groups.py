@@ -182,6 +182,9 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         else:
             across = fields.warps // down
             work = GroupWork(fields.warps, across=across, generation="wgmma" if is_wgmma else "mma")
+            if not is_wgmma:  # a warp of each sub-core: those of other rows go on by themselves
+                groups = max(1, min(down, fields.warps // GROUP_WARPS))
+                work = replace(work, warps=fields.warps // groups)
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
