@@ -184,7 +184,7 @@ def bits_key(built: BuiltPlan) -> str:
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
+def row_key(program: TileProgram, place: Place) -> Hashable:
     """Return what programs share that give a row of the output the same bits, whatever the inputs.
 
     That is what is done to it, phase by phase, block by block: operations of each label in their order, on the same
@@ -192,7 +192,7 @@ def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
     worked on together are left out: they decide no bit.
     """
     blocks = []
-    needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
+    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     for phase in program.phases:
         for block in needed[phase.name]:
             steps: dict[str, list[Hashable]] = defaultdict(list)
