@@ -397,26 +397,3 @@ def test_fixture_without_pytest_regressions_says_what_to_install(pytester: pytes
     outcome = _run(pytester, "-p", "no:regressions", "-p", "no:pytest_regressions")
     outcome.assert_outcomes(errors=1)
     outcome.stdout.fnmatch_lines(["*cycles_regression needs pytest-regressions*"])
-
-
-DECISION = """
-import npusim
-
-def test_tile(decision_regression):
-    decision_regression.check(npusim.explore("flash", {"block_kv": [128, 256]}, seq=256), numerics=False)
-"""
-
-
-def test_decision_fixture_fails_for_another_winner_and_not_for_another_time(pytester: pytest.Pytester) -> None:
-    _run(pytester, text=DECISION).assert_outcomes(failed=1)  # pytest-regressions writes the file and fails
-    file = pytester.path / "test_it" / "test_tile.yml"
-    text = file.read_text()
-    assert "winner: flash" in text
-    time = text.partition("latency_us: ")[2].split()[0]
-    file.write_text(text.replace(f"latency_us: {time}", "latency_us: 1.0"))
-    _run(pytester, text=DECISION).assert_outcomes(passed=1)
-    best = text.partition("block_kv: ")[2].split()[0]
-    file.write_text(text.replace(f"block_kv: {best}", f"block_kv: {384 - int(best)}"))
-    outcome = _run(pytester, text=DECISION)
-    outcome.assert_outcomes(failed=1)
-    outcome.stdout.fnmatch_lines([f"*+*block_kv: {best}*"])

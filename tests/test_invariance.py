@@ -108,7 +108,7 @@ def test_a_planted_change_of_order_is_found_and_named(tmp_path: Path) -> None:
 
 def bits_of(result: RunData, place: Place) -> bytes:
     assert isinstance(result.problem, Problem)
-    done = compute(result.program, place, result.problem.group_size, recipe_source(result.problem))
+    done = compute(result.program, place, recipe_source(result.problem))
     return bytes(done.rows[0][:1].tobytes())
 
 
@@ -132,7 +132,7 @@ def test_one_structure_of_a_row_is_one_set_of_bits(hw: str) -> None:
         return npusim.run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, precision="output=float32")
 
     found = [built(more) for more in changes]
-    shapes = [row_key(r.program, Place(0), 3) for r in found]
+    shapes = [row_key(r.program, Place(0)) for r in found]
     bits = [bits_of(r, Place(0)) for r in found]
     same = [shape == shapes[0] for shape in shapes]
     assert same == ["block_kv" not in c and "splits" not in c and "merge" not in c for c in changes]

@@ -21,34 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@kernel(results="c", a="m k", b="k n")
 def product(a: Value, b: Value, fmt: str, role: str) -> Value:
-    """C = A B."""
-    return (a @ b).to(fmt).role(role)
+    """C = A B, or A B^T where B is stored so."""
+    return (a @ (b if b.axes[0] == "k" else b.T)).to(fmt).role(role)
 
 
-@kernel(results="c", a="m k", b="n k")
-def product_transposed(a: Value, b: Value, fmt: str, role: str) -> Value:
-    """C = A B^T."""
-    return (a @ b.T).to(fmt).role(role)
-
-
-@kernel(results="c", a="m k", b="k n")
 def product_by_tiles(a: Value, b: Value, fmt: str) -> Value:
-    """C = A B, adding up in the matrix unit piece by piece of k."""
+    """C = A B, or A B^T, adding up in the matrix unit piece by piece of k."""
     total = full("m n", 0.0, "float32")
     for ak, bk in tiles(a, b):
-        total = total + ak @ bk
+        total = total + ak @ (bk if bk.axes[0] == "k" else bk.T)
     return total.to(fmt)
 
 
-@kernel(results="c", a="m k", b="n k")
-def product_by_tiles_transposed(a: Value, b: Value, fmt: str) -> Value:
-    """C = A B^T, adding up in the matrix unit piece by piece of k."""
-    total = full("m n", 0.0, "float32")
-    for ak, bk in tiles(a, b):
-        total = total + ak @ bk.T
-    return total.to(fmt)
+#: By whether B is stored transposed.
+WHOLE, BY_TILES = (
+    tuple(kernel(results="c", a="m k", b=axes)(function) for axes in ("k n", "n k"))
+    for function in (product, product_by_tiles)
+)
 
 
 @kernel(results="c", parts="m n")
@@ -81,7 +71,7 @@ def gemm(
 
     ``role`` is what C is to the algorithm.
     """
-    return (product_transposed if is_transposed else product).phase(
+    return WHOLE[is_transposed].phase(
         label,
         grid(c, ("m", tile[0]), ("n", tile[1])),
         {"m": tile[0], "n": tile[1], "k": a.cols},
@@ -116,7 +106,7 @@ def gemm_tiles(
     if splits > 1:
         parts = replace(c, name=f"{c.name}_parts", batch=c.batch * splits, fmt="float32", role="workspace")
         out = Stacked("split", splits, replace(parts, is_interleaved=False))
-    first = (product_by_tiles_transposed if is_transposed else product_by_tiles).phase(
+    first = BY_TILES[is_transposed].phase(
         label,
         whole if splits == 1 else split_blocks(whole, lambda block: even(tiles_of(block), splits)),
         {"m": m, "n": n, "k": k, "split": 1},

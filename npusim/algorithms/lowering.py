@@ -243,7 +243,6 @@ class _Lowering:
         self._check_use()
         self._check_factors()
         self.groups = self._cut()
-        self.group_of = {e: i for i, g in enumerate(self.groups) for e in g}
         self.name_of: dict[Value, str] = {}
         self.constants: dict[str, float] = {}
         self.numbers: dict[str, TileNumber] = {}

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
+from npusim.ir.content import record
 from npusim.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Stage:
         return tuple(dict.fromkeys(s for r in self.rows for s in r.srcs))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Visit:
     """The ``index``-th tile of a block's loop: ``cols`` along the loop's axis from ``col``.
 
@@ -128,7 +129,7 @@ class Visit:
 WHOLE = Visit(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TileRun:
     """``count`` tiles of one shape, visited from ``col`` on, ``step`` apart, under some conditions."""
 
@@ -166,7 +167,7 @@ class TileRun:
         return Visit(index, self.col + place * self.step, self.cols, self.only)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WorkTile:
     """One block: a head, a span of each axis of the grid, and the runs of tiles its loop visits.
 

@@ -94,6 +94,8 @@ def _with_problem(kernel: Kernel, score: ProblemScore, operands: tuple[str, ...]
 def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
     """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
     names = tuple(operands)
+    if "score" not in kernel.parameters:
+        kernel.fail("it takes no `score`: name it among the function's parameters, and call it on scaled scores")
 
     def function(**arguments: Any) -> Any:
         more, factor = {n: arguments.pop(n) for n in names}, arguments.pop("score_factor")

@@ -125,9 +125,9 @@ def cut_runs(runs: tuple[TileRun, ...], parts: Iterable[int]) -> tuple[tuple[Til
         while wanted:
             run = left.pop(0)
             count = min(run.count, wanted)
-            part.append(replace(run, count=count))
+            part.append(TileRun(run.col, run.cols, count, run.step, run.only))
             if count < run.count:
-                left.insert(0, replace(run, col=run.col + count * run.step, count=run.count - count))
+                left.insert(0, TileRun(run.col + count * run.step, run.cols, run.count - count, run.step, run.only))
             wanted -= count
         cut.append(tuple(part))
     return tuple(cut)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.config.cases import Candidate, DecisionFile
-    from npusim.explore.exploration import Exploration
     from npusim.explore.store import PointOutcome
     from npusim.simulation.request import Request
 
@@ -130,24 +129,14 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
+    """Return what a search gives, with whether the best point's output is finite, on one head's last rows."""
     found = search(request_of(case, candidate, folder), candidate.fields, Options(exhaustive=True))
-    return outcome_of(candidate.name, found, numerics=case.numerics)
-
-
-def outcome_of(name: str, exploration: Exploration, *, numerics: bool = True) -> CandidateOutcome:
-    """Return what a search gave, with whether the best point's output is finite, on one head's last rows."""
-    return _looked_at(CandidateOutcome(name, exploration.request, exploration.outcomes), numerics=numerics)
-
-
-def _looked_at(candidate: CandidateOutcome, *, numerics: bool) -> CandidateOutcome:
-    has_sample = candidate.request.problem is None  # a product or copy has none
-    if not numerics or candidate.best is None or not has_sample:
-        return candidate
-    request = replace(
-        Variants(candidate.request, is_open=True).request_of(candidate.best.point), numerics=True, heads=[0]
-    )
-    bits = run_request(request).numerics
-    return candidate._replace(finite=None if bits is None else bits.error.is_finite)
+    one = CandidateOutcome(candidate.name, found.request, found.outcomes)
+    if not case.numerics or one.best is None or one.request.problem is not None:  # a product or copy has no sample
+        return one
+    looked_at = Variants(one.request, is_open=True).request_of(one.best.point)
+    bits = run_request(replace(looked_at, numerics=True, heads=[0])).numerics
+    return one._replace(finite=None if bits is None else bits.error.is_finite)
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:

@@ -7,13 +7,13 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.config.problem import Problem
-from npusim.ir.content import Itself, interned, memo, methods_of
+from npusim.ir.content import Itself, interned, kept_by_blocks, memo, methods_of
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.program import Body, Loop, blocks_key
@@ -162,7 +162,7 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[Any], Ints, I
     return parts, of_classes, np.array([np.bincount(one, minlength=len(columns)) for one in dealt])
 
 
-@lru_cache(maxsize=8)
+@kept_by_blocks(lambda _counts, blocks, *_: len(blocks.thing))
 def _dealt(blocks: Itself, dealt: tuple[tuple[int, ...], ...], shape: Any, groups: int) -> tuple[list[Any], Ints]:
     """Return a block of each shape, and how many of each shape each core group has."""
     numbers: dict[Hashable, int] = {}

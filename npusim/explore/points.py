@@ -87,8 +87,11 @@ def _variants(pickled: bytes) -> Variants:
 
 def _built(job: Job, task: PointTask) -> BuiltPlan:
     """Return a point's program; raise `TilingError` where it does not fit."""
-    variants = _variants(job.variants)
-    return variants.build(variants.named(task.point), is_hinted=False)
+    return _variants(job.variants).built(tuple(task.point.items()))
+
+
+#: Lets go what is kept of searches.
+forget = _variants.cache_clear
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:

@@ -18,7 +18,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, least, narrow, prove, survey
+from npusim.explore.points import Bits, Job, PointTask, compute_bits, evaluate, forget, least, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from npusim.explore.executors import Executor
+    from npusim.explore.points import Surveyed
     from npusim.explore.space import Point, PointFamily, Value
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
@@ -546,6 +547,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
         options.on_size(size_of(setting, points, options))
     search = Search(setting, options, points)
     with ExitStack() as stack:
+        stack.callback(forget)
         # A store is begun when there is somebody to fill it.
         workers = stack.enter_context(executor(min(options.jobs, len(points))))
         if options.store is not None:

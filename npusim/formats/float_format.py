@@ -71,7 +71,7 @@ class FloatFormat:
         """Whether values are whole numbers (int8)."""
         return self.exponent_bits == 0
 
-    @property
+    @functools.cached_property
     def size_bytes(self) -> int:
         """Bytes of one stored element (tf32 is stored as float32: 4)."""
         return int(self.dtype.itemsize)
@@ -234,10 +234,9 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     >>> get_format("float8_e4m3fn").max_finite
     448.0
     """
-    if isinstance(name, FloatFormat):
-        return name
-    fmt = FORMATS.get(name) if isinstance(name, str) else None
-    return fmt or lookup(FORMATS, name, "number format")
+    if type(name) is str and name in FORMATS:
+        return FORMATS[name]
+    return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
 
 
 _BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if item.name != "tf32"})

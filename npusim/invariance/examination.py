@@ -299,13 +299,13 @@ class _Examination:
             built = self.variants.build(call.variant)
         except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel takes no such call
             return Tried(call.what, reason=one_line(error))
-        latency, program, group = _latency(built), built.program, self.problem.group_size
+        latency, program = _latency(built), built.program
         problem = cast("Problem", built.plan.problem)
         # Places of sequences of one length are compared within the larger batch.
         is_moved = call.position != self.sequence and not problem.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
-        keys = row_key(*base, group), row_key(program, place, problem.group_size)
+        keys = row_key(*base), row_key(program, place)
         if keys[0] == keys[1]:
             return Tried(call.what, is_same_structure=True, latency_us=latency)
         expected = self._computed(*base, problem if is_moved else self.problem)
@@ -329,7 +329,7 @@ class _Examination:
         made = id(program), place
         if made not in self._made:
             source = inputs_of(self.source, self.sequence, problem)
-            self._made[made] = compute(program, place, problem.group_size, source, min(self.heads, problem.heads))
+            self._made[made] = compute(program, place, source, min(self.heads, problem.heads))
         return self._made[made] if program is self.base.program else self._made.pop(made)
 
     # ---------------------------------------------------------------- guarantees
@@ -397,7 +397,7 @@ class _Examination:
         problem = cast("Problem", fixed.plan.problem)
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
         own = self._row_of(call, self.problem, self.place)
-        if row_key(base, own, self.problem.group_size) == row_key(fixed.program, place, problem.group_size):
+        if row_key(base, own) == row_key(fixed.program, place):
             return True
         if not call.is_last_query:
             return False

@@ -24,7 +24,7 @@ from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
 from npusim.ir.walk import required_count
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from npusim.ir.opaque import Symbol
     from npusim.ir.program import TileProgram
@@ -120,6 +120,7 @@ class Automaton:
         shapes: Sequence[Shape],
         starts: Iterable[State],
         contested: frozenset[str],
+        alike: Callable[[Automaton], Callable[[Piece], Hashable]] = lambda _automaton: lambda piece: piece,
     ) -> None:
         self.program, self.endpoints, self.shapes = program, endpoints, shapes
         self.contested = contested
@@ -131,7 +132,7 @@ class Automaton:
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
-        self._pieces: dict[Piece, Piece] = {}
+        self._pieces: dict[Hashable, Piece] = {}
         self._interned: dict[int, Piece] = {}
         self._sides: dict[int, list[Endpoint]] = defaultdict(list)
         for endpoint in endpoints:
@@ -141,6 +142,8 @@ class Automaton:
         self._periods = [max(x.period for x in self._sides[e.ring_number]) for e in endpoints]
         self._is_periodic = any(p > 1 for p in self._periods)
         self.ends: dict[State, None] = dict.fromkeys(starts)
+        #: What pieces share that are one.
+        self.alike = alike(self)
         self._blocks()
 
     def _blocks(self) -> None:
@@ -251,7 +254,7 @@ class Automaton:
     def _node(self, piece: Piece, cursors: list[int], path: LoopPath, values: Environment) -> int:
         same = self._interned.get(id(piece))
         if same is None:
-            same = self._interned[id(piece)] = self._pieces.setdefault(piece, piece)
+            same = self._interned[id(piece)] = self._pieces.setdefault(self.alike(piece), piece)
         regions: tuple[tuple[RegionAccess, ...], ...] = ()
         if self.contested:
             regions = tuple(

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from npusim.ir.content import Known, uncollected
 from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
 from npusim.ir.program import by_content
-from npusim.ir.races import check_races, ring_bytes
+from npusim.ir.races import PlaceTable, check_races, ring_bytes
 from npusim.ir.regions import check_regions
 from npusim.ir.structure import Builder, condensed
 
@@ -89,7 +89,8 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 @lru_cache(maxsize=64)
 def _proved(arguments: Known) -> Outcome:
     """Return what a phase comes to; raise what there is to raise, races too."""
-    automaton = Automaton(*arguments.thing)
+    program, endpoints, shapes, states, none = arguments.thing
+    automaton = Automaton(program, endpoints, shapes, states, none, partial(PlaceTable, is_joined=True))
     check_races(automaton)
     arguments.thing = None
     return automaton.outcome()

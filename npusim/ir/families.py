@@ -8,12 +8,12 @@ same for all.  Where it is not, those with the least number are a family of thei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.ir.content import Itself, uncollected
+from npusim.ir.content import Itself, kept_by_blocks, uncollected
 from npusim.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
 from npusim.ir.program import Loop
 
@@ -108,7 +108,7 @@ class _Group:
         return self._apart[symbol]
 
 
-@lru_cache(maxsize=4)  # of phases
+@kept_by_blocks(lambda _groups, blocks, _family: len(blocks.thing))
 def _groups(blocks: Itself, family: Callable[[Any], Hashable]) -> list[_Group]:
     grouped = _grouped(blocks.thing, family, range(len(blocks.thing)))
     return [_Group(blocks.thing, np.array(numbers, np.int64)) for numbers in grouped.values()]
@@ -128,7 +128,7 @@ class _Families:
     families: list[Family] | None
 
 
-@lru_cache(maxsize=4)  # of phases
+@kept_by_blocks(lambda _families, phase: len(phase.thing.blocks))
 @uncollected()
 def _families(phase: Itself) -> _Families:
     """Return families, those with least numbers apart until the body tells no others apart."""

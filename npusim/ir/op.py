@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
+from npusim.ir.content import record
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Opcode(Enum):
     ROW_SUM = "row_sum"
     SELECT = "select"
 
+    #: By identity, not by name: it is a part of many keys.
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return self.name
 
@@ -106,7 +110,7 @@ PLAIN = Attributes()
 Source = Operand | float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Step:
     """One primitive operation: ``dst = opcode(srcs)``; a float source is a constant in dst's format.
 
@@ -158,7 +162,7 @@ class VectorCode:
     blocks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pace:
     """What an operation costs by the kernel that it is part of, not by its steps.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from npusim.ir.content import Itself, Known, exact, interned
+from npusim.ir.content import Itself, Known, exact, interned, kept_by_blocks, record
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Body:
     """A loop's body that other loops have too: ``function(static, at, index)``.
 
@@ -56,7 +56,7 @@ class Body:
         return self.function, exact(self.static), form_of(self.at)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """Iterations that differ only in global-memory coordinates and in constants.
 
@@ -102,7 +102,7 @@ class Queue:
     issuer: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Touch:
     """A region of a global tensor that blocks read, the keenest ``times`` over, or write (``times`` 0).
 
@@ -275,7 +275,7 @@ def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
     return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
 
 
-@lru_cache(maxsize=16)
+@kept_by_blocks(lambda _content, blocks: len(blocks.thing))
 def _content(blocks: Itself) -> Hashable:
     """Return one object for equal blocks, whose content is looked at once."""
     return interned(tuple(blocks.thing))

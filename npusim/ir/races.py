@@ -27,13 +27,14 @@ import numpy as np
 
 from npusim.errors import RaceError
 from npusim.ir.automaton import BLOCK
+from npusim.ir.content import record
 from npusim.ir.regions import may_meet
-from npusim.ir.structure import Bytes, RingAccess
+from npusim.ir.structure import Bytes, RingAccess, pieces_of
 from npusim.ir.walk import required_count
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.automaton import Automaton, Node
     from npusim.ir.buffers import Ring
@@ -77,13 +78,13 @@ class _Facts:
 
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
+        self.places = automaton.alike if isinstance(automaton.alike, PlaceTable) else PlaceTable(automaton)
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
         waited = {p for e in self.endpoints for p in e.peers}
         #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be waited for.
         counts = (e.depth if e.index in waited else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
-        self.places = PlaceTable(automaton)
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
 
@@ -293,7 +294,7 @@ def _verb(use: Use) -> str:
 # ---------------------------------------------------------------- places
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Use:
     """One way in which a place is touched: its bytes (of a slot, of a memory) by one queue."""
 
@@ -323,23 +324,26 @@ class Places:
 class PlaceTable:
     """The places of a phase: slots of rings, tiles that more than one queue touches, contested regions.
 
-    ``dangers`` gives, for each place, the queues that may run into what was done there.
+    ``dangers`` gives, for each place, the queues that may run into what was done there.  ``is_joined``: uses by a queue
+    that conflict with the same others are one place: tiles of all widths.
     """
 
-    def __init__(self, automaton: Automaton) -> None:
+    def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
         self.automaton, self.program = automaton, automaton.program
         self.rings = [Places(ring.depth) for ring in self.program.rings]
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
-        pieces = {id(n.piece): n.piece for n in automaton.nodes}.values()
+        pieces = {id(p): p for shape in automaton.shapes for p in pieces_of(shape.parts)}.values()
         self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
         self._number_places(pieces)
         base = 0
         for places in self._all():
+            _find_conflicts(places, self._meet)
+            if is_joined:
+                _join_uses(places)
             places.base = base
             base += places.depth * len(places.listed)
-            _find_conflicts(places, self._meet)
         self.dangers = [
             tuple(sorted({places.listed[c].queue for c in conflicts}))
             for places in self._all()
@@ -452,6 +456,15 @@ class PlaceTable:
         for access in regions:
             yield from _placed(self.regions, self._region_use(op, access)[0])
 
+    def __call__(self, piece: Piece) -> Hashable:
+        """Return what pieces share that touch the same places and hand on the same slots, operation by operation."""
+        at = [0] * len(self.automaton.endpoints)
+        ops = piece.operations
+        ends = [tuple(sorted({slot.endpoint for slot in op.slots})) for op in ops]
+        return tuple(
+            [(op.queue, op.uses, of, *self.accesses(op, at, at, ())) for op, of in zip(ops, ends, strict=True)]
+        )
+
     def renamed(self, node: Node) -> list[int]:
         """Return each place as counted from where the rings stand after the node."""
         names = list(range(len(self.dangers)))
@@ -516,6 +529,20 @@ def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
                 conflicts[i].append(j)
                 conflicts[j].append(i)
     places.conflicts = [tuple(f) for f in conflicts]
+
+
+def _join_uses(places: Places) -> None:
+    """Let uses by one queue that conflict with the same others be one.
+
+    A queue works in order: who knows that the later access is over knows it of the earlier one.
+    """
+    joined: dict[tuple[int, tuple[int, ...]], int] = {}
+    uses = zip(places.listed, places.conflicts, strict=True)
+    number = [joined.setdefault((use.queue, others), len(joined)) for use, others in uses]
+    first = [number.index(n) for n in range(len(joined))]
+    places.conflicts = [tuple(dict.fromkeys(number[c] for c in places.conflicts[n])) for n in first]
+    places.listed = [places.listed[n] for n in first]
+    places.uses = {key: number[n] for key, n in places.uses.items()}
 
 
 def ring_bytes(ring: Ring) -> Bytes:

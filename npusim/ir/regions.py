@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError, RaceError
+from npusim.ir.content import record
 from npusim.ir.families import values_of
 from npusim.ir.opaque import Coordinate, OpaqueError, Symbol, constant_of, terms_of
 from npusim.ir.structure import Piece, pieces_of
@@ -36,7 +36,7 @@ ANYWHERE: Places = MappingProxyType({})
 AXES = ("batch", "head", "row", "col")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Touched:
     """One region that every block of a shape touches, with the operation that does."""
 

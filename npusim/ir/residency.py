@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import expm1
 from typing import TYPE_CHECKING, Any
 
-from npusim.ir.content import Itself
+from npusim.ir.content import MOST_BLOCKS, Itself, kept_by_blocks
 from npusim.ir.program import by_content
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from npusim.ir.program import TileProgram, Touch
     from npusim.ir.tile import Role
@@ -63,15 +62,19 @@ def residency(
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
     phases = tuple([(Itself(phase.blocks), phase.footprint) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
-    capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
+    capacity = max(0, capacity_bytes - slots)
+    if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # of more, what they touch is not kept
+        touched = sum(_scanned(*phase, group_count)[1] for phase in phases)
+        most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
+        capacity = min(most, capacity)  # one that holds all is as good as any larger one
     held, new_bytes = _residency(phases, tensors, group_count, capacity, warm_bytes, writes_back)
     if not (dirty_bytes and new_bytes):
         return held
     return replace(held, pushed_out=dirty_bytes * -expm1(-new_bytes / capacity_bytes) / new_bytes)
 
 
-@lru_cache(maxsize=16)
+@kept_by_blocks(lambda _held, phases, *_: sum(len(blocks.thing) for blocks, _ in phases))
 def _residency(
     phases: tuple[tuple[Itself, Scan], ...],
     tensors: tuple[tuple[str, Role, int], ...],
@@ -83,7 +86,9 @@ def _residency(
     """Return what misses, for all programs whose blocks touch the same in the same order, and the bytes new to L2."""
     cache = _Cache(capacity, warm_bytes)
     for blocks, footprint in phases:
-        for touched in _scanned(blocks, footprint, group_count):
+        is_kept = len(blocks.thing) <= MOST_BLOCKS
+        scan = _scanned(blocks, footprint, group_count)[0] if is_kept else _steps(blocks, footprint, group_count)
+        for touched in scan:
             cache.step(touched)
     writes = (
         cache.written_back()
@@ -229,10 +234,17 @@ class _Use:
         return max(1.0, self.read_bytes / max(1, self.rows * self.row_bytes * self.times))
 
 
-@lru_cache(maxsize=8)  # of phases
-def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> list[dict[Key, _Use]]:
-    """Return what all groups touch together, step after step."""
-    steps: list[dict[Key, _Use]] = []
+@kept_by_blocks(lambda _steps, blocks, *_: len(blocks.thing))
+def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[dict[Key, _Use]], int]:
+    """Return what all groups touch together, step after step, and the bytes of all regions, once each."""
+    steps, largest = list(_steps(blocks, footprint, group_count)), dict[Key, int]()
+    for touched in steps:
+        largest |= {key: max(largest.get(key, 0), use.rows * use.row_bytes) for key, use in touched.items()}
+    return steps, sum(largest.values())
+
+
+def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
+    """Yield what all groups touch together in each step."""
     for start in range(0, len(blocks.thing), group_count):
         touched: dict[Key, _Use] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
@@ -249,5 +261,4 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> list[dict[Key
                 use.rows = max(use.rows, region.rows)
                 use.times = max(use.times, touch.times)
                 use.read_bytes += size
-        steps.append(touched)
-    return steps
+        yield touched

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import get_format
-from npusim.ir.content import memo
+from npusim.ir.content import memo, record
 from npusim.ir.families import families_of, shapes_of
 from npusim.ir.opaque import (
     Coordinate,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 WRITABLE = ("output", "workspace")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bytes:
     """``rows`` runs of ``width`` bytes, ``pitch`` apart, from ``start``."""
 
@@ -75,7 +75,7 @@ class Bytes:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RingAccess:
     """Bytes of the slot that an operation's side of a ring is at."""
 
@@ -85,7 +85,7 @@ class RingAccess:
     is_write: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TileAccess:
     """Bytes of a memory outside any ring."""
 
@@ -94,7 +94,7 @@ class TileAccess:
     is_write: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RegionAccess:
     """A region of a tensor in global memory; its coordinates may be opaque."""
 
@@ -115,7 +115,7 @@ class RegionAccess:
         return r.tensor.name, r.rows, r.cols, *corner
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operation:
     """What matters of an operation for the order in which things happen.
 
@@ -360,19 +360,20 @@ class Builder:
             regions: list[RegionAccess] = []
             for tile in op.handshake:
                 self._ring_of(tile)
+            touched: dict[tuple[int, bool], Any] = {}  # steps share operands
             for step in op.steps:
-                touched = [(step.dst, True), *((s, False) for s in step.srcs)]
+                touched[id(step.dst), True] = step.dst
+                touched.update(((id(source), False), source) for source in step.srcs)
                 if step.attributes.accumulate:
-                    touched.append((step.dst, False))
-                for operand, is_write in touched:
-                    kind = type(operand)
-                    if kind is RingTile:
-                        slots[self._slot(operand, sides, is_write)] = None  # type: ignore[arg-type]
-                    elif kind is Tile:
-                        where = self._bytes(operand.offset_bytes, operand)  # type: ignore[union-attr,arg-type]
-                        tiles[TileAccess(operand.space, where, is_write)] = None  # type: ignore[union-attr]
-                    elif kind is GlobalTile:
-                        regions += self._region(operand, is_write)  # type: ignore[arg-type]
+                    touched[id(step.dst), False] = step.dst
+            for (_, is_write), operand in touched.items():
+                kind = type(operand)
+                if kind is RingTile:
+                    slots[self._slot(operand, sides, is_write)] = None
+                elif kind is Tile:
+                    tiles[TileAccess(operand.space, self._bytes(operand.offset_bytes, operand), is_write)] = None
+                elif kind is GlobalTile:
+                    regions += self._region(operand, is_write)
         except KeyError:
             known = ", ".join(self.walker.queues)
             raise self._fault(op, iterator, f"is issued to no queue of the program; there are {known}") from None
@@ -518,11 +519,10 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
     hulls = {key: _hull(accesses) for key, accesses in held.items()}
     spans = {key: _joined(accesses) for key, accesses in touched.items()}
     for op, slots, tiles in accessed:
-        yield replace(
-            op,
-            slots=tuple(dict.fromkeys(replace(s, where=hulls[key]) for s, key in slots)),
-            tiles=tuple(dict.fromkeys(replace(t, where=spans[key][t.where]) for t, key in tiles)),
-        )
+        wide = [RingAccess(s.ring, s.endpoint, hulls[key], s.is_write) for s, key in slots]
+        joined = [TileAccess(t.space, spans[key][t.where], t.is_write) for t, key in tiles]
+        touched_once = tuple(dict.fromkeys(wide)), tuple(dict.fromkeys(joined))
+        yield Operation(op.label, op.queue, op.uses, *touched_once, op.regions, op.source)
 
 
 def _hull(runs: Sequence[Bytes]) -> Bytes:

@@ -7,11 +7,12 @@ memory are addressed by :class:`GlobalTile` instead, since all groups share them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from npusim.formats import get_format
+from npusim.ir.content import record
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Role = Literal["input", "output", "workspace", "constant"]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """``rows`` x ``cols`` elements of format ``fmt`` in ``space``, rows ``stride`` elements apart."""
 
@@ -95,7 +96,7 @@ class GlobalTensor:
         return GlobalTile(self, batch, head, row, rows, col, self.cols - col if cols is None else cols)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GlobalTile:
     """``rows`` x ``cols`` elements of one head of a :class:`GlobalTensor`, from (``row``, ``col``)."""
 
@@ -134,7 +135,7 @@ class GlobalTile:
         return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * get_format(self.tensor.fmt).size_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RingTile:
     """A region of the slot that a ring's producer or consumer holds at this point of the program.
 
@@ -163,7 +164,8 @@ class RingTile:
 
     def held(self, *, first: bool, last: bool) -> RingTile:
         """Return the same region with another handshake."""
-        return replace(self, first=first, last=last)
+        size = self.rows, self.cols, self.stride, self.fmt
+        return RingTile(self.ring, self.is_producer, *size, self.offset_bytes, first, last, self.is_peek)
 
     def slot(self, generation: int) -> Tile:
         """Return the bytes of this region in the slot of ``generation``."""

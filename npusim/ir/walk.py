@@ -337,17 +337,18 @@ class Templates:
     def __init__(self, program: TileProgram) -> None:
         self.program = program
         self.walker = Walker(program)
-        self._cache: dict[tuple[str, Hashable], Template] = {}
+        self._cache: dict[Hashable, Template] = {}
+        self._depths = tuple([ring.depth for ring in program.rings])
         self._bodies: dict[str, Bodies] = {p.name: {} for p in program.phases}
         self._forms: dict[str, list[Form]] = {}
 
     def of(self, phase: ProgramPhase, block: Hashable) -> Template:
-        """Return the template of ``block``, shared by all blocks of its shape."""
-        key = (phase.name, phase.shape(block))
-        template = self._cache.get(key)
-        if template is None:
-            template = self._cache[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
-        return template
+        """Return the template of ``block``, shared by all blocks of its shape, of other programs too."""
+        key = (phase.name, phase.shape(block), self._depths)
+        known = self._cache if phase.memo_key is None else memo(phase.memo_key, self.walker.ends, "blocks")
+        if key not in known:
+            known[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
+        return known[key]
 
     def forms(self, phase: ProgramPhase) -> list[Form]:
         """Return the blocks of a phase by family, or by shape, with one template each."""

@@ -159,7 +159,7 @@ class LayerEvaluation:
                 if not rows:
                     continue
                 source = self.inputs.of_rank(layer, rank, op.row + start, piece)
-                done, written = execute_rows(program, source, rows, range(piece.heads), piece.group_size)
+                done, written = execute_rows(program, source, rows, range(piece.heads))
                 self.log.take(done.events, f"rank {rank} {op.label}")
                 for (batch, head, row), block in written.items():
                     at = start + batch * piece.seq_q + row

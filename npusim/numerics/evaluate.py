@@ -120,8 +120,8 @@ def evaluate(
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
     probe = Probe(cast("Problem", problem)) if diagnose else None
-    needed = needed_blocks(program, rows, wanted, problem.group_size)
-    among = _Alternatives(program, needed, wanted, problem.group_size, variants or {})
+    needed = needed_blocks(program, rows, wanted)
+    among = _Alternatives(program, needed, wanted, variants or {})
     watching = (probe,) if probe else ()
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = _written(program, needed, wanted, done.tensors)
@@ -169,19 +169,14 @@ class _Alternatives:
     """Programs that compute one block of an output too: as lanes beside its own program's where they are like it."""
 
     def __init__(
-        self,
-        program: TileProgram,
-        needed: Blocks,
-        heads: Container[int],
-        group_size: int,
-        of: Mapping[str, TileProgram],
+        self, program: TileProgram, needed: Blocks, heads: Container[int], of: Mapping[str, TileProgram]
     ) -> None:
-        self.of, self.group_size, self.lanes = of, group_size, dict[str, Alternative]()
+        self.of, self.lanes = of, dict[str, Alternative]()
         if not of:
             return
         rows = {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
         self.at = batch, head, row = compared_rows(rows)[0]
-        blocks = needed_blocks(program, [row], {head}, group_size, batches={batch}, most=COMPARED_ROWS)
+        blocks = needed_blocks(program, [row], {head}, batches={batch}, most=COMPARED_ROWS)
         for name, other in of.items():
             changes = changed_attributes(program, other, blocks)
             if changes is not None:
@@ -197,7 +192,7 @@ class _Alternatives:
         if tensors is not None:
             return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at]
         only: Any = {"batches": {batch}, "most": COMPARED_ROWS}
-        return execute_rows(program, inputs, [row], {head}, self.group_size, **only)[1][self.at]
+        return execute_rows(program, inputs, [row], {head}, **only)[1][self.at]
 
 
 def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
@@ -220,7 +215,6 @@ def execute_rows(
     inputs: HeadSource,
     rows: Choice,
     heads: Container[int],
-    group_size: int = 1,
     *,
     output: str = "o",
     batches: Container[int] | None = None,
@@ -233,7 +227,7 @@ def execute_rows(
     Returns the state after it, and by (batch, head, first row) the rows of each block.  ``batches``: all by default;
     ``most`` as for `needed_blocks`.
     """
-    needed = needed_blocks(program, rows, heads, group_size, output=output, batches=batches, most=most)
+    needed = needed_blocks(program, rows, heads, output=output, batches=batches, most=most)
     done = execute(program, inputs, needed, observers=observers, progress=progress)
     return done, _written(program, needed, heads, done.tensors, output)
 
@@ -265,7 +259,6 @@ def needed_blocks(
     program: TileProgram,
     rows: Choice,
     heads: Container[int],
-    group_size: int = 1,
     *,
     output: str = "o",
     batches: Container[int] | None = None,
@@ -283,7 +276,7 @@ def needed_blocks(
         for b in _blocks(program.phases[-1], rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
-    return {p.name: _needed(p, blocks, max(1, group_size // tensor.packed), most) for p in program.phases}
+    return {p.name: _needed(p, blocks, _heads(program.phases[-1]), most) for p in program.phases}
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:
@@ -349,10 +342,19 @@ def _blocks(phase: ProgramPhase, rows: Choice, output: GlobalTensor) -> list[Any
     ]
 
 
-def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], group_size: int, most: int | None) -> list[Any]:
-    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows unless ``most`` is None."""
+def _heads(phase: ProgramPhase) -> int:
+    blocks: Sequence[OutputBlock] = phase.blocks
+    return 1 + max(b.head for b in blocks)
+
+
+def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most: int | None) -> list[Any]:
+    """Return the blocks of ``phase`` that the output's ``blocks`` need, cut to their rows unless ``most`` is None.
+
+    ``heads``: those of the output's blocks, of which several may share one of the phase's.
+    """
     if phase.serves == "kv_head":
-        used = {(b.batch, b.head // group_size) for b in blocks}
+        share = max(1, heads // _heads(phase))
+        used = {(b.batch, b.head // share) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for b in blocks:

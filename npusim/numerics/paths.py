@@ -78,15 +78,13 @@ class _Recorder:
         return [event for key in sorted(self.events) for event in self.events[key]]
 
 
-def compute(program: TileProgram, place: Place, group_size: int, source: HeadSource, heads: int = 1) -> Computed:
+def compute(program: TileProgram, place: Place, source: HeadSource, heads: int = 1) -> Computed:
     """Return the bits of the blocks that hold a row, in so many heads from its own on, and how its row came about."""
-    needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
+    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     order = {(name, id(block)): at for name, blocks in needed.items() for at, block in enumerate(blocks)}
     recorder = _Recorder(order, [phase.name for phase in program.phases])
     wanted = range(place.head, place.head + heads)
-    _, written = execute_rows(
-        program, source, [place.row], wanted, group_size, batches={place.batch}, observers=(recorder,)
-    )
+    _, written = execute_rows(program, source, [place.row], wanted, batches={place.batch}, observers=(recorder,))
     blocks = {h: rows[place.row - r :] for (_, h, r), rows in sorted(written.items()) if r <= place.row < r + len(rows)}
     return Computed(blocks, recorder.in_order())
 

@@ -39,7 +39,7 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "end_us": _us(timeline, timeline.end),
         "is_whole": timeline.is_whole,
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
-        "memories": list(_memories(result, timeline)),
+        "memories": list(_memories(result)),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
     }
 
@@ -115,20 +115,14 @@ def _window(timeline: Timeline, name: str, start: int, end: int) -> dict[str, ob
     }
 
 
-def _memories(result: RunData, timeline: Timeline) -> Iterator[dict[str, object]]:
-    """Yield each memory's name, allocated bytes, capacity, and the most that rings held at one time."""
-    held: dict[str, int] = {}
-    for track, levels in timeline.counters.items():
-        if track.pipe.endswith(" bytes"):
-            most = int(max(level for _, level in levels))
-            held[track.pipe] = max(most, held.get(track.pipe, 0))
+def _memories(result: RunData) -> Iterator[dict[str, object]]:
+    """Yield each memory's name, allocated bytes and capacity."""
     listed = set()
     for name, (used, capacity) in result.program.occupancy_bytes().items():
         short = name.rpartition(".")[2]
         if used and (short, used) not in listed:  # two cores of a kind are alike
             listed.add((short, used))
-            sizes = {"used_bytes": used, "capacity_bytes": capacity, "held_bytes": held.get(f"{short} bytes")}
-            yield {"name": short, **sizes}
+            yield {"name": short, "used_bytes": used, "capacity_bytes": capacity}
 
 
 # ---------------------------------------------------------------- bits

@@ -1,8 +1,7 @@
-"""The timeline of a run: slices by track, their waits and producers, and the levels of memories and links.
+"""The timeline of a run: slices by track, their waits and producers.
 
 It is rebuilt after the simulation: the spans of a queue have the order of its operations in the program, which is
-walked in step with them.  That gives each operation's producers, what it waited for, the bytes that rings hold and
-the traffic on links.
+walked in step with them.  That gives each operation's producers and what it waited for.
 
 Cycles are the truth.  Each edge becomes nanoseconds once, so that the end of a slice and the start
 of the next one at the same cycle are the same number, and nothing overlaps.
@@ -23,7 +22,7 @@ from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from npusim.ir.walk import ResolvedOp
     from npusim.numerics.result import NumericEvent
@@ -64,8 +63,7 @@ class Flow:
 class Timeline:
     """Slices by track, each in the order of time; cores and pipes in the program's order.
 
-    ``counters`` are levels (``L1 bytes`` of a core, ``hbm GB/s`` of a core group), each (cycle, level from then
-    on), rising in time; ``end`` is the cycle up to which all is there, ``is_whole`` whether that is the whole run.
+    ``end`` is the cycle up to which all is there, ``is_whole`` whether that is the whole run.
     """
 
     name: str
@@ -74,7 +72,6 @@ class Timeline:
     is_whole: bool = True
     tracks: dict[Track, list[Slice]] = field(default_factory=dict)
     flows: list[Flow] = field(default_factory=list)
-    counters: dict[Track, list[tuple[int, float]]] = field(default_factory=dict)
 
     def ns(self, cycle: int) -> int:
         """Return a cycle in whole nanoseconds."""
@@ -85,8 +82,7 @@ class Timeline:
         tracks = {t: [s for s in slices if s.start < end and s.end > start] for t, slices in self.tracks.items()}
         inside = {id(s) for slices in tracks.values() for s in slices}
         flows = [f for f in self.flows if id(f.source[1]) in inside and id(f.target[1]) in inside]
-        counters = {name: list(_levels(levels, start, end)) for name, levels in self.counters.items()}
-        return replace(self, tracks=tracks, flows=flows, counters=counters)
+        return replace(self, tracks=tracks, flows=flows)
 
     def windowed(self, window: tuple[float, float] | None) -> Timeline:
         """Return what lies from and to some us, all for None; raise `SpecError` where the timeline is over by then."""
@@ -97,21 +93,6 @@ class Timeline:
             over = format_duration(self.end / self.clock_hz)
             raise SpecError(f"--timeline {window[0]:g}:{window[1]:g} us: the timeline ends at {over}")
         return self.within(first, last)
-
-
-def _levels(levels: Iterable[tuple[int, float]], start: int, end: int) -> Iterable[tuple[int, float]]:
-    """Yield the level at the start of a window, and every change in it."""
-    before: float | None = None
-    for cycle, level in levels:
-        if cycle > start and before is not None:
-            yield start, before
-            before = None
-        if start < cycle < end:
-            yield cycle, level
-        elif cycle <= start:
-            before = level
-    if before is not None:
-        yield start, before
 
 
 def timeline_of(result: RunData) -> Timeline:
@@ -144,14 +125,12 @@ def _is_of_waits(timing: TimingResult, track: Track) -> bool:
 
 
 class _Replay:
-    """Walks a core group's program in step with its spans, and adds slices, flows and levels to a timeline."""
+    """Walks a core group's program in step with its spans, and adds slices and flows to a timeline."""
 
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
         self.timeline, self.result, self.program, self.group = timeline, result, result.program, group
-        self.clock_hz = result.timing.clock_hz
         self.walker = Walker(self.program)
-        self.sides = {(e.ring, e.queue, e.is_producer): e for e in self.walker.endpoints}
         spans: dict[str, list[Span]] = defaultdict(list)
         for span in result.timing.spans:
             if span.group == group:
@@ -159,18 +138,14 @@ class _Replay:
         #: By queue, the last first; those of one moment without length in the order in which they were issued.
         self.spans = {queue: sorted(run, key=lambda s: (s.start, s.end))[::-1] for queue, run in spans.items()}
         self.operations: list[tuple[Track, Slice]] = []  # in program order
-        self.changes: dict[str, list[tuple[int, int]]] = defaultdict(list)  # of bytes held, by memory
-        self.rates: dict[str, list[tuple[int, float]]] = defaultdict(list)  # changes of GB/s, by link
         self.sets: dict[int, list[int]] = defaultdict(list)  # by endpoint: the operations that set its flag
         self.visible: dict[int, list[int]] = defaultdict(list)  # and the cycles at which that is visible
         self.free: dict[str, int] = {}  # by queue, in the current phase
         self.over: dict[str, int] = defaultdict(int)  # by queue: when all of its results are there
         self.opening: Wait = (NO_INSTRUCTION, 0, 0)  # from the end of the phase before to its first operation
-        self.begun: set[tuple[int, int]] = set()  # ring and generation
-        self.released: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def run(self) -> None:
-        """Add slices, flows and counters of the whole group."""
+        """Add slices and flows of the whole group."""
         events: dict[tuple[str, str, int], list[NumericEvent]] = defaultdict(list)
         for event in self.result.numerics.events if self.result.numerics else ():
             events[event.phase, event.block, event.position].append(event)
@@ -190,20 +165,7 @@ class _Replay:
             self.operations.append((track, piece))
             self.timeline.tracks[track].append(piece)
             self._add_waits(piece, span, resolved, timed)
-            self._add_ring_levels(span, resolved)
-            self._add_link_rates(span, timed)
             self._set_flags(span, resolved, timed)
-        self._add_counters()
-
-    def _add_counters(self) -> None:
-        cores = {track.core for track, _ in self.operations}
-        shared = cores.pop() if len(cores) == 1 else f"core group {self.group}"
-        for space, changes in self.changes.items():
-            memory = track_of(self.group, space) if "." in space else Track(shared, space)
-            self.timeline.counters[Track(memory.core, f"{memory.pipe} bytes")] = _summed(changes)
-        for link, rates in self.rates.items():
-            levels = [(at, round(rate, 3)) for at, rate in _summed(rates)]
-            self.timeline.counters[Track(shared, f"{link} GB/s")] = levels
 
     def _walked(self) -> Iterator[tuple[str, str, int, ResolvedOp]]:
         """Yield phase, block and position of every operation of the group."""
@@ -256,30 +218,6 @@ class _Replay:
             Slice(cause, start, end, "wait", piece.block, piece.path) for cause, start, end in waits if end > start
         ]
 
-    def _add_ring_levels(self, span: Span, resolved: ResolvedOp) -> None:
-        """A slot is held from its first producer's begin to its last consumer's end."""
-        for (name, is_producer), generation in resolved.cursors.items():
-            number = self.sides[name, resolved.op.queue, is_producer].ring_number
-            ring = self.program.rings[number]
-            if is_producer and (number, generation) not in self.begun:
-                self.begun.add((number, generation))
-                self.changes[ring.space].append((span.start, ring.slot_bytes))
-        for index in resolved.sets:
-            endpoint = self.walker.endpoints[index]
-            if endpoint.is_producer or endpoint.is_peek:
-                continue
-            ring = self.program.rings[endpoint.ring_number]
-            ends = self.released[endpoint.ring_number, len(self.sets[index])]
-            ends.append(max(span.end, span.done))
-            if len(ends) == len(ring.consumers):
-                self.changes[ring.space].append((max(ends), -ring.slot_bytes))
-
-    def _add_link_rates(self, span: Span, timed: TimedOp | None) -> None:
-        end = max(span.end, span.done)
-        for link, size in timed.flows if timed is not None and end > span.start else ():
-            rate = size / (end - span.start) * self.clock_hz / 1e9
-            self.rates[link] += [(span.start, rate), (end, -rate)]
-
     def _set_flags(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
         number, queue = len(self.operations) - 1, resolved.op.queue
         over = max(span.end, span.done) + (0 if timed is None else timed.latency)
@@ -288,15 +226,6 @@ class _Replay:
             late = 0 if timed is None else self.streams.flag_latency(index)
             self.sets[index].append(number)
             self.visible[index].append(self.over[queue] + late)
-
-
-def _summed(changes: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the level after each cycle with a change."""
-    level, levels = 0.0, dict[int, float]()
-    for cycle, change in sorted(changes):
-        level += change
-        levels[cycle] = level
-    return list(levels.items())
 
 
 def _event_text(event: NumericEvent) -> str:

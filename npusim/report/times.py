@@ -72,7 +72,6 @@ MEMORIES = Columns(
     Column("allocated", "used_bytes", format_bytes),
     Column("capacity", "capacity_bytes", format_bytes),
     Column("share", lambda m: m["used_bytes"] / m["capacity_bytes"], percent),
-    Column("held at most", "held_bytes", format_bytes),
 )
 CONSTANTS = Columns(Column("constant", "key"), Column("basis", "basis"), Column("share", "share", percent))
 
@@ -415,9 +414,9 @@ def _roofline(record: RunRecord, timing: TimingRecord, at: Roofline) -> Figure:
 
 
 def memories_figure(memories: Sequence[Row]) -> Figure:
-    """Return what buffers hold against what they could."""
+    """Return what of buffers is allocated, and what they could hold."""
     share, name = max(((m["used_bytes"] / m["capacity_bytes"], m["name"]) for m in memories), key=lambda pair: pair[0])
-    text = f"{name} is the fullest: {percent(share)}. Held: the most that tiles in flight took of it at one time."
+    text = f"{name} is the fullest: {percent(share)}."
     return Figure("memories", "Buffers against capacity", text, None, MEMORIES.grid(memories))
 
 

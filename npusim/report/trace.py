@@ -1,8 +1,8 @@
 """``trace.json``: a timeline as Chrome's trace events, which Perfetto, Chrome and MindStudio Insight open.
 
-Each track's begins, ends and instants in the order of time, with the flows that leave and reach them, then the levels
-of counters.  ``X`` events are not used: start plus duration rounds, and viewers then nest neighbours.  MindStudio
-Insight wants ``profilingType`` before the first bracket.
+Each track's begins, ends and instants in the order of time, with the flows that leave and reach them.  ``X`` events are
+not used: start plus duration rounds, and viewers then nest neighbours.  MindStudio Insight wants ``profilingType``
+before the first bracket.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def trace_json(timeline: Timeline) -> str:
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, object]]:
-    # A core is a process: its tracks and counters stand together.
-    cores = dict.fromkeys(t.core for t in (*timeline.tracks, *timeline.counters))
+    # A core is a process: its tracks stand together.
+    cores = dict.fromkeys(t.core for t in timeline.tracks)
     processes = {core: pid for pid, core in enumerate(cores, start=1)}
     for core, pid in processes.items():
         yield _metadata("process_name", {"pid": pid, "tid": 0}, {"name": core})
@@ -45,11 +45,6 @@ def _events(timeline: Timeline) -> Iterator[dict[str, object]]:
         yield _metadata("thread_sort_index", where, {"sort_index": tid})
         for piece in slices:
             yield from _slice_events(timeline, piece, where, leaving[id(piece)], reaching[id(piece)])
-    for track, levels in timeline.counters.items():
-        where = {"pid": processes[track.core], "tid": 0}
-        unit = track.pipe.rpartition(" ")[2]
-        for cycle, level in levels:
-            yield {"ph": "C", "ts": _us(timeline, cycle), "name": track.pipe, **where, "args": {unit: level}}
 
 
 def _metadata(name: str, where: dict[str, int], arguments: dict[str, object]) -> dict[str, object]:

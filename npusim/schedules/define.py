@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType, new_class
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
 from npusim.formats import cast
+from npusim.ir.content import kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import plan
@@ -244,7 +245,7 @@ def attention(
     tiling = tiling if fields is None else _beside_the_machines(fields)
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
-    @lru_cache(maxsize=4)  # of phases
+    @kept_by_blocks(lambda phase, *_: len(phase.cells))
     def one(problem: Any, sizes: tuple[int, int], p: Any, kind: MaskKind | None, mask_block: int, tiling: Any) -> Phase:
         if score:  # hooks see scores as they are; log2 e comes after them
             of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}

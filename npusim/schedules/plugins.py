@@ -91,6 +91,8 @@ def _file(path: str, _changed: int) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
+    if (folder := str(Path(path).parent)) not in sys.path:
+        sys.path.append(folder)  # what lies beside it may be imported, as beside a script
     try:
         spec.loader.exec_module(module)
     except FAULTS as error:

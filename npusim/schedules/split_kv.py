@@ -7,7 +7,7 @@ device's file (`best_splits`), or from the rule of a published kernel (`split_ru
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -33,7 +33,7 @@ from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.ir.content import Itself
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, schedule
@@ -77,7 +77,7 @@ class GpuSplitTiling(_Splits, SmFields):
     """The same on streaming multiprocessors."""
 
 
-@lru_cache(maxsize=4)  # of phases
+@kept_by_blocks(lambda whole, *_: len(whole.cells))
 def _whole(
     problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None = None, *, is_packed: bool
 ) -> Phase:
@@ -274,7 +274,7 @@ def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge
     return _phases(problem, cutting, p, Itself(machine.device), machine.places, machine.mask_kind(tiling), merge_rows)
 
 
-@lru_cache(maxsize=4)  # of phases
+@kept_by_blocks(lambda phases, *_: sum(len(phase.cells) for phase in phases))
 def _phases(
     problem: Problem,
     tiling: _Cutting,

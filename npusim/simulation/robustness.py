@@ -86,7 +86,7 @@ class Compared:
         """Return what another program of the plan computes for them."""
         (batch, head, row), problem = self.at, plan.subject(program)
         only: Any = {"batches": {batch}, "most": len(self.rows)}
-        return execute_rows(program, plan.source(problem), [row], {head}, problem.group_size, **only)[1][self.at]
+        return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][self.at]
 
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
         """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's own.

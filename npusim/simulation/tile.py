@@ -129,7 +129,7 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
     if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
         return TileChoice()
     named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
-    of_device = Itself(plan.schedule), _one_device(plan.device), plan.problem
+    of_device = Itself(plan.schedule), _one_device(Itself(plan.device)), plan.problem
     with uncollected():
         return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.l2)
 
@@ -142,9 +142,10 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     return frozenset(n for group in settings for s in group for n in s if n in schedule.tiling.model_fields)
 
 
-def _one_device(device: DeviceSpec) -> Itself:
+@lru_cache(maxsize=64)
+def _one_device(device: Itself) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    return _first(Known(device.model_dump_json(), device))
+    return _first(Known(device.thing.model_dump_json(), device.thing))
 
 
 @lru_cache(maxsize=64)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.formats import get_format
+from npusim.ir.content import kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.program import Loop
 from npusim.ir.tile import GlobalTile
@@ -92,6 +93,9 @@ class Variants:
         self.request, self.device_keys = request, device_keys
         self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
+        #: The program of changes by name alone, as a tuple.  Its blocks are others' too: it counts as 64, and a share.
+        count = kept_by_blocks(lambda built, _: 64 + sum(len(phase.blocks) for phase in built.program.phases) // 16)
+        self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, but the request's ``progress``."""
@@ -180,7 +184,7 @@ def bits_key(built: BuiltPlan) -> str:
     return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
+def row_key(program: TileProgram, place: Place) -> Hashable:
     """Return what programs share that give a row of the output the same bits, whatever the inputs.
 
     That is what is done to it, phase by phase, block by block: operations of each label in their order, on the same
@@ -188,7 +192,7 @@ def row_key(program: TileProgram, place: Place, group_size: int) -> Hashable:
     worked on together are left out: they decide no bit.
     """
     blocks = []
-    needed = needed_blocks(program, [place.row], {place.head}, group_size, batches={place.batch})
+    needed = needed_blocks(program, [place.row], {place.head}, batches={place.batch})
     for phase in program.phases:
         for block in needed[phase.name]:
             steps: dict[str, list[Hashable]] = defaultdict(list)

@@ -198,7 +198,7 @@ class _Search:
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
     def _compute(self, program: TileProgram, place: Place) -> Computed:
-        return compute(program, place, self.problem.group_size, self.source)
+        return compute(program, place, self.source)
 
     def _probe(self, computed: Computed, place: Place) -> int:
         """Return how many outputs of the block from a row on are equal."""
@@ -208,7 +208,7 @@ class _Search:
     def _rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
         r, problem = self.request, self.problem
         rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
-        return execute_rows(program, self.source, rows, heads, problem.group_size)[1]
+        return execute_rows(program, self.source, rows, heads)[1]
 
     def _equal(self, written: dict[tuple[int, int, int], NDArray[Any]]) -> tuple[int, int]:
         pairs = [(block, self.out[n, h, r : r + len(block)]) for (n, h, r), block in written.items()]

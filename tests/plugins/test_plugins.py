@@ -497,6 +497,19 @@ def exponentials(path: str, precision: str) -> list[Step]:
     return [s for found in walk(Walker(program), body) for s in found.op.steps if s.opcode is Opcode.EXP]
 
 
+def test_a_file_imports_what_lies_beside_it_and_a_hook_needs_its_parameter(tmp_path: Path) -> None:
+    text = (HERE / "late_scale.py").read_text(encoding="utf-8")
+    (tmp_path / "kept_beside.py").write_text(text, encoding="utf-8")
+    lines = "from npusim.kernel import attention\nfrom kept_beside import FP32, late_scale\n\nLATE = "
+    call = "attention('late', late_scale, precisions=[FP32]"
+    (tmp_path / "one.py").write_text(f"{lines}{call})\n", encoding="utf-8")
+    (tmp_path / "two.py").write_text(f"{lines}{call}, score=lambda s: s)\n", encoding="utf-8")
+    problem = Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64)
+    assert npusim.run(f"{tmp_path}/one.py:LATE", problem=problem, numerics=False).cycles > 0
+    with pytest.raises(SpecError, match=r"two\.py:4: .*kept_beside\.py:\d+: late_scale: it takes no `score`: name it"):
+        npusim.run(f"{tmp_path}/two.py:LATE", problem=problem, numerics=False)
+
+
 def test_a_file_without_a_name_is_told_what_it_has(sigmoid: str) -> None:
     with pytest.raises(SpecError, match=r"sigmoid\.py: add :NAME; it has SIGMOID_ATTENTION$"):
         npusim.run(sigmoid.partition(":")[0])

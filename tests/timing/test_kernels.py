@@ -11,6 +11,7 @@ from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
+from npusim.explore import explore
 from npusim.ir.op import Opcode, Step
 from npusim.ir.tile import Tile
 from npusim.machines.ascend import pricing
@@ -237,6 +238,11 @@ def test_operands_in_fractals_have_no_rows_and_rows_off_256_bytes_are_rearranged
     assert cycles_of(1365) < 0.7 * cycles_of(1365, **named)
     assert cycles_of(1365) == cycles_of(1365, nd2nz="vector", **named)
     assert cycles_of(1024) == cycles_of(1024, nd2nz="vector")  # on 256 bytes
+    # A search takes what nobody named as in a plain run, whichever tile it tries.
+    problem = GemmProblem(m=1024, n=1024, k=1365)
+    found = explore("gemm", {"block_m": [64, 128]}, problem=problem, exhaustive=True)
+    assert [o.cycles for o in found.outcomes] == [cycles_of(1365, block_m=m, nd2nz="vector") for m in (64, 128)]
+    assert found.outcomes[1].cycles == cycles_of(1365)
     problem = GemmProblem(m=64, n=64, k=64, operands="nz")
     with pytest.raises(TilingError, match="operands=nz: h200 has no fractals; allowed: nd"):
         run("gemm", hw="h200", problem=problem, numerics=False, trace_groups=())

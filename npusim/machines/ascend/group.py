@@ -15,6 +15,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
+from npusim.ir.content import record
 from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
 from npusim.machines.base import memories
@@ -51,7 +52,7 @@ class VectorCore:
     ub: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowSlice:
     """``rows`` rows of a tile from ``row``: from ``at`` on of the ``share`` rows of their vector core.
 

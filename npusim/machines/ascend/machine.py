@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.content import Itself
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup, has_registers
@@ -116,6 +115,12 @@ def is_off(cols: int, fmt: str) -> bool:
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
+def _off_rows(problem: GemmProblem) -> list[str]:
+    """Return which operands of a product have rows that are off; in fractals none have."""
+    sizes = (("A", problem.k), ("B", problem.n)) if problem.operands == "nd" else ()
+    return [n for n, cols in sizes if is_off(cols, problem.dtype)]
+
+
 class AscendMachine(Machine):
     """The Ascend family on one device, for one program."""
 
@@ -127,8 +132,11 @@ class AscendMachine(Machine):
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
-        if isinstance(problem, GemmProblem) and "nd2nz" in type(tiling).model_fields:
-            return self._rearranging(tiling, problem)
+        if getattr(tiling, "nd2nz", None) == "vector" and "nd2nz" not in tiling.model_fields_set:
+            off = " and ".join(_off_rows(problem))
+            return tiling, (
+                f"nd2nz=vector: rows of {off} are off 256 bytes; vector cores rearrange them first, as CANN's",
+            )
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
             if tiling.pipeline == "core" and tiling.order != "rolling":
@@ -140,19 +148,6 @@ class AscendMachine(Machine):
         kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
         note = f"kernel={kernel}: {KERNELS[kernel].note}"
         return tiling.model_copy(update={"kernel": kernel}), (note,)
-
-    @staticmethod
-    def _rearranging(tiling: Any, problem: GemmProblem) -> tuple[Any, tuple[str, ...]]:
-        """Return the tiling of a product with who makes fractals of its operands: as CANN if no tile is named."""
-        if tiling.nd2nz is not None:
-            return tiling, ()
-        is_cann = tiling.model_fields_set.isdisjoint({"block_m", "block_n", "block_k"})
-        way = "vector" if is_cann and problem.operands == "nd" else "mte2"
-        off = [n for n, cols in (("A", problem.k), ("B", problem.n)) if is_off(cols, problem.dtype)]
-        note = (
-            f"nd2nz=vector: rows of {' and '.join(off)} are off 256 bytes; vector cores rearrange them first, as CANN's"
-        )
-        return tiling.model_copy(update={"nd2nz": way}), (note,) if off and way == "vector" else ()
 
     def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
@@ -167,7 +162,12 @@ class AscendMachine(Machine):
         """Return the tiling with what this machine declares in place of fields that nobody named.
 
         Of a kernel that is nobody else's CANN's tile and order; with registers slices of whole registers in any case.
+        A product without a named tile is CANN's too: vector cores make fractals of rows that are off.
         """
+        if isinstance(problem, GemmProblem) and getattr(tiling, "nd2nz", "") is None and _off_rows(problem):
+            is_cann = tiling.model_fields_set.isdisjoint({"block_m", "block_n", "block_k"})
+            values = {**dict(tiling), "nd2nz": "vector" if is_cann else None}
+            return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
         if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
             return tiling
         known, fields = type(tiling).model_fields, dict[str, object]()
@@ -320,7 +320,7 @@ class AscendMachine(Machine):
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
 
 
-@lru_cache(maxsize=16)  # of phases and orders
+@kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
     """Return a phase with its blocks in another order, one for all tilings that have it."""
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))

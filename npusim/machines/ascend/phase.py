@@ -8,14 +8,14 @@ work at the same time.  Without products each vector core goes through its own s
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free
-from npusim.algorithms.phase import WHOLE, Visit, WorkTile
+from npusim.algorithms.phase import WHOLE, TileRun, Visit, WorkTile
 from npusim.errors import TilingError
-from npusim.ir.content import Itself, interned, methods_of
+from npusim.ir.content import Itself, interned, kept_by_blocks, methods_of
 from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
@@ -29,7 +29,7 @@ from npusim.units import round_up
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from npusim.algorithms.phase import Instruction, Phase, Stage, TileRun
+    from npusim.algorithms.phase import Instruction, Phase, Stage
     from npusim.ir.buffers import FlagKind, Ring
     from npusim.ir.op import TileOp
     from npusim.ir.program import ProgramPhase
@@ -473,13 +473,13 @@ class AscendPhase:
                     yield from v.items(self.rows[s], block, WHOLE, one)
 
 
-@lru_cache(maxsize=16)  # of phases, in each order of their blocks
+@kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # in each order of their blocks
 def _frame(phase: Itself) -> Frame:
     """Return the frame of a phase, one for all tilings that have it."""
     return Frame(phase.thing)
 
 
-@lru_cache(maxsize=16)  # of phases, in each order of their blocks
+@kept_by_blocks(lambda _shapes, blocks: len(blocks.thing))
 def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     """Return a tile of each shape, in a block that has it, and how many of them each of the blocks has."""
     shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
@@ -500,7 +500,7 @@ def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:
         yield Repeat("", (0,), body(part, block_at(shape, position), tile))
 
 
-@lru_cache(maxsize=4)  # of blocks, in each order
+@kept_by_blocks(lambda blocks, *_: len(blocks))
 def successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> tuple[WorkTile, ...]:
     """Return blocks that know what is under way when they begin.
 
@@ -540,7 +540,7 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
     for run in reversed(block.runs):
         taken = min(run.count, count)
         left = run.count - taken
-        runs += [replace(run, col=run.col + left * run.step, count=taken) if left else run] if taken else []
+        runs += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
         count -= taken
     return WorkTile(block.batch, block.head, block.spans, tuple(reversed(runs)), block.causal_offset, block.place)
 

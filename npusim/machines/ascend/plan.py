@@ -256,7 +256,7 @@ class GemmFields(Tiling):
     nd2nz: Literal["mte2", "vector"] | None = Field(
         default=None,
         description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
-        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3, else mte2",
+        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3 (a search's axes name none), else mte2",
     )
     swizzle: int = Field(
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"

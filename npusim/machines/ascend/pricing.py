@@ -166,7 +166,7 @@ class AscendPricing(EnginePricing):
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation; halves of a tile that leave L0C in one instruction go side by side."""
         queue = self.queues[op.queue]
-        spec = self.device.engine(queue.core, queue.engine)
+        spec, _, _ = self._unit(queue.core, queue.engine)
         if len(op.steps) < 2 or not isinstance(spec, FixpipeEngine):
             return super().of_op(op)
         halves = [self.of_step(step, queue.core, queue.engine) for step in op.steps]

@@ -52,6 +52,9 @@ class ResidentBlock:
         self.frame, self.core, self.tiling = frame, core, tiling
         self.loader = f"{SM}.B{number}{LDG}"
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
+        is_product = tiling.work is not None and tiling.work.is_specialised and not tiling.work.consumers
+        #: Of a library's product: the copies of A wait for none of B.
+        self.loaders = {n: f"{self.loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
         for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
@@ -95,7 +98,7 @@ class ResidentBlock:
     @property
     def queues(self) -> tuple[str, ...]:
         """All queues of the block."""
-        return self.loader, *self.warps
+        return *dict.fromkeys((self.loader, *self.loaders.values())), *self.warps
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -126,11 +129,14 @@ class ResidentBlock:
                 peeks=self.readers if is_viewed else (),
             )
 
-        loader, label = (self.loader,), frame.label
+        label = frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
-        self.loaded: dict[str, Ring] = {n: ring(n, label(n), home, tiling.held_depth, loader) for n in self.held}
+        self.loaded: dict[str, Ring] = {
+            n: ring(n, label(n), home, tiling.held_depth, (self.loader,)) for n in self.held
+        }
         for n in dict.fromkeys((*self.visited, *self.shared)):
+            loader = (self.loaders.get(n, self.loader),)
             if n not in self.shared and self._is_copied(n):
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
@@ -142,6 +148,7 @@ class ResidentBlock:
                 self.loaded[n] = ring(n, f"{label(n)} loaded", RF, 1, loader, others)
         self.near = dict(self.loaded)
         for n in self.shared:
+            loader = (self.loaders.get(n, self.loader),)
             depth = 2 if tiling.slice_elements else tiling.depth
             self.near[n] = ring(n, label(n), SMEM, depth, self.warps if is_staged else loader)
             self.loaded.setdefault(n, self.near[n])
@@ -299,7 +306,7 @@ class ResidentBlock:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
-        return TileOp(f"{self.frame.label(n)}.load", self.loader, LDG, (step,), handshake)
+        return TileOp(f"{self.frame.label(n)}.load", self.loaders.get(n, self.loader), LDG, (step,), handshake)
 
     def _stage_operands(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield the way of a product's operands to shared memory, where they are not loaded there."""
@@ -594,7 +601,8 @@ class GroupBlock(ResidentBlock):
                     for n, place in self.frame.places.items()
                     if n in self.frame.held or place == "out"
                 )
-                work = replace(work, block_bytes=max(1, held // self.tiling.groups))
+                goes_on = work.is_specialised and not self.tiling.is_one_wave
+                work = replace(work, block_bytes=max(1, held // self.tiling.groups), is_specialised=goes_on)
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:
@@ -605,18 +613,26 @@ class GroupBlock(ResidentBlock):
         if self.tiling.slice_elements:
             return replace(work, barriers=1, fences=1)
         barriers = 0 if work.is_specialised or left not in self.near else 1
-        return replace(work, is_awaited=awaited, barriers=barriers)
+        columns, depth = self._width(s.rows[0].dst), self._width(left)
+        return replace(work, is_awaited=awaited, barriers=barriers, columns=columns, depth=depth)
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""
         if self.tiling.combine_cycles and s in self.frame.phase.finish:
             return replace(self.work, element_cycles=self.tiling.combine_cycles, constant="combine_cycles")
-        if self.work.repeats == 1:
-            return self.work
-        axes = {a for n in (*s.written, *s.read) if n in self.frame.phase.names for a in self.frame.axes(n)}
-        if self.frame.loop_axis in axes:
-            return replace(self.work, is_serial=False)
-        return replace(self.work, repeats=1, across=self.work.repeats)
+        names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
+        extra = self.tiling.bounds if s is next((x for x in self.frame.stages if not x.is_product), None) else 0.0
+        work = replace(self.work, columns=max((self._width(n) for n in names), default=0), extra=extra)
+        if work.repeats == 1:
+            return work
+        if any(self.frame.loop_axis in self.frame.axes(n) for n in names):
+            return replace(work, is_serial=False)
+        return replace(work, repeats=1, across=work.repeats)
+
+    def _width(self, n: str) -> int:
+        """Return the columns that are computed of a name, whatever a ragged tile has."""
+        axes = self.frame.axes(n)
+        return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
 
     def _store_work(self, steps: tuple[Step, ...]) -> GroupWork:
         """Return what a warp group does where an operand goes to shared memory through its registers.

@@ -72,6 +72,8 @@ class SmTiling:
         Of an iteration.
     spilled_bytes, far_bytes
         Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
+    is_one_wave
+        Whether each block is the first of its core, in a kernel whose blocks take one tile after the other.
     walks_blocks
         Whether the tiles that are visited stand in lists in memory, which an iteration reads.
     held_depth
@@ -106,6 +108,7 @@ class SmTiling:
     barriers: int = 1
     spilled_bytes: int = 0
     far_bytes: int = 0
+    is_one_wave: bool = False
     walks_blocks: bool = False
     held_depth: int = 1
     turns: Turns | None = None

@@ -16,7 +16,7 @@ from npusim.formats import get_format
 from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
-from npusim.ir.tile import memory_of
+from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import (
     ALU,
@@ -200,7 +200,7 @@ class GroupModel:
         assert spec is not None
         groups = work.warps // self.subcores
         down = max(1, groups // max(work.across, work.repeats))
-        stacked = ceil_div(ceil_div(step.dst.rows, spec.m_elements.value), down)
+        stacked = ceil_div(ceil_div(max(work.rows, step.dst.rows), spec.m_elements.value), down)
         columns = max(work.columns, step.dst.cols)
         width = ceil_div(columns, work.across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
         instructions, pieces = depth * stacked * groups, 1
@@ -228,7 +228,7 @@ class GroupModel:
         spec, size = self.tensor.mma, get_format(a.fmt).size_bytes
         down = max(1, work.warps // work.across)
         rows = ceil_div(max(work.rows, step.dst.rows), down * FRAGMENT_ROWS)
-        columns = ceil_div(step.dst.cols, work.across * FRAGMENT_COLUMNS)
+        columns = ceil_div(max(work.columns, step.dst.cols), work.across * FRAGMENT_COLUMNS)
         each = spec.m_elements.value * spec.n_elements.value
         products = rows * columns * depth * FRAGMENT_ROWS * FRAGMENT_COLUMNS / each
         pieces = ceil_div(step.depth * size, MATRIX_BYTES)
@@ -268,7 +268,9 @@ class GroupModel:
         for step in steps:
             self._add(step, work, count)
         if work.extra:
-            count.issued += work.extra * max(elements(o, work) for step in steps for o in step.operands())
+            self._issue(
+                "compare", work.extra * max(elements(o, work) for step in steps for o in step.operands()), "", count
+            )
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
         gaps = self._gaps(steps) if is_beside else 0.0
@@ -392,7 +394,7 @@ def elements(tile: Operand, work: GroupWork) -> float:
         return tile.rows * tile.cols / (work.warps * each)
     down = max(1, work.warps // (work.across * work.repeats))
     rows = ceil_div(max(work.rows, tile.rows), down * FRAGMENT_ROWS)
-    if tile.cols == 1:
+    if tile.cols == 1 and not (work.columns > 1 and isinstance(tile, Tile) and tile.stride > 1):
         return rows * LANE_ROWS
     columns = ceil_div(max(work.columns, tile.cols), work.across * FRAGMENT_COLUMNS)
     return rows * columns * FRAGMENT_ROWS * FRAGMENT_COLUMNS / WARP_LANES

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.flow import views
@@ -55,6 +56,11 @@ UNNAMED_REGISTERS = 64
 #: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
+#: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
+#: kernels (tests/silicon/products.json) within 24, most within 6.
+ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
+#: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
+FLEX_BOUNDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     """
     products, note = attention_products(phase), ""
     if products is None:
-        library, plain = warp_issue(device).library, plain_tiling(device)
+        library, plain = warp_issue(device).library, one_shot_tiling(phase, device)
         cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
         return replace(plain, combine_cycles=cycles.value) if cycles is not None else plain, ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
@@ -153,11 +159,18 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     if fields.kernel == "fa2":  # whole tiles, however few rows are live
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
     work, groups = layout_of(tile, engine, is_cutlass=fields.kernel == XFORMERS)
-    work = replace(work, rows=tile.rows) if fields.kernel == "fa2" else work
+    work = replace(work, rows=ceil_div(tile.rows, groups))
     registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work)
     size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
     tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
-    tiling = replace(tiling, depth=tile.depth, walks_blocks=bool(fields.kernel == "triton" and phase.masks))
+    is_flex = fields.kernel == "triton"
+    tiling = replace(
+        tiling,
+        depth=tile.depth,
+        walks_blocks=bool(is_flex and phase.masks),
+        widths={phase.loop_axis: tile.keys},
+        bounds=FLEX_BOUNDS if is_flex and is_ragged(phase) else 0.0,
+    )
     tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
@@ -182,6 +195,9 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         else:
             across = fields.warps // down
             work = GroupWork(fields.warps, across=across, generation="wgmma" if is_wgmma else "mma")
+            if not is_wgmma:  # a warp of each sub-core: those of other rows go on by themselves
+                groups = max(1, min(down, fields.warps // GROUP_WARPS))
+                work = replace(work, warps=fields.warps // groups)
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
@@ -223,7 +239,8 @@ def _resident(
     spilled_bytes, far = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0.0
     local = device.core(SM).engines.get(SPILL)
     if registers.spilled and isinstance(local, LocalMemoryPipe):
-        frames = REGISTER_BYTES * registers.accesses / 2 * WARP_LANES * fields.warps * blocks
+        # A frame is as large as what is spilled in all, though an iteration may not touch all of it.
+        frames = REGISTER_BYTES * max(registers.spilled, registers.accesses / 2) * WARP_LANES * fields.warps * blocks
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
         far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
@@ -236,6 +253,12 @@ def _resident(
         far_bytes=round(spilled_bytes * far),
     )
     return tiling, room
+
+
+def is_ragged(phase: Phase) -> bool:
+    """Return whether rows or keys are no multiple of a tile, so that a kernel has to look where they end."""
+    rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
+    return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = False) -> tuple[GroupWork, int]:
@@ -346,6 +369,23 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
     return SmTiling(residents=issue.warps_count.value // (2 * warps), work=GroupWork(warps))
 
 
+def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
+    """Return the tiling of blocks that load, multiply and store once: resident as far as registers and memory reach."""
+    plain, issue, names = plain_tiling(device), warp_issue(device), phase.names
+    products = [s.rows[0] for s in phase.stages if s.is_product]
+    if not products:
+        return plain
+    count = {n: prod(phase.sizes[a] for a in names[n].axes) for n in (*products[0].srcs, products[0].dst)}
+    *staged, results = count.values()
+    size, warps = get_format(names[products[0].srcs[0]].fmt).size_bytes, issue.subcores_count.value
+    most = max(sum(staged) * size // REGISTER_BYTES, results) / (WARP_LANES * warps)
+    registers = min(issue.thread_registers_count.value, round(ONE_SHOT_REGISTERS + ONE_SHOT_FACTOR * most))
+    held = {"tile": max(0, registers - issue.overhead_registers_count.value)}
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
+    return replace(plain, residents=room.blocks)
+
+
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     """Return how an operator over a matrix is executed.
 
@@ -380,8 +420,10 @@ class GpuGemmFields(Tiling):
 
 #: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
 #: cores' own time, and cycles of its start and end.
-ROWS, COLUMNS, SPLITS = (64, 128), (64, 128, 192, 256), (1, 2, 4, 8)
+ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
+#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, tests/silicon/products.json).
+MOST_STAGES = 16
 #: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
@@ -403,6 +445,7 @@ def library_tile(
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
     none, or where no choice does: all are tried.
     """
+    moved = heads * (m * k + k * n + m * n) * 2
 
     def time(choice: tuple[int, int, int]) -> tuple[float, int]:
         rows, columns, splits = choice
@@ -411,7 +454,8 @@ def library_tile(
         busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
         # Parts are written and read again, in float32, by a kernel more.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        return waves * (busy * WAVE_FACTOR + WAVE_CYCLES) + parts, -rows * columns
+        # None is faster than memory: where several are as fast as it, nothing is split.
+        return max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts, -rows * columns
 
     rows, columns, splits = (
         (value,) if value else choices
@@ -442,6 +486,9 @@ def library_tiling(
     area = issue.registers_count.value // 4 if is_staged else None
     m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges, area)
     k = fields.block_k
+    is_one_wave = heads * ceil_div(c.rows, m) * ceil_div(c.cols, n) * splits <= cores
+    if is_one_wave and not is_staged and "stages" not in fields.model_fields_set:
+        stages = max(stages, min(MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
     if shared > most:
@@ -463,4 +510,4 @@ def library_tiling(
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
     by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
     blocks = max(1, min(memory // shared, by_registers))
-    return (m, n, k), splits, SmTiling(groups=groups, residents=blocks, depth=stages, work=work)
+    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave)

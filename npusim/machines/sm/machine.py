@@ -7,14 +7,13 @@ A device without a model of time computes values only, by one warp group.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
 from npusim.errors import SpecError, TilingError
-from npusim.ir.content import Itself
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
@@ -197,7 +196,7 @@ class SmMachine(Machine):
         if getattr(tiling, "kernel", None) in KERNELS:
             return ordered_as(tiling.kernel, phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
-        launch, deal = getattr(tiling, "launch", ""), getattr(tiling, "deal", "round_robin")
+        launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
         return _ordered(Itself(phase), self.places, deal, launch, is_masked=bool(is_compiled and phase.masks))
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
@@ -301,7 +300,7 @@ class SmMachine(Machine):
         return program_phase(frame, items, views=frame.views, blocks=blocks, dealt=shares)
 
 
-@lru_cache(maxsize=16)  # of phases and orders
+@kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, *, is_masked: bool) -> Phase:
     """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
     first: Phase = phase.thing
@@ -311,7 +310,7 @@ def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, *, is_ma
     return first if blocks is first.cells else replace(first, cells=blocks)
 
 
-@lru_cache(maxsize=16)  # of blocks and cores
+@kept_by_blocks(lambda _order, blocks, *_: len(blocks.thing))
 def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
     """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
     return as_free(blocks.thing, cores, residents)

@@ -435,11 +435,6 @@ class SpecialisedBlock(GroupBlock):
         names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
         return replace(self.work, columns=max((self._width(n) for n in names), default=0))
 
-    def _width(self, n: str) -> int:
-        """Return the columns that are computed of a name, whatever a ragged tile has."""
-        axes = self.frame.axes(n)
-        return self.tiling.widths.get(axes[1], 0) if len(axes) > 1 else 0
-
 
 #: The view of a ring without bytes.
 SIGNAL = 1, 1, "int8"
