@@ -35,8 +35,9 @@ ALIKE = 0.98
 CONDITION = 30.0
 #: Largest factor on a constant either way, in all and at a step.
 BOUND, STRIDE = 3.0, 1.5
-#: Constants fitted at most; measurements that each needs at least; share of the error that one more must take away.
-MOST, EACH, GAIN = 8, 3, 0.005
+#: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
+#: at least (Akaike: chance alone gives one).
+MOST, EACH, GAIN = 8, 3, 2.0
 #: What an interval covers.
 COVERAGE = 0.90
 ROUNDS = 6
@@ -141,7 +142,7 @@ def choose(
             (float(np.mean(kept_out(bundled(jac, b), residuals, groups) ** 2)), b) for b in _more(jac, chosen, left)
         ]
         best, bundle = min(tried, default=(error, chosen), key=lambda pair: pair[0])
-        if not tried or best > error * (1 - GAIN):
+        if not tried or best > error * (1 - GAIN / len(residuals)):
             break
         error, chosen = best, bundle
         left = [b for b in left if b not in chosen]
