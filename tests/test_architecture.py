@@ -49,6 +49,7 @@ WITHIN = frozenset(
         ("baseline", "report"),
         ("baseline", "explore"),
         ("validate", "invariance"),
+        ("validate", "explore"),
         ("report", "invariance"),
     }
 )
@@ -84,6 +85,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "jinja2": ("report/page.py",),
     "vl_convert": ("report/page.py",),
     "triton": ("ttir/compiler.py",),
+    "scipy": ("validate/least_squares.py",),
 }
 
 

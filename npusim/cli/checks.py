@@ -194,6 +194,7 @@ def validate(
         str | None, o.option("--band SHARE", "Relative error allowed where the file states none: 15%, or 0.15.")
     ] = None,
     method: Annotated[str, o.request_option("method")] = "auto",
+    jobs: Annotated[int, o.option("--jobs -j N", "Processes that predict.")] = 1,
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
@@ -210,14 +211,9 @@ def validate(
     from npusim.report.findings import validation_document, validation_table
     from npusim.validate import validate as hold
 
-    allowed, number = None if band is None else o.share(band, "--band"), count(1)
+    allowed = None if band is None else o.share(band, "--band")
     with progress("predicting") as advance:
-
-        def begin(name: str) -> None:  # how many there will be is not known
-            begun = next(number)
-            advance(begun - 1, begun)
-
-        report = hold(file, only=only, band=allowed, method=method, progress=begin)
+        report = hold(file, only=only, band=allowed, method=method, jobs=jobs, progress=advance)
     show_either(json, lambda: validation_document(report), lambda: validation_table(report))
     _judge(report)
 
@@ -227,7 +223,7 @@ def _judge(report: "TimesReport") -> None:
     faults = report.faults
     if report.is_outside:
         text = "predictions and measurements differ by more than allowed"
-        also = f"; besides, {len(faults)} cases have no prediction:" if faults else ""
+        also = f"; besides, {report.not_predicted} cases have no prediction:" if faults else ""
         raise CheckFailedError("\n".join((text + also, *faults)))
     if faults:
         raise SpecError("\n".join(faults))

@@ -50,6 +50,15 @@ Sensitive = Annotated[
     bool,
     o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
 ]
+Like = Annotated[
+    Path | None,
+    o.option(
+        "--like FILE",
+        "Show beside it how far predictions of the nearest measured cases are off.",
+        panel=_OUTPUT,
+        shown=False,
+    ),
+]
 Full = Annotated[
     bool,
     o.option("--full", "Print all: the time as others measure it, links, other arithmetics, evidence.", panel=_OUTPUT),
@@ -83,6 +92,7 @@ def run(
     report: Report = False,
     full: Full = False,
     sensitivity: Sensitive = False,
+    like: Like = None,
     force: Force = False,
     fields: Fields = False,
     json: o.Json = False,
@@ -114,7 +124,7 @@ def run(
 
     plan = plan_of(request)
     if "time" not in plan.features:
-        refuse({"--trace": trace, "--sensitivity": sensitivity or None}, NEEDS["time"])
+        refuse({"--trace": trace, "--sensitivity": sensitivity or None, "--like": like}, NEEDS["time"])
     if not {"attention", "bits"} <= plan.features:
         refuse({"--save-output": save_output or None}, NEEDS["bits"])
     if no_save:
@@ -133,7 +143,7 @@ def run(
     with working(f"simulating {request.schedule}") as progress:
         result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
         folder = None if no_save else save_run(result, out, **how)
-    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity)
+    _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
 
 
 def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
@@ -174,7 +184,9 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     )
 
 
-def _print(result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool) -> None:
+def _print(
+    result: "RunData", folder: Path | None, *, as_json: bool, is_full: bool, sensitive: bool, like: Path | None
+) -> None:
     from npusim.report.advice import Trial
     from npusim.report.record import record_of
     from npusim.report.tables import run_table
@@ -186,6 +198,12 @@ def _print(result: "RunData", folder: Path | None, *, as_json: bool, is_full: bo
 
         moved = sensitivity(result)
         added, tables = {"sensitivity": sensitivity_document(moved)}, [SENSITIVITY.grid(moved)]
+    if like is not None:
+        from npusim.report.findings import NEIGHBOURS
+        from npusim.validate.nearest import nearest
+
+        cases = nearest(result, like)
+        added, tables = {**added, "like": [asdict(case) for case in cases]}, [*tables, NEIGHBOURS.grid(cases)]
     show_either(
         as_json,
         lambda: {**record.to_document(), **added},

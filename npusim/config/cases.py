@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, create_model, model_validator
+from pydantic import Field, PlainValidator, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from npusim.config.device import L2State
-from npusim.config.document import read_document, read_text
+from npusim.config.document import parse_document, read_document, read_text
 from npusim.config.load import validated
 from npusim.config.model import (
     Band,
@@ -287,6 +288,8 @@ class MeasurementCase(_Options):
     baseline: Baseline | None = None
     measured: Measured
     band: Band | None = Field(default=None, description="relative error allowed")
+    launches: PositiveInt | None = Field(default=None, description="of which what was measured is the median")
+    spread: Band | None = Field(default=None, description="largest distance of a launch's time from the median")
 
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:
@@ -335,6 +338,50 @@ class MeasurementFile(SpecModel):
 def load_measurements(path: str | Path) -> MeasurementFile:
     """Return a file of measurements; raise `SpecError` (``file:line  key: ``) if it is faulty."""
     return validated(MeasurementFile, read_document(Path(path)))
+
+
+def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, object]]) -> str:
+    """Return a file of measurements, a case a line; raise `SpecError` as reading it as ``file`` would."""
+    lines = [f"  - {json.dumps(case)}\n" for case in cases]
+    text = f"schema: npusim.measurements/1\nsource: {json.dumps(source)}\ncases:\n{''.join(lines)}"
+    validated(MeasurementFile, parse_document(text, file=file))
+    return text
+
+
+class KernelRule(_Options):
+    """What launches of kernels are that a pattern names: what a profile does not say of them."""
+
+    kernel: Text = Field(description="a regular expression; its named groups are sizes, or fields of the tiling")
+    device: Text | None = Field(default=None, description="absent: the file's")
+    schedule: Text
+    group: Text | None = Field(default=None, description="cases that differ only in tiling")
+    workload: dict[str, object] = Field(default_factory=dict, description="sizes that the profile does not say")
+    inputs: tuple[Text, ...] = Field(default=(), description="what the axes of each input are: batch heads seq_q ...")
+    grid: Text | None = Field(default=None, description="what the axes of the grid of blocks are, in the same way")
+
+    @field_validator("kernel")
+    @classmethod
+    def _is_an_expression(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PydanticCustomError("pattern", "no regular expression: {why}", {"why": str(error)}) from None
+        return pattern
+
+
+class MappingFile(SpecModel):
+    """Which kernels of a profile are which schedules; a launch is what the first rule says that matches."""
+
+    schema_id: Literal["npusim.mapping/1"] = Field(alias="schema")
+    source: Text = Field(description="who measured, when, with what")
+    hw: Text | None = Field(default=None, description="the device, for rules that name none")
+    l2: L2State = Field(description="what L2 held when kernels started; no profile says it")
+    kernels: Annotated[tuple[KernelRule, ...], Field(min_length=1)]
+
+
+def load_mapping(path: Path) -> MappingFile:
+    """Return a mapping of kernels; raise `SpecError` (``file:line  key: ``) if it is faulty."""
+    return validated(MappingFile, read_document(path))
 
 
 # ---------------------------------------------------------------- accepted cycles and decisions

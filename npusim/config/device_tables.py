@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
 FILE = "validated.csv"
+#: The schedule whose measured times are a framework's too, and say nothing of other kernels.
+WHOLE_MODELS = "layer"
 COLUMNS = ("device", "numbers", "schedule", "cases", "median", "most", "untouched", "untouched_median")
 
 
@@ -82,7 +84,8 @@ def validated(device: DeviceSpec, schedule: str) -> Validated:
         return Validated()
     numbers = numbers_of(device)
     known = {name: errors for name, (measured_with, errors) in of_device.items() if measured_with == numbers}
-    others = {name: errors.most_error for name, errors in known.items() if errors.most_error is not None}
+    kernels = {name: errors.most_error for name, errors in known.items() if name != WHOLE_MODELS}
+    others = {name: error for name, error in kernels.items() if error is not None}
     return known.get(schedule, Validated(is_changed=schedule in of_device, others=others))
 
 

@@ -13,6 +13,7 @@ of all that is taken over (``flags.*``), so that no cost of a mechanism that thi
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeGuard
 
-#: Size of one file; beyond it, it is none of ours and would only take long to read.
-MOST_BYTES = 16 * MIB
+#: Size of one file; beyond it, it is none of ours and would only take long to read.  Profilers' tables are longer.
+MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
 
 
 class FilePosition(NamedTuple):
@@ -90,13 +91,33 @@ def _parser() -> str:
     return Path(__file__).with_name("yaml_text.py").read_text(encoding="utf-8")
 
 
-def read_text(path: Path) -> str:
-    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds `MOST_BYTES`."""
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Return a file's UTF-8 text; raise `SpecError` if it is no file, cannot be read or exceeds ``most_bytes``."""
     try:
-        return regular_file(path, MOST_BYTES, SpecError).read_text(encoding="utf-8")
+        return regular_file(path, most_bytes, SpecError).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: cannot be read: {reason}") from None
+
+
+def read_csv(path: Path, *needed: str, start: str = "") -> tuple[list[str], list[dict[str, str]]]:
+    """Return the columns' names, without spaces around them, and the rows of a CSV file; cells it lacks are empty.
+
+    What stands before the first line that begins with ``start`` is left out: tools print messages there.
+
+    Raises `SpecError` where the file cannot be read, or lacks columns that are ``needed`` (says which it has).
+    """
+    lines = read_text(path, MOST_TABLE_BYTES).removeprefix("\ufeff").splitlines(keepends=True)
+    first = next((n for n, line in enumerate(lines) if line.lstrip('"').startswith(start)), 0)
+    try:
+        names, *rows = list(csv.reader(lines[first:])) or [[]]
+    except csv.Error as error:
+        raise SpecError(f"{path}: cannot be read: {error}") from None
+    columns = [name.strip() for name in names]
+    if missing := [name for name in needed if name not in columns]:
+        known = f"it has {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''}" if columns else "it is empty"
+        raise SpecError(f"{path}: no column {', '.join(missing)}; {known}")
+    return columns, [dict(zip(columns, [*row, *[""] * len(columns)], strict=False)) for row in rows if row]
 
 
 def parse_document(text: str, *, file: str) -> Document:

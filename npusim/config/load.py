@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from npusim.config.document import Document
 
 #: What files of npusim are: the part of their schema before its version.
-KINDS = frozenset(f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements"))
+KINDS = frozenset(
+    f"npusim.{kind}" for kind in ("device", "node", "workload", "baseline", "decision", "measurements", "mapping")
+)
 ModelType = TypeVar("ModelType", bound=BaseModel)
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["LOOP_BOUNDS", "MEASURED_PIPES", "PROFILED_CORES", "PROFILED_PIPES", "Track", "profiled_core", "track_of"]
+__all__ = [
+    "LOOP_BOUNDS",
+    "MEASURED_PIPES",
+    "PROFILED_CORES",
+    "PROFILED_PIPES",
+    "Track",
+    "profiled_core",
+    "profiled_times",
+    "track_of",
+]
 
 #: Names of kinds of core on a timeline, where not their own.
 _CORES = MappingProxyType({"aic": "cubecore", "aiv": "veccore"})
@@ -16,6 +25,16 @@ PROFILED_PIPES = MappingProxyType({"VECTOR": "vec", "FIXP": "fixpipe"})
 MEASURED_PIPES = MappingProxyType(
     {"mac_us": "aic.CUBE", "mte1_us": "aic.MTE1", "mte2_us": "aic.MTE2", "fixp_us": "aic.FIXP", "vec_us": "aiv0.VECTOR"}
 )
+
+
+def profiled_times(quantity: str) -> tuple[str, ...]:
+    """Return the columns of the profilers' files that may have a quantity: ``aic_mac_time(us)``, ``aic_cube_time(us)``.
+
+    msprof calls the matrix unit ``mac``, msprof op ``cube``.
+    """
+    core, pipe = MEASURED_PIPES[quantity].split(".")
+    words = (PROFILED_PIPES.get(pipe, pipe.lower()), *(("mac",) if pipe == "CUBE" else ()))
+    return tuple(f"{core.rstrip('0123456789')}_{word}_time(us)" for word in words)
 
 
 #: Kinds of core of which a core group has several, numbered from 0.

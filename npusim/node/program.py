@@ -41,11 +41,23 @@ KernelRole = Literal["attention", "decode", "linear", "rows"]
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One program of one device inside a kernel: a schedule, its problem, and its precision as text."""
+    """One program of one device inside a kernel: a schedule, its problem, its precision as text, tiling fields.
+
+    ``is_named``: someone asked for this schedule, so that no time that a node's file states of another stands for it.
+    """
 
     schedule: str
     problem: Problem | GemmProblem | RowsProblem | CopyProblem
     precision: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
+    is_named: bool = False
+
+    @classmethod
+    def attention(cls, text: str, default: str, problem: Problem) -> Child:
+        """Return attention as ``text`` names it, ``schedule:field=value:...``; ``auto`` is ``default``."""
+        name, *fields = (default if text == "auto" else text).split(":")
+        pairs = ((key, value) for key, _, value in (field.partition("=") for field in fields))
+        return cls(name, problem, fields=tuple(pairs), is_named=text != "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +204,8 @@ class Communication:
 
     @property
     def queue(self) -> str:
-        """Return the queue it is issued to: the copy engines', or the collective library's."""
-        return "npu.SDMA" if self.driver == "sdma" else "npu.HCCL"
+        """Return the queue it is issued to: the copy engines', or that of kernels that move bytes."""
+        return "npu.SDMA" if self.driver == "sdma" else "npu.COLLECTIVE"
 
     def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
         """Return the collective over a block's rows."""
@@ -318,7 +330,7 @@ def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, .
 
 def _ring_name(source: str, target: str) -> str:
     a, b = (q.partition(".")[2] for q in (source, target))
-    return {"COMPUTE": "partial sums"}.get(a, "sums") if {a, b} <= {"COMPUTE", "SDMA", "HCCL"} else f"{a} to {b}"
+    return {"COMPUTE": "partial sums"}.get(a, "sums") if {a, b} <= {"COMPUTE", "SDMA", "COLLECTIVE"} else f"{a} to {b}"
 
 
 def _touches(_ranks: Sequence[int]) -> Iterator[Touch]:

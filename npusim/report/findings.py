@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.cases import Interval
     from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity
+    from npusim.validate.calibrate import Calibration
     from npusim.validate.diff import Difference, Explanation
     from npusim.validate.times import Residual, TimesReport
 
@@ -276,6 +277,58 @@ def _summary(report: TimesReport) -> Iterator[Fact]:
     if hints := [f"{r.name}: {r.unit_hint}" for r in report.residuals if r.unit_hint]:
         yield "units", cells(*hints, style="warn")
     if report.faults:
-        yield "not predicted", cells(f"{len(report.faults)} cases", style="bad")
+        yield "not predicted", cells(f"{report.not_predicted} cases", style="bad")
     for name, g in report.groups.items():
         yield name, cells(f"Kendall tau {g.kendall_tau:.2f}, regret {percent(g.regret)}")
+
+
+#: Measured cases nearest to a run.
+NEIGHBOURS = Columns(
+    Column("nearest measured", "name"),
+    Column("differs in", "differs"),
+    Column("measured us", "measured_us", ".4g", ">"),
+    Column("predicted us", "predicted_us", ".4g", ">"),
+    Column("error", "relative_error", _change, ">"),
+)
+
+
+# ---------------------------------------------------------------- constants fitted to measurements
+
+CONSTANTS = Columns(
+    Column("constant", "key"),
+    Column("before", "before", ".5g", ">"),
+    Column("fitted", "after", ".5g", ">"),
+    Column("90 % interval", lambda c: f"{c.low:.4g} .. {c.high:.4g}"),
+    Column("moved as one with", lambda c: ", ".join(c.with_it)),
+)
+#: Errors by class of cases, before and after.
+CLASSES = Columns(
+    Column("cases of", "name"),
+    Column("times", "cases", align=">"),
+    Column("before", "before", percent, ">"),
+    Column("fitted", "fitted", percent, ">"),
+    Column("kept out", "kept_out", percent, ">", lambda c: "bad" if c.kept_out > c.before else "good"),
+)
+
+
+def calibration_document(done: Calibration) -> dict[str, object]:
+    """Return a calibration as JSON data."""
+    return document("calibration", **asdict(done), helps=done.helps)
+
+
+def calibration_table(done: Calibration) -> tuple[Block, ...]:
+    """Return a calibration as people read it: constants, and mean absolute errors before and after by schedule."""
+    grown = [c.name for c in done.classes if c.kept_out > c.before]
+    facts = (
+        [("barely apart", cells(*(f"{a} and {b}: correlation {r:.2f}" for a, b, r in done.apart)))]
+        if done.apart
+        else []
+    )
+    facts += [("less well met", cells(f"{', '.join(grown)}, where kept out", style="warn"))] if grown else []
+    return (
+        Heading(f"constants of {done.device}", f"fitted on {len(done.cases)} cases of {done.source}"),
+        *((CONSTANTS.grid(done.constants),) if done.constants else ()),
+        Heading("mean absolute errors", "kept out: constants fitted on the other groups"),
+        CLASSES.grid((*done.classes, done.total)),
+        *((Facts(tuple(facts)),) if facts else ()),
+    )

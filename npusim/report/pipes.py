@@ -18,10 +18,10 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.errors import SpecError, reason_of
+from npusim.config.document import read_csv
+from npusim.errors import SpecError
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
-from npusim.report.record import MOST_BYTES
-from npusim.sanitize import csv_cell, regular_file
+from npusim.sanitize import csv_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -100,24 +100,12 @@ def _kind(queue: str) -> str:
     return queue.partition(".")[0].rstrip("0123456789")
 
 
-def read_csv(file: Path) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns' names and the rows of a CSV file; raise `SpecError` where it cannot be read."""
-    try:
-        with regular_file(file, MOST_BYTES, SpecError).open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream)
-            return list(reader.fieldnames or ()), list(reader)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = reason_of(error, file) if isinstance(error, OSError) else error
-        raise SpecError(f"{file}: cannot be read: {why}") from None
-
-
 def read_pipes(file: Path) -> MeasuredPipes:
     """Return the longest block of a profiler's ``PipeUtilization.csv``, or of a ``pipes.csv``.
 
     Raises `SpecError` where the file cannot be read, or lacks a column or a number that is needed.
     """
-    names, rows = read_csv(file)
-    columns = [c.strip() for c in names]
+    columns, rows = read_csv(file)
     kinds = [c.removesuffix(_TOTAL) for c in columns if c.endswith(_TOTAL)]
     missing = [] if "block_id" in columns else ["block_id"]
     missing += [] if kinds else [" or ".join(f"{kind}{_TOTAL}" for kind in PROFILED_CORES)]

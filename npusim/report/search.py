@@ -11,6 +11,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.document import read_csv
 from npusim.errors import SpecError
 from npusim.explore.exploration import best_of, front
 from npusim.explore.store import FIGURES, read_store, text_of
@@ -18,7 +19,6 @@ from npusim.report import charts
 from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.inputs import problem_text
-from npusim.report.pipes import read_csv
 from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 
 if TYPE_CHECKING:

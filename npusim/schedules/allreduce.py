@@ -184,11 +184,15 @@ def linear(rows: int, problem: GemmProblem, precision: PartialSums) -> Child:
     return Child("gemm", product, "" if precision.partial == product.dtype else f"output={precision.partial}")
 
 
+#: How a node's kernels name a schedule of one device.
+NAMED = "with its fields if any (standard:operators=eager)"
+
+
 class TilingAllReduceTiling(OverlapTiling):
     """Row blocks, who drives the collective, and which attention runs on a device."""
 
     attention: str = Field(
-        default="auto", description="attention of one device; auto: two_level on ascend, flash on nvidia"
+        default="auto", description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia"
     )
 
 
@@ -200,11 +204,10 @@ def _tiling_allreduce(
     Raises `TilingError` for more blocks than rows, or more ranks than devices.
     """
     comm = communication(device.node, problem.ranks, tiling, problem.hidden, element_bytes(precision))
-    name = prefill_attention(tiling.attention, device)
     product = GemmProblem(m=problem.rows, n=problem.hidden, k=problem.width, dtype=problem.dtype)
     attention, blocks = problem.attention, []
     for row, rows in cut_rows(problem.rows, tiling.blocks, tiling.first_share):
-        pieces = tuple(Child(name, p) for p in row_pieces(attention, row, rows))
+        pieces = tuple(prefill_attention(tiling.attention, device, p) for p in row_pieces(attention, row, rows))
         kernels = (
             NodeKernel("attention", pieces),
             NodeKernel("linear", (linear(rows, product, precision),), is_fused=tiling.blocks > 1),
@@ -213,9 +216,9 @@ def _tiling_allreduce(
     return node_program("tiling_allreduce", problem.ranks, blocks, comm, problem.flops())
 
 
-def prefill_attention(name: str, device: NodeDevice) -> str:
-    """Return the schedule of attention that one device runs over rows of queries."""
-    return name if name != "auto" else "two_level" if device.each.family == "ascend" else "flash"
+def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:
+    """Return the attention that one device runs over rows of queries."""
+    return Child.attention(name, "two_level" if device.each.family == "ascend" else "flash", problem)
 
 
 def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:

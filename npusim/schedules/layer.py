@@ -46,6 +46,7 @@ from npusim.node.program import (
     task_program,
 )
 from npusim.schedules.allreduce import (
+    NAMED,
     OverlapTiling,
     PartialSums,
     check_ranks,
@@ -72,7 +73,8 @@ class LayerTiling(OverlapTiling):
 
     blocks: int = Field(default=1, ge=1, description="blocks of rows whose AllReduce runs beside the next's kernels")
     attention: str = Field(
-        default="auto", description="of a device; auto: two_level or flash in prefill, split_kv for single queries"
+        default="auto",
+        description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
     )
     offload: Literal["none", "classic", "cooperative"] = Field(
         default="none", description="of K and V to the host, and who computes their attention"
@@ -262,17 +264,17 @@ class OffloadTiling(Tiling):
 
     attention: str = Field(
         default="auto",
-        description="of a device; auto: what the node's file states for decoding, else split_kv; or a schedule's name",
+        description=f"of a device, {NAMED}; auto: what the node's file states for decoding, else split_kv",
     )
 
 
 def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKernel:
     """Return attention on the devices: the kernel of the node's file, or a schedule of ours."""
     if problem.seq_q > 1:
-        return NodeKernel("attention", (Child(prefill_attention(name, device), problem),))
+        return NodeKernel("attention", (prefill_attention(name, device, problem),))
     table = device.node.kernels
     is_stated = name == "auto" and table is not None and table.decode is not None
-    child = Child("split_kv" if name == "auto" else name, problem)
+    child = Child.attention(name, "split_kv", problem)
     return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
 
 

@@ -76,9 +76,9 @@ def run_on_node(plan: Plan) -> RunData:
 
 
 def child_program(child: Child, device: DeviceSpec) -> TileProgram:
-    """Return a child's tile program on its device, with the schedule's own tiling."""
+    """Return a child's tile program on its device, with the schedule's own tiling but for the fields it names."""
     schedule = find_schedule(child.schedule, device.family)
-    tiling = build_tiling(schedule.tiling, {})
+    tiling = build_tiling(schedule.tiling, dict(child.fields))
     return schedule.fitted(child.problem, tiling, device, schedule.precision(child.precision))[1]
 
 
@@ -89,7 +89,7 @@ def has_schedule(name: str, device: DeviceSpec) -> bool:
 
 
 def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer:
-    """Return what gives a kernel's work: the node's table if it has one, else the device's timing.
+    """Return what gives a kernel's work: the node's table if it has one, else the device's timing; that too if named.
 
     Kernels are issued one behind the other, and a launch is what the device takes for it where its file says
     that apart; what the host takes is a framework's overhead.
@@ -99,7 +99,8 @@ def kernel_timer(node: NodeSpec, device: DeviceSpec, method: str) -> KernelTimer
     @cache
     def timer(kernel: NodeKernel) -> KernelWork:
         has_schedules = all(has_schedule(child.schedule, device) for child in kernel.children)
-        work = stated_work(kernel, node, device, has_schedules=has_schedules)
+        is_named = has_schedules and any(child.is_named for child in kernel.children)
+        work = None if is_named else stated_work(kernel, node, device, has_schedules=has_schedules)
         return work or simulated_work(kernel, [timed(child) for child in kernel.children], device)
 
     return timer

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import combinations
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.cases import MeasurementCase, MeasurementFile, load_measurements
+from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.node import NodeDevice, load_machine
+from npusim.config.packaged import list_packaged
 from npusim.config.problem import LayerProblem, Problem, SharedProblem, kernel_problem
 from npusim.errors import SpecError, TilingError
+from npusim.explore.executors import Lost, executor
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.schedules import find_schedule
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
-from npusim.simulation.simulate import run_plan
+from npusim.simulation.simulate import run_plan, simulate_program
 from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
@@ -30,10 +33,12 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
-    from npusim.errors import NpusimError
+    from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
 MICROSECONDS = 1e6
+#: Names of cases that one line of a report has.
+SHOWN = 4
 #: Factors between measured and predicted that look like another unit.
 THOUSAND = (400.0, 2500.0)
 #: By how much two sums of the same times may differ.
@@ -100,7 +105,8 @@ class TimesReport:
     left_out: int
     groups: dict[str, GroupRank]
     methods: dict[str, str]  #: case -> how its time was computed
-    faults: tuple[str, ...] = ()  #: why selected cases have no prediction
+    faults: tuple[str, ...] = ()  #: why selected cases have no prediction, each reason once
+    not_predicted: int = 0  #: how many these are
 
     @property
     def counted(self) -> tuple[Residual, ...]:
@@ -155,91 +161,122 @@ def validate_times(
     only: str | None = None,
     band: float | None = None,
     method: str = "auto",
-    progress: Callable[[str], None] | None = None,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TimesReport:
     """Return predictions for a measurement file, held against what was measured.
 
+    A device that no packaged file describes is looked for beside the measurements.  ``jobs`` processes work;
+    ``progress`` gets how many cases are done, and of how many.
+
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
     schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report holds
-    the others and says why; they are never skipped in silence.
+    the others and says why, each reason once; they are never skipped in silence.
     """
     file = load_measurements(path)
     chosen = [c for c in file.cases if only is None or _matches(c, only)]
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
         raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
-    predictor = Predictor(method)
-    faults: list[str] = []
-    residuals: list[Residual] = []
-    for case in chosen:
-        if progress:
-            progress(case.name)
-        try:
-            residuals += _residuals(predictor, file, case, band)
-        except (SpecError, TilingError) as error:
-            faults.append(_fault(case, error))
-    if len(faults) == len(chosen):
-        raise SpecError("\n".join(faults))
-    return TimesReport(
-        file.source,
-        tuple(residuals),
-        len(file.cases) - len(chosen),
-        _ranks(residuals),
-        predictor.methods,
-        tuple(faults),
-    )
+    outcomes: dict[int, _Outcome] = {}
+    tasks = [(case, band if file.band_of(case) is None else file.band_of(case)) for case in chosen]
+    with executor(min(jobs, len(tasks))) as workers:
+        for number, outcome in workers.run(partial(_outcome, Predictor(method, folder=path.parent)), tasks):
+            outcomes[number] = _Outcome(fault=outcome.reason) if isinstance(outcome, Lost) else outcome
+            if progress:
+                progress(len(outcomes), len(chosen))
+    judged = [(case, outcomes[number]) for number, case in enumerate(chosen)]
+    faults: dict[str, list[str]] = defaultdict(list)
+    for case, outcome in judged:
+        if outcome.fault:
+            faults[outcome.fault].append(case.name)
+    lines = tuple(_fault(names, text) for text, names in faults.items())
+    residuals = tuple(r for _, outcome in judged for r in outcome.residuals)
+    if not residuals:
+        raise SpecError("\n".join(lines))
+    methods = {case.name: outcome.method for case, outcome in judged if outcome.method}
+    left_out, missed = len(file.cases) - len(chosen), sum(map(len, faults.values()))
+    return TimesReport(file.source, residuals, left_out, _ranks(residuals), methods, lines, missed)
 
 
 def _matches(case: MeasurementCase, pattern: str) -> bool:
     return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
-def _fault(case: MeasurementCase, error: NpusimError) -> str:
-    """Return why a case cannot be predicted, and what to do about it."""
-    text, name = str(error).rstrip("."), f"case {case.name}: "
-    hint = "; leave it out with --only"
-    return name + text.removeprefix(name).removesuffix(hint) + hint
+def _fault(names: Sequence[str], text: str) -> str:
+    """Return why cases cannot be predicted, and what to do about it."""
+    hint = "; leave it out with --only" if len(names) == 1 else "; leave them out with --only"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"case{'s' if len(names) > 1 else ''} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
 
 
-def _residuals(
-    predictor: Predictor, file: MeasurementFile, case: MeasurementCase, band: float | None
-) -> list[Residual]:
-    allowed = file.band_of(case)
-    residuals = []
-    for quantity, measured in case.measured.items():
-        predicted = predictor.quantity(case, quantity)
-        residuals.append(
-            Residual(
-                case.name,
-                case.group,
-                quantity,
-                measured,
-                predicted,
-                measured.relative_error(predicted),
-                band if allowed is None else allowed,
-                case.kind,
-                predictor.is_floor(case, quantity),
-                bool({case.name, case.group} & predictor.fitted(case.device)),
-            )
-        )
-    return residuals
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    residuals: tuple[Residual, ...] = ()
+    method: str = ""
+    fault: str = ""
+
+
+def _outcome(predictor: Predictor, task: tuple[MeasurementCase, float | None]) -> _Outcome:
+    """Return what a case's quantities are held against, with their band, or why it has no prediction."""
+    case, band = task
+    try:
+        residuals = tuple(_residual(predictor, case, quantity, band) for quantity, _ in case.measured.items())
+    except (SpecError, TilingError) as error:
+        text = str(error).rstrip(".").removeprefix(f"case {case.name}: ")
+        return _Outcome(fault=text.removesuffix("; leave it out with --only"))
+    return _Outcome(residuals, predictor.methods.get(case.name, ""))
+
+
+def _residual(predictor: Predictor, case: MeasurementCase, quantity: str, band: float | None) -> Residual:
+    measured, predicted = getattr(case.measured, quantity), predictor.quantity(case, quantity)
+    error, is_floor = measured.relative_error(predicted), predictor.is_floor(case, quantity)
+    is_fitted = bool({case.name, case.group} & predictor.fitted(case.device))
+    return Residual(case.name, case.group, quantity, measured, predicted, error, band, case.kind, is_floor, is_fitted)
 
 
 class Predictor:
-    """Runs cases, each distinct one once."""
+    """Runs cases, each distinct one once.
 
-    def __init__(self, method: str = "auto") -> None:
+    ``changes`` are numbers of the devices, as `load_machine` has them; ``folder`` is where a device may lie that no
+    packaged file describes.  `retimed` gives the same runs with other numbers.
+    """
+
+    def __init__(
+        self, method: str = "auto", changes: Mapping[str, object] | None = None, folder: Path | None = None
+    ) -> None:
         self.method = method
+        self.changes = changes
+        self.folder = folder
         self.methods: dict[str, str] = {}
         self._done: dict[str, RunData] = {}
         self._machines: dict[str, DeviceSpec] = {}
         self._fitted: dict[str, frozenset[str]] = {}
+        self._programs: Predictor | None = None
 
     def machine(self, name: str) -> DeviceSpec:
         """Return a device or a node by name, read once."""
         if name not in self._machines:
-            self._machines[name] = load_machine(name)
+            self._machines[name] = load_machine(self._found(name), self.changes)
         return self._machines[name]
+
+    def _found(self, name: str) -> str | Path:
+        """Return the file of a device beside the measurements, where no packaged one has its name."""
+        is_path = name.endswith((".yaml", ".yml"))
+        if self.folder is None or (not is_path and name.replace("-", "_") in list_packaged("hwconfigs")):
+            return name
+        path = self.folder / (name if is_path else f"{name}.yaml")
+        return path if path.is_file() else name
+
+    def retimed(self, changes: Mapping[str, object]) -> Predictor:
+        """Return these runs with numbers changed: programs stay, their times are simulated anew as they are asked for.
+
+        For numbers that price operations; one that decides what a program is (a capacity, a count of cores) needs a
+        `Predictor` of its own.
+        """
+        other = Predictor(self.method, {**(self.changes or {}), **changes}, self.folder)
+        other._programs = self
+        return other
 
     def fitted(self, name: str) -> frozenset[str]:
         """Return the names of the cases and groups that numbers of a device's file were fitted on."""
@@ -309,25 +346,36 @@ class Predictor:
         self.methods[case.name] = method_text(timing.method, timing.band)
         return timing
 
+    def text(self, case: MeasurementCase) -> str:
+        """Return what tells a case's run from others."""
+        return f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
+
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
-        text = f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
-        if text not in self._done:
-            machine = self.machine(case.device)
-            request = Request(
-                case.schedule,
-                hw=machine,
-                tiling=_tiling(case),
-                precision=case.precision,
-                numerics=False,
-                method=self.method,
-                trace_groups=(),
-                l2=case.start,
-                **_what(case, machine),
-            )
-            # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
-            self._done[text] = run_plan(replace(plan_of(request), is_open=False))
+        text = self.text(case)
+        if text not in self._done and self._programs is not None:
+            run, machine = self._programs.result(case), self.machine(case.device)
+            self._done[text] = replace(run, device=machine, timing=simulate_program(run.program, machine, self.method))
+        elif text not in self._done:
+            self._done[text] = run_plan(self.plan(case))
         return self._done[text]
+
+    def plan(self, case: MeasurementCase) -> Plan:
+        """Return the plan of a case's run."""
+        machine = self.machine(case.device)
+        request = Request(
+            case.schedule,
+            hw=machine,
+            tiling=_tiling(case),
+            precision=case.precision,
+            numerics=False,
+            method=self.method,
+            trace_groups=(),
+            l2=case.start,
+            **_what(case, machine),
+        )
+        # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
+        return replace(plan_of(request), is_open=False)
 
 
 def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
@@ -365,7 +413,7 @@ def _layer(case: MeasurementCase, machine: NodeDevice, kind: type[SpecModel]) ->
     return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 
-def _ranks(residuals: list[Residual]) -> dict[str, GroupRank]:
+def _ranks(residuals: Sequence[Residual]) -> dict[str, GroupRank]:
     """Return Kendall's tau and the regret of each group of at least two cases."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for r in residuals:

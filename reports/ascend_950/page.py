@@ -91,6 +91,10 @@ def _ladder() -> Section:
     return {"ladder": table(header, rows), "ratio": f"{worst:+.1%}"}, {"ladder": data}
 
 
+#: Calls longer than this decide which way rows lie, in microseconds.
+LONG_US = 30
+
+
 def _cann() -> Section:
     """CANN's prefill on either board, rows transposed or not."""
     rows, data = [], dict[str, Any]()
@@ -113,7 +117,19 @@ def _cann() -> Section:
         rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(f"{e:+.1%}" for e in errors)])
         data[name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
     header = ["batch x heads/KV heads x queries x keys", "D", "", "measured us"]
-    return {"cann": table([*header, *(f"{b}, {y}" for b in BOARDS.values() for y in ("dn", "nd"))], rows)}, {
+    # The calls that decide, and the others, each with the layout that npusim takes: row by row with a mask.
+    long = [(p, data[n]) for (us, n), p in listed.items() if us > LONG_US]
+    causal, full = (next(of for p, of in long if p.causal is mask) for mask in (True, False))
+    apart = [(1 + causal[key]) / (1 + full[key]) - 1 for key in full if key.endswith("dn")]
+    short = [
+        abs(of * us)
+        for (us, n), p in listed.items()
+        if us <= LONG_US
+        for key, of in data[n].items()
+        if key.endswith("nd" if p.causal else "dn")
+    ]
+    fields = {"long_us": LONG_US, "above": f"{max(apart):.0%}", "short_off": f"{max(short):.0f}"}
+    return {**fields, "cann": table([*header, *(f"{b}, {y}" for b in BOARDS.values() for y in ("dn", "nd"))], rows)}, {
         "cann": data
     }
 

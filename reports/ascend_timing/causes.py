@@ -44,13 +44,14 @@ TILES: Mapping[str, tuple[int, int, int, int, int]] = MappingProxyType(
 
 
 class Tiled(NamedTuple):
-    """A product of the bank: its tile, and the error with npusim's own tile and with that."""
+    """A product of the bank: its tile, the error with npusim's own tile and with that, and what is missing then."""
 
     name: str
     cores: int
     tile: str
     error: float
     recorded: float
+    behind_cycles: float
 
 
 def hosts() -> dict[str, tuple[int, float, float]]:
@@ -90,6 +91,8 @@ def tiled() -> list[Tiled]:
             tiling={"block_m": m, "block_n": n, "block_k": k, "load_k": load},
         )
         own = measured.relative_error(predictor.quantity(case, "core_us"))
-        error = measured.relative_error(result.device.seconds(result.cycles) * 1e6)
-        found.append(Tiled(case.name, cores, f"{m} x {n} x {k}, loads of {load}", own, error))
+        us = result.device.seconds(result.cycles) * 1e6
+        behind = (measured.low - us) / 1e6 * float(result.device.clock_hz.value)
+        error, tile = measured.relative_error(us), f"{m} x {n} x {k}, loads of {load}"
+        found.append(Tiled(case.name, cores, tile, own, error, behind))
     return found

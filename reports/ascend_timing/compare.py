@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from npusim.run import RunResult
 
 __all__ = [
+    "TABLE_7",
     "UNFUSED",
+    "Beside",
     "Deit",
     "Layer",
     "Native",
     "Operator",
+    "asked_of_host",
     "deit",
     "deit_operators",
     "half_reductions",
     "layer",
     "native",
     "pasa",
+    "shares",
     "wide",
 ]
 
@@ -68,16 +72,35 @@ def attention(seq: int, heads: int, *, causal: bool, batch: int = 1, head_dim: i
     return Problem(batch=batch, heads=heads, seq_q=seq, seq_kv=seq, head_dim=head_dim, causal=causal)
 
 
-def pasa(seq: int = 32768) -> dict[str, tuple[float, float]]:
-    """Return speed-up over CANN's FP32 kernel and TFLOP/s of PASA by precision, and of the kernel itself."""
+class Beside(NamedTuple):
+    """A kernel beside CANN's FP32 kernel and the fastest FP32 kernel here: its times over theirs, and TFLOP/s."""
+
+    over_cann: float
+    over_best: float
+    rate: float
+
+
+def pasa(seq: int = 32768) -> dict[str, Beside]:
+    """Return PASA by precision, as declared and with the tile that a run takes, and the FP32 kernels beside it.
+
+    "Ours" is `flash` with the kernel and the tile that a run chooses by simulation.
+    """
     problem = attention(seq, 16, causal=False)
-    base = _us("flash", problem, "fa2_fp32", **CANN_FP32)
-    flops = problem.dense_flops() / 1e6
-    found = {"CANN FP32": (1.0, flops / base)}
+    times = {
+        "CANN FP32": _us("flash", problem, "fa2_fp32", **CANN_FP32),
+        "our FP32 flash, tile by a run": _chosen("flash", problem, "fa2_fp32"),
+    }
+    base, best = times.values()
     for name in ("fp16_mean", "fp32_mean", "fixed_reference", "fp16_mean,sum_order=tree_halves"):
-        own = _us("pasa", problem, name)
-        found[name] = base / own, flops / own
-    return found
+        times[name] = _us("pasa", problem, name)
+    times["fp16_mean, tile by a run"] = _chosen("pasa", problem, "fp16_mean")
+    flops = problem.dense_flops() / 1e6
+    return {name: Beside(base / us, best / us, flops / us) for name, us in times.items()}
+
+
+def _chosen(schedule: str, problem: Problem, precision: str) -> float:
+    """Return the latency with the tile that a run takes where none is named."""
+    return run(schedule, hw=DEVICE, problem=problem, precision=precision, numerics=False, trace_groups=()).latency_us
 
 
 def half_reductions() -> dict[str, float]:
@@ -136,6 +159,46 @@ def layer(seq: int) -> Layer:
         tuple(us / two for us in plain),
         tuple((us + behind) / tiled for us in plain),
     )
+
+
+class Hosts(NamedTuple):
+    """What a gain over eager operators asks of the host at one length: a call, its kernel, an operator's issue (us)."""
+
+    kernel_us: float
+    issue_us: float
+
+
+def asked_of_host(seq: int, schedule: str, gain: float) -> Hosts:
+    """Return how long a host takes an operator if FastAttention's kernel has ``gain`` over eager attention."""
+    problem = attention(seq, 5, causal=True)
+    fields: dict[str, Any] = {"block": 128} if schedule == "unified" else {}
+    result = _run(schedule, problem, **fields)
+    count = len(_standard(problem, "eager").program.phases)
+    return Hosts(result.device.seconds(result.cycles) * 1e6, gain * result.latency_us / count)
+
+
+# ---------------------------------------------------------------- vision transformers
+
+#: FastAttention's table 7: width, layers, tokens, and its shares of Q K V, attention, O, MLP and others in percent.
+TABLE_7 = {
+    "ViT-B/384": (768, 12, 577, (22, 11, 7, 59, 1)),
+    "ViT-B": (768, 12, 197, (24, 4, 8, 63, 1)),
+    "DeiT-S": (384, 12, 197, (23, 8, 8, 61, 1)),
+    "DeiT-Ti": (192, 12, 197, (21, 14, 7, 56, 2)),
+}
+#: Elements of a patch, and classes.
+PATCH, CLASSES = 16 * 16 * 3, 1000
+
+
+def shares() -> dict[str, tuple[float, ...]]:
+    """Return the shares of multiplications in percent, in table 7's columns; others: patches and classes."""
+    found = {}
+    for name, (width, layers, tokens, _) in TABLE_7.items():
+        square = tokens * width * width
+        ends = (tokens - 1) * PATCH * width + width * CLASSES
+        parts = (*(layers * x for x in (3 * square, 2 * tokens**2 * width, square, 8 * square)), ends)
+        found[name] = tuple(100 * x / sum(parts) for x in parts)
+    return found
 
 
 # ---------------------------------------------------------------- operators of a framework

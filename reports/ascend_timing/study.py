@@ -30,6 +30,7 @@ __all__ = [
     "before",
     "cases",
     "class_of",
+    "core_us",
     "counted",
     "fitted",
     "repository",
@@ -211,6 +212,12 @@ def without(source: str) -> Without:
     filed = [r for p in patterns for r in counted(rows(p))]
     alone = [r for p in patterns for r in counted(rows(p, changed))]
     return Without(changes, summary(filed), summary(alone))
+
+
+def core_us(case: MeasurementCase) -> float:
+    """Return what the cores take of a case's call, in microseconds."""
+    timing = _as_filed().timing(case)
+    return timing.cycles / timing.clock_hz * 1e6
 
 
 def tiles_of_16k() -> dict[int, float]:

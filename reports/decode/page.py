@@ -25,6 +25,8 @@ __all__ = ["write"]
 
 DEVICES = ("ascend_910b2", "ascend_950", "v100")
 KEYS = (4096, 8192, 16384, 32768, 131072)
+#: Keys from which on a call is bound by memory.
+LONG = 32768
 #: Lengths whose splits are drawn.
 DRAWN = (4096, 32768)
 #: Query heads of each of four KV heads of 128, one query each.
@@ -50,7 +52,7 @@ def write(folder: Path) -> list[Path]:
     content = gather("decode", (part() for part in (_splits, _bytes, _price, _fp8)))
     drawn = {f"{hw}, {keys // K}k": list(_best(hw, GROUPS[0], keys).tried.items()) for keys in DRAWN for hw in DEVICES}
     title = "One query a head on 4k and 32k keys: time over that of the compulsory bytes"
-    picture = chart(title, "splits", "", drawn, log_x=True, log_y=True)
+    picture = chart(title, "splits", "times as long", drawn, log_x=True, log_y=True)
     return save_page(folder, "decode", content, {"decode_ratio.svg": picture})
 
 
@@ -107,9 +109,14 @@ def _splits() -> Section:
             data[f"{hw} {group}"] = dict(zip(map(str, KEYS), found, strict=True))
     worst = max(f.auto_ratio / f.best_ratio - 1 for of in data.values() for f in of.values())
     header = ["device", "queries a KV head", *(f"{n // K}k keys" for n in KEYS)]
-    return {"splits": table(header, rows), "worst": f"{worst:.1%}", "tried": ", ".join(map(str, SPLITS))}, {
-        "splits": data
+    long = [found.best_ratio - 1 for of in data.values() for n, found in of.items() if int(n) >= LONG]
+    fields: dict[str, object] = {
+        "splits": table(header, rows),
+        "worst": f"{worst:.1%}",
+        "within": f"{max(long):.0%}",
+        "tried": ", ".join(map(str, SPLITS)),
     }
+    return fields, {"splits": data}
 
 
 def _bytes() -> Section:
@@ -147,16 +154,18 @@ def _price() -> Section:
 
 
 #: FP16 and FP8 on the 950: schedule, inputs, changes of the device, and what the page calls them.
-CAST = "cores.aiv.engines.VECTOR.ops.cast_float8_e4m3fn.slope_cycles_per_repeat"
+CAST = "cores.aiv.engines.VECTOR.ops.cast_float8_e4m3fn.register_cycles"
+#: Cycles a register of PTO's own tile operation (the source of that key in the device file).
+PTO_CAST = "12.3"
 WAYS: tuple[tuple[str, Dtype, dict[str, str], str], ...] = (
     ("flash", "float16", {}, "FlashAttention, FP16"),
-    ("fp8_attention", "float8_e4m3fn", {}, "FP8, cast as PTO's tile operation does it"),
-    ("fp8_attention", "float8_e4m3fn", {CAST: "2.0"}, "FP8, cast at 2 cycles a repeat"),
+    ("fp8_attention", "float8_e4m3fn", {}, "FP8, cast as the vendor's table has it"),
+    ("fp8_attention", "float8_e4m3fn", {CAST: PTO_CAST}, "FP8, cast as PTO's tile operation does it"),
 )
 
 
 def _fp8() -> Section:
-    rows, data = [], {}
+    rows, data = [], dict[str, Any]()
     for name, dtype, changes, called in WAYS:
         tiling = declared_tiling(name, "ascend_950", block_q=64, block_kv=256)
         done = run(
@@ -172,4 +181,10 @@ def _fp8() -> Section:
         ]
         rows.append([called, number(done.latency_us, 4), f"{error:.2e}", *shares])
         data[called] = {"latency_us": done.latency_us, "rmse": error}
-    return {"fp8": table(["", "us", "relative RMSE", "CUBE", "VECTOR"], rows)}, {"fp8": data}
+    half, own, pto = (of["latency_us"] for of in data.values())
+    fields: dict[str, object] = {
+        "fp8": table(["", "us", "relative RMSE", "CUBE", "VECTOR"], rows),
+        "fp8_gain": number(half / own),
+        "fp8_gain_pto": number(half / pto),
+    }
+    return fields, {"fp8": data}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import npusim
 from npusim.config.load import load_device
@@ -12,17 +12,22 @@ from reports.parts.document import Section, gather, save_page, table
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from npusim.explore import Exploration
 
 __all__ = ["write"]
 
-HW, SCHEDULES = "ascend_910b2", ("flash", "pasa", "two_level")
+HW = "ascend_910b2"
+#: Kernels that are searched, each at one pace: schedule, whose barriers between vector instructions, and its name here.
+KERNELS: tuple[tuple[str, dict[str, str], str], ...] = (
+    ("flash", {"kernel": "pto", "barriers": "needed"}, "flash, PTO's"),
+    ("flash", {"kernel": "cann", "barriers": "every"}, "flash, CANN's"),
+    ("pasa", {}, "pasa"),
+)
 MODELS, LENGTHS = ("pangu_38b", "qwen2_7b"), (2048, 8192, 32768)
 TILES = {"block_q": (64, 96, 128), "block_kv": (128, 256, 512), "depth": (2, 4), "vector_rows": (16, 32)}
-#: What is no axis here is as every schedule declares it.
-DECLARED = declared_tiling("flash", HW)
 #: Lengths at which fronts and other hardware are looked at.
 SHORT = 2048
 EXP = "cores.aiv.engines.VECTOR.ops.exp_float16.slope_cycles_per_repeat"
@@ -40,37 +45,65 @@ def write(folder: Path) -> list[Path]:
     return save_page(folder, "explore", gather("explore", sections), charts)
 
 
-def _search(model: str, seq: int, **more: object) -> Exploration:
-    return npusim.explore(SCHEDULES, TILES, hw=HW, workload=model, seq=seq, tiling=DECLARED, **more)  # type: ignore[arg-type]
+def _search(schedule: str, fields: Mapping[str, object], model: str, seq: int, **more: Any) -> Exploration:
+    """Search the tiles of one kernel; what is no axis here is as its schedule declares it."""
+    declared = declared_tiling(schedule, HW, **fields)
+    return npusim.explore(schedule, TILES, hw=HW, workload=model, seq=seq, tiling=declared, **more)
+
+
+def _us(schedule: str, model: str, seq: int, **fields: Any) -> float:
+    tiling = declared_tiling(schedule, HW, **fields)
+    return npusim.run(schedule, hw=HW, workload=model, seq=seq, tiling=tiling, numerics=False).latency_us
 
 
 def _best(charts: dict[str, str]) -> Section:
-    rows, figures, simulated, total = [], {}, 0, 0
+    """The best tile of each kernel, and what each of its fields gains with the others as declared."""
+    rows, gains, figures, simulated, total, alike = [], [], {}, 0, 0, 0
     for model in MODELS:
         for seq in LENGTHS:
-            found = _search(model, seq)
-            counts = found.counts()
-            simulated, total = simulated + counts["ok"], total + len(found.outcomes)
-            if (model, seq) == (MODELS[0], SHORT):
-                flash = [o.row() for o in found.outcomes if o.point["schedule"] == "flash"]
-                charts["heatmap.svg"] = svg(map_of(flash, "block_kv", "block_q")[0])
-            for name in SCHEDULES:
-                best = next(o for o in found.feasible if o.point["schedule"] == name)
-                tiling = declared_tiling(name, HW)
-                usual = npusim.run(name, hw=HW, workload=model, seq=seq, tiling=tiling, numerics=False)
-                tile = " ".join(f"{k}={v}" for k, v in best.point.items() if k != "schedule")
+            for schedule, fields, name in KERNELS:
+                found = _search(schedule, fields, model, seq)
+                counts, best = found.counts(), found.feasible[0]
+                simulated, total = simulated + counts["ok"], total + len(found.outcomes)
+                if (model, seq, name) == (MODELS[0], SHORT, KERNELS[0][2]):
+                    drawn = map_of([o.row() for o in found.outcomes], "block_kv", "block_q")[0]
+                    title = f"{name}: least latency by keys and rows of a block, {model}, {seq} tokens"
+                    charts["heatmap.svg"] = svg({**drawn, "title": title})
+                point = {k: v for k, v in best.point.items() if k in TILES}
+                usual = _us(schedule, model, seq, **fields)
+                tile = " ".join(f"{k}={v}" for k, v in point.items())
                 assert best.latency_us is not None
-                lost = f"{(usual.latency_us / best.latency_us - 1) * 100:.1f} %"
-                rows.append([model, seq, name, tile, best.latency_us, usual.latency_us, lost])
-                figures[f"{model} {seq} {name}"] = {"tile": tile, "us": best.latency_us, "default_us": usual.latency_us}
-    header = ["model", "tokens", "schedule", "best tile", "us", "declared us", "lost by the declared tile"]
-    return {"best": table(header, rows), "simulated": simulated, "total": total}, {"best": figures}
+                rows.append([model, seq, name, tile, best.latency_us, usual, _percent(usual / best.latency_us)])
+                own = {k: usual / _us(schedule, model, seq, **fields, **{k: v}) for k, v in point.items()}
+                gains.append([model, seq, name, *("" if g == 1 else _percent(g) for g in own.values())])
+                figures[f"{model} {seq} {name}"] = {
+                    "tile": tile,
+                    "us": best.latency_us,
+                    "default_us": usual,
+                    "gain of a field alone": own,
+                }
+                if schedule == "flash":
+                    alike += _us("two_level", model, seq, **fields, **point) == best.latency_us
+    header = ["model", "tokens", "kernel", "best tile", "us", "declared us", "lost by the declared tile"]
+    fields_: dict[str, object] = {
+        "best": table(header, rows),
+        "gains": table(["model", "tokens", "kernel", *TILES], gains),
+        "simulated": simulated,
+        "total": total,
+        "alike": alike,
+        "compared": len(MODELS) * len(LENGTHS) * sum(schedule == "flash" for schedule, _, _ in KERNELS),
+    }
+    return fields_, {"best": figures}
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:.1f} %"
 
 
 def _fronts(charts: dict[str, str]) -> Section:
     precisions = ("fa2_fp32", "fa16_32", "fa16", "fp16_mean", "fp32_mean")
     rows = []
-    for schedule, own in (("flash", precisions[:3]), ("pasa", precisions[3:])):
+    for (schedule, fields, name), own in ((KERNELS[0], precisions[:3]), (KERNELS[2], precisions[3:])):
         for load in ("pangu_38b", "pasa_uniform", "pasa_resonance"):
             found = npusim.explore(
                 schedule,
@@ -78,16 +111,17 @@ def _fronts(charts: dict[str, str]) -> Section:
                 hw=HW,
                 workload=load,
                 seq=SHORT,
-                tiling=DECLARED,
+                tiling=declared_tiling(schedule, HW, **fields),
                 pareto=True,
             )
             listed = [o.row() for o in found.outcomes]
-            charts[f"front_{schedule}_{load}.svg"] = svg(front_of(listed, ("precision", "block_kv"))[0])
+            spec = front_of(listed, ("precision", "block_kv"))[0]
+            charts[f"front_{schedule}_{load}.svg"] = svg({**spec, "title": f"{name}, inputs of {load}, {SHORT} tokens"})
             for o in found.feasible:
                 error = "not finite" if o.relative_rmse is None else o.relative_rmse
                 is_on = "yes" if o in found.front else ""
-                rows.append([load, schedule, o.point["precision"], o.point["block_kv"], o.latency_us, error, is_on])
-    header = ["inputs", "schedule", "precision", "block_kv", "us", "relative RMSE", "on the front"]
+                rows.append([load, name, o.point["precision"], o.point["block_kv"], o.latency_us, error, is_on])
+    header = ["inputs", "kernel", "precision", "block_kv", "us", "relative RMSE", "on the front"]
     figures = [[c if isinstance(c, float) else str(c) for c in row] for row in rows]
     return {"fronts": table(header, rows)}, {"fronts": figures}
 
@@ -95,16 +129,15 @@ def _fronts(charts: dict[str, str]) -> Section:
 def _changes() -> Section:
     values = {key: fact.value for key, fact in load_device(HW).quantities()}
     rows, figures = [], {}
-    usual = _search(MODELS[0], SHORT)
     for label, key, factor in CHANGES:
         value = values[key] * factor
-        other = _search(MODELS[0], SHORT, overrides={key: round(value) if isinstance(values[key], int) else value})
-        for name in SCHEDULES:
+        changed = {key: round(value) if isinstance(values[key], int) else value}
+        for schedule, fields, name in KERNELS:
             before, after = (
-                next(o for o in f.feasible if o.point["schedule"] == name).latency_us for f in (usual, other)
+                _search(schedule, fields, MODELS[0], SHORT, overrides=o).feasible[0].latency_us for o in (None, changed)
             )
             assert before
             assert after
             rows.append([label, name, before, after, f"{(before / after - 1) * 100:+.1f} %"])
             figures[f"{label} {name}"] = [before, after]
-    return {"changes": table(["change", "schedule", "us", "us then", "gain"], rows)}, {"changes": figures}
+    return {"changes": table(["change", "kernel", "us", "us then", "gain"], rows)}, {"changes": figures}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from npusim.report.charts import front
+from npusim.report.charts import CHART_HEIGHT, front
 from npusim.report.page import svg
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
@@ -12,6 +13,7 @@ from reports.parts.document import number, save_page, table
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from npusim.report.charts import Row
@@ -28,34 +30,100 @@ CHOICES = (
     ("pasa", "fp32_mean"),
     ("pasa", "fp16_mean"),
 )
-TITLE = "Causal attention of PanGu-38B, 4,096 tokens, on an Ascend 910B2: time against error, predicted"
-DEVICE, WORKLOAD, TOKENS = "ascend_910b2", "pangu_38b", 4096
+DEVICE, TOKENS = "ascend_910b2", 4096
+WIDTH = 400
+NAMES = tuple(dict.fromkeys(schedule for schedule, _ in CHOICES))
+#: Where outputs that are not finite are drawn, above every error, and what stands there instead of a number.
+BEYOND, LOST = 10.0, "NaN"
+
+
+class Load(NamedTuple):
+    """One panel: a workload, its name in the data, its title, and the errors marked on its axis."""
+
+    workload: str
+    name: str
+    title: str
+    marked: tuple[float, ...]
+
+
+LOADS = (
+    Load("pangu_38b", "usual", "usual activations (PanGu-38B, causal)", (3e-4, 1e-3, 3e-3)),
+    Load("pasa_resonance", "resonant", "resonant Q and K: float16 scores overflow", (1e-4, 1e-3, 1e-2, 1e-1, BEYOND)),
+)
 
 
 def write(folder: Path) -> list[Path]:
     """Write the page, its figures and the picture."""
-    points = [_point(schedule, precision) for schedule, precision in CHOICES]
-    for point in points:
-        point["is_front"] = not any(_beats(other, point) for other in points)
-    rows = [[p["name"], p["latency_us"], p["error"], "yes" if p["is_front"] else ""] for p in points]
-    head = ["schedule, precision", "latency, us", "relative RMSE", "on the front"]
-    cann = _point("flash", "fa2_fp32", "cann")
-    fields: dict[str, object] = {"points": table(head, rows), "cann": number(cann["latency_us"])}
-    picture = svg(front(points, TITLE), width=760)
-    return save_page(folder, "front", (fields, {"points": points}), {"front.svg": picture})
+    found = {load.name: [_point(load, *choice) for choice in CHOICES] for load in LOADS}
+    rows = []
+    for points in found.values():
+        for point in points:
+            point["is_front"] = point["error"] is not None and not any(_beats(other, point) for other in points)
+    for one, other in zip(*found.values(), strict=True):
+        sides = [[p["latency_us"], number(p["error"]), "yes" if p["is_front"] else ""] for p in (one, other)]
+        rows.append([one["name"], *sides[0], *sides[1]])
+    half = ["latency, us", "relative RMSE", "on the front"]
+    usual, cann = found["usual"], _point(LOADS[0], "flash", "fa2_fp32", "cann")
+    finite = [p["name"] for p in found["resonant"] if p["error"] is not None and "fa2_fp32" not in p["name"]]
+    fields: dict[str, object] = {
+        "points": table(["schedule, precision", *half, *(f"{h}, resonant" for h in half)], rows),
+        "cann": number(cann["latency_us"]),
+        "pto": number(usual[0]["latency_us"]),
+        "finite": " and ".join(f"`{name}`" for name in finite),
+    }
+    return save_page(folder, "front", (fields, {"points": found}), {"front.svg": _picture(found)})
 
 
-def _point(schedule: str, precision: str, kernel: str = "pto") -> Row:
+def _point(load: Load, schedule: str, precision: str, kernel: str = "pto") -> Row:
     """Return one run, of one kernel where there is a choice: the default of some presets is another program."""
     tiling = declared_tiling(schedule, DEVICE, **({"kernel": kernel} if schedule != "pasa" else {}))
-    result = run_request(
-        Request(schedule, hw=DEVICE, workload=WORKLOAD, seq=TOKENS, tiling=tiling, precision=precision, trace_groups=())
+    request = Request(
+        schedule, hw=DEVICE, workload=load.workload, seq=TOKENS, tiling=tiling, precision=precision, trace_groups=()
     )
+    result = run_request(request)
     assert result.numerics is not None
-    return {"name": f"{schedule} {precision}", "latency_us": result.latency_us, "error": result.numerics.error.rmse}
+    named = {"name": f"{schedule} {precision}", "schedule": schedule}
+    return {**named, "latency_us": result.latency_us, "error": result.numerics.error.rmse}
 
 
 def _beats(one: Row, two: Row) -> bool:
     """Return whether one point is at least as good as another in both, and better in one."""
+    if one["error"] is None:
+        return False
     better = one["latency_us"] < two["latency_us"] or one["error"] < two["error"]
     return bool(better and one["latency_us"] <= two["latency_us"] and one["error"] <= two["error"])
+
+
+def _picture(found: dict[str, list[Row]]) -> str:
+    panels = [_panel(found[load.name], load) for load in LOADS]
+    title = f"Attention of {TOKENS:,} tokens on an Ascend 910B2: time against error, both predicted"
+    rows = {name: data for panel in panels for name, data in panel.pop("datasets").items()}
+    return svg({"title": {"text": title, "anchor": "middle"}, "vconcat": [{"hconcat": panels}], "datasets": rows})
+
+
+def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
+    """Return one panel as wide as it is drawn: names that have room there, what is lost above all errors."""
+    drawn = [{**p, "error": p["error"] or BEYOND} for p in points]
+    spec = front(drawn, load.title)
+    data = spec.pop("datasets")
+    data["names"] = [n for n in data["names"] if n["least"] <= WIDTH < n["beyond"]]
+    text = json.dumps(spec)
+    for name in data:
+        text = text.replace(f'"name": "{name}"', f'"name": "{load.name}_{name}"')
+    spec = json.loads(text)
+    label = f"datum.value >= {BEYOND} ? '{LOST}' : format(datum.value, '~e')"
+    colour = {"field": "schedule", "type": "nominal", "title": None, "scale": {"domain": NAMES, "range": "category"}}
+    layers = []
+    for layer in spec["layer"]:
+        kind, encoding = layer["mark"]["type"], layer["encoding"]
+        if kind == "text":
+            del layer["transform"]
+        if kind == "point":
+            encoding["y"]["axis"] = {"values": load.marked, "labelExpr": label}
+            encoding["x"]["axis"] = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 12}
+            encoding["color"] = {**colour, "legend": {"orient": "top"}}
+            layer["mark"].pop("style")
+        if kind != "line":
+            layers.append(layer)
+    sizes = {"width": WIDTH, "height": CHART_HEIGHT}
+    return {**spec, **sizes, "layer": layers, "datasets": {f"{load.name}_{n}": rows for n, rows in data.items()}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import npusim
 from npusim.config.cases import load_measurements
@@ -13,19 +13,32 @@ from npusim.config.layers import ModelProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
 from npusim.node.memory import longest, memory_plan, paper_layers
+from npusim.node.result import NodeTiming
 from npusim.simulation.plan import layer_problem
+from npusim.timing.result import TimingResult
 from npusim.validate.times import Predictor, validate_times
 from reports.nodes import study
 from reports.parts.document import Section, number, table
+from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from npusim.config.cases import MeasurementCase
     from npusim.config.node import NodeDevice
     from npusim.validate.times import TimesReport
 
-__all__ = ["attention_bits", "gains", "host", "layer_counts", "models", "rank_correlation", "whole_models"]
+__all__ = [
+    "attention_bits",
+    "figure_11",
+    "gains",
+    "host",
+    "layer_counts",
+    "models",
+    "rank_correlation",
+    "table_6",
+    "whole_models",
+]
 
 HERE = Path(__file__).parent
 KIB, GIB = 1 << 10, 1 << 30
@@ -199,8 +212,22 @@ def host() -> Section:
         "table_3_worst": f"{report.worst_abs_error:.1%}",
         "our_decode": _our_decode(),
         "table_3_speedups": _speedups(report),
+        "pcie": f"{_machine(CAPACITIES[0]).node.device_count.value * _pcie() / 1e9:.0f}",
+        "dram": f"{_dram() / 1e9:.0f}",
     }
     return fields, {"table_3": {f"{r.name} {r.quantity}": r.predicted for r in report.residuals}}
+
+
+def _pcie() -> float:
+    pcie = _machine(CAPACITIES[0]).node.pcie
+    assert pcie is not None
+    return float(pcie.bytes_per_s.value)
+
+
+def _dram() -> float:
+    cpu = _machine(CAPACITIES[0]).node.cpu
+    assert cpu is not None
+    return float(cpu.dram_bytes_per_s.value)
 
 
 def _speedups(report: TimesReport) -> str:
@@ -240,8 +267,118 @@ def whole_models() -> Section:
         data[case.name] = {"measured_ms": said, "predicted_ms": own, "rest_us_a_layer": rest}
     wide = _as_stated()
     header = ["case", "measured ms", "our layers ms", "left over", "left over, us a layer"]
-    fields: dict[str, object] = {"whole_models": table(header, rows), "stated_38b": wide[0]}
+    fields: dict[str, object] = {
+        "whole_models": table(header, rows),
+        "stated_38b": wide[0],
+        "npu_kernels": _share(data, "pangu_38b"),
+        "gpu_kernels": _share(data, "opt_30b", "llama_65b"),
+    }
     return fields, {"whole_models": data, "pangu_38b_as_stated": wide[1]}
+
+
+#: Table 6: a 910B, LLaMA2-7B, prompts of 512; its attention as measured over standard attention, by batch.
+TABLE_6 = {1: (56.97, 11.03), 8: (436.1, 91.61), 16: (746.3, 158.3)}
+#: Attention of a decoding step: one kernel, the same whose blocks overlap, and kernels an operator.
+DECODED = (
+    "split_kv",
+    "split_kv:pipeline=core",
+    "standard",
+    "standard:operators=eager",
+    "standard:operators=eager_float32",
+)
+TABLE_6_HW, TABLE_6_MODEL, PROMPT = "ascend_910b2", "llama2_7b", 512
+
+
+def table_6() -> Section:
+    """A decoding step by the attention it takes, and why one kernel of one query is no faster than four."""
+    rows, data = list[list[object]](), dict[str, dict[str, float]]()
+    for batch, (fast, standard) in TABLE_6.items():
+        for name in DECODED:
+            result = npusim.run(
+                "layer",
+                hw=TABLE_6_HW,
+                workload=TABLE_6_MODEL,
+                seq=PROMPT,
+                phase="decode",
+                batch=batch,
+                tiling={"attention": name},
+                numerics=False,
+                trace_groups=(),
+            )
+            assert isinstance(result.timing, NodeTiming)
+            layers = load_workload(TABLE_6_MODEL).layers or 1
+            us = result.timing.parts_s["attention"] / layers * 1e6
+            data[f"{batch} {name}"] = {"attention_us": us, "step_ms": result.latency_us / 1e3}
+        step = {name: data[f"{batch} {name}"]["step_ms"] for name in DECODED}
+        rows += [
+            [batch, f"`{name}`", data[f"{batch} {name}"]["attention_us"], ms, ms / min(step.values())]
+            for name, ms in step.items()
+        ]
+        rows.append([batch, "printed", "", "", fast / standard])
+    header = ["batch", "attention", "us a layer", "ms a step", "over the fastest here"]
+    fields: dict[str, object] = {"table_6": table(header, rows), "prompt": PROMPT, **_idle(max(TABLE_6))}
+    return fields, {"table_6": data}
+
+
+def _idle(batch: int) -> dict[str, object]:
+    """Return what keeps split_kv's loads waiting: blocks of a tile or two that run out one by one, or overlap."""
+    problem = (
+        load_workload(TABLE_6_MODEL)
+        .problem(seq=PROMPT, batch=batch)
+        .model_copy(update={"seq_q": 1, "causal_offset": PROMPT - 1})
+    )
+    found: dict[str, object] = {"decoded_blocks": problem.batch * problem.heads}
+    for name, fields in (("block", {}), ("core", {"pipeline": "core"})):
+        tiling = declared_tiling("split_kv", TABLE_6_HW, **fields)
+        result = npusim.run("split_kv", hw=TABLE_6_HW, problem=problem, tiling=tiling, numerics=False, trace_groups=())
+        assert isinstance(result.timing, TimingResult)
+        loads = next(u for u in result.timing.queues[0] if u.queue == "aic.MTE2")
+        found[f"{name}_us"] = number(result.device.seconds(result.cycles) * 1e6)
+        found[f"{name}_busy"] = f"{loads.busy_cycles / result.cycles:.0%}"
+        found["decoding_cores"] = len(result.timing.queues)
+    return found
+
+
+#: Figure 11 in words (section 5.3): FasterTransformer with FastAttention over it without, at most.
+FIGURE_11, FIGURE_11_MODEL = 1.46, "pangu_38b"
+
+
+def figure_11() -> Section:
+    """The first token of a model on eight V100, with a fused kernel and with unfused attention."""
+    ways = {"fused": "volta_flash", "eager": "standard:operators=eager", "float32": "standard:operators=eager_float32"}
+    rows, data = [], dict[str, Any]()
+    for tokens in (KIB, 2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB):
+        ms = {
+            name: npusim.run(
+                "layer",
+                hw=V100S,
+                workload=FIGURE_11_MODEL,
+                seq=tokens,
+                tiling={"attention": attention},
+                numerics=False,
+                trace_groups=(),
+            ).latency_us
+            / 1e3
+            for name, attention in ways.items()
+        }
+        gains = [ms[name] / ms["fused"] for name in ("eager", "float32")]
+        rows.append([tokens // KIB, *(number(x, 4) for x in ms.values()), *gains])
+        data[str(tokens)] = {**ms, "gains": gains}
+    header = ["K tokens", "fused, ms", "eager, ms", "eager_float32, ms", "eager over fused", "eager_float32"]
+    eager, wide = ([found["gains"][i] for found in data.values()] for i in (0, 1))
+    fields: dict[str, object] = {
+        "figure_11": table(header, rows),
+        "figure_11_paper": FIGURE_11,
+        "figure_11_eager": f"{number(min(eager))} to {number(max(eager))}",
+        "figure_11_float32": f"{number(min(wide))} to {number(max(wide))}",
+    }
+    return fields, {"figure_11": data}
+
+
+def _share(data: Mapping[str, Mapping[str, float]], *models: str) -> str:
+    """Return which part of the measured times kernels take, over the cases of some models."""
+    shares = [of["predicted_ms"] / of["measured_ms"] for name, of in data.items() if name.startswith(models)]
+    return f"{min(shares):.0%} to {max(shares):.0%}"
 
 
 def _as_stated() -> tuple[str, dict[str, float]]:

@@ -56,6 +56,8 @@ def write(folder: Path) -> list[Path]:
         models.layer_counts,
         models.host,
         models.whole_models,
+        models.table_6,
+        models.figure_11,
     )
     content = gather("nodes", (part() for part in parts), tokens=TOKENS, blocks=BLOCKS, ranks=RANKS)
     speedups = {name: list(zip(COUNTS, values, strict=True)) for name, values in _speedups().items()}

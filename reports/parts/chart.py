@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "Panel", "chart", "gantt", "scatters"]
 
-WIDTH, PANEL = 560, 230
+WIDTH, PANEL, TICKS = 620, 230, 8
 #: A line of fewer points shows each.
 DOTTED = 24
 
@@ -56,9 +56,9 @@ def chart(
     ]
 
     def scaled(is_log: bool) -> dict[str, Any]:
-        if is_log:
-            return {"scale": alt.Scale(type="log"), "axis": alt.Axis(format="~g")}
-        return {"scale": alt.Scale(zero=True)}
+        # Labels stay under their ticks: one moved inwards at an end stands beside its neighbour.
+        axis = alt.Axis(format="~g", tickCount=TICKS, labelFlush=False, labelOverlap="greedy", labelSeparation=8)
+        return {"scale": alt.Scale(type="log") if is_log else alt.Scale(zero=True), "axis": axis}
 
     names = list(lines)
     drawn = (
@@ -73,7 +73,7 @@ def chart(
                 title=None,
                 sort=names,
                 scale=alt.Scale(range="category"),
-                legend=alt.Legend(labelLimit=320),
+                legend=alt.Legend(orient="top", labelLimit=320) if len(lines) > 1 else None,
             ),
             strokeDash=alt.StrokeDash("name", type="nominal", sort=names, legend=None),
             tooltip=tooltip(name="line", x=f"{x_label}|number", y=f"{y_label}|number"),

@@ -10,7 +10,19 @@ from typing import Any
 
 from npusim.report.output import write_whole
 
-__all__ = ["Section", "fill", "gather", "number", "rounded", "save", "save_page", "scattered", "table"]
+__all__ = [
+    "Section",
+    "fill",
+    "gather",
+    "number",
+    "rounded",
+    "save",
+    "save_page",
+    "scattered",
+    "table",
+    "template",
+    "told",
+]
 
 #: Fields of the page's template, and figures for its JSON.
 Section = tuple[dict[str, object], dict[str, object]]
@@ -21,10 +33,24 @@ STUDIES = Path(__file__).resolve().parents[1]
 JSON_DIGITS = 4
 
 
+def template(study: str) -> tuple[str, str]:
+    """Return a study's template, and apart from it the figures that its text quotes from elsewhere.
+
+    They stand in a comment at its end that begins ``<!-- quoted``, a line for each source: ``figures: source``.
+    """
+    text, _, quoted = (STUDIES / study / "template.md").read_text(encoding="utf-8").partition("\n<!-- quoted\n")
+    return text, quoted.removesuffix("-->\n")
+
+
 def fill(study: str, fields: Mapping[str, object]) -> str:
     """Return a study's template with its ``{fields}`` filled in; a missing field raises KeyError."""
-    text = (STUDIES / study / "template.md").read_text(encoding="utf-8")
-    return text.format_map({name: _text(value) for name, value in fields.items()})
+    return template(study)[0].format_map({name: _text(value) for name, value in fields.items()})
+
+
+def told(fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the fields that a page's sentences take, as they are written there: all but tables."""
+    texts = {name: _text(value) for name, value in fields.items()}
+    return {name: text for name, text in texts.items() if "\n" not in text}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -93,7 +119,7 @@ def save_page(folder: Path, page: str, content: Section, charts: Mapping[str, st
     """Write ``page.md`` from its template, ``page.json``, and charts by file name; return their paths."""
     fields, data = content
     text = fill(page, fields)
-    return save(folder, {f"{page}.md": text, f"{page}.json": data, **(charts or {})})
+    return save(folder, {f"{page}.md": text, f"{page}.json": {**data, "text": told(fields)}, **(charts or {})})
 
 
 def save(folder: Path, contents: Mapping[str, str | Mapping[str, object]]) -> list[Path]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from npusim.algorithms.pasa import optimal_beta
 from npusim.config.problem import Problem
+from npusim.formats import get_format
 from reports.parts.chart import chart
 from reports.parts.document import Section, gather, save_page, table
 from reports.pasa_numerics import study
@@ -66,6 +67,8 @@ POINTS = (
 CHART_POINTS = 5
 #: Mean at which PASA in float16 is at the floor of its own formats.
 FLOOR_MEAN = 5.0
+#: What two printed digits may be off, relative.
+PRINTED_DIGITS = 5e-3
 #: Seeds of the statistics of table 4.
 SEEDS = 8
 #: Bounds by which errors in float64 are told; the last is what is asked of the algorithm.
@@ -74,7 +77,7 @@ FLOAT64_BOUNDS = (1e-14, 1e-11)
 
 def write(folder: Path) -> list[Path]:
     """Write ``pasa_numerics.md``, its data and its chart to ``folder``."""
-    parts = (_exactness, _table_3, _drift, _table_4, _errors, orders, limits, ranges, models, real)
+    parts = (_exactness, _table_2, _table_3, _drift, _table_4, _errors, orders, limits, ranges, models, real)
     content = gather("pasa_numerics", (part() for part in parts), draws=DRAWS)
     return save_page(folder, "pasa_numerics", content, {"pasa_rmse.svg": _chart(content[1]["rmse"])})
 
@@ -114,6 +117,34 @@ def _exactness() -> Section:
 def _bound(error: float) -> float:
     """Return the first of a few bounds that holds: the last bits change with a machine's BLAS."""
     return next((b for b in FLOAT64_BOUNDS if error < b), math.inf)
+
+
+#: PASA table 2: precision and overflow boundary as printed.
+TABLE_2: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "float8_e4m3fn": (6.25e-2, 448),
+        "float16": (4.88e-4, 65504),
+        "bfloat16": (3.906e-3, 3.4e38),
+        "float32": (5.96e-8, 3.4e38),
+    }
+)
+
+
+def _table_2() -> Section:
+    """Table 2: half a step at 1, and the largest finite number, of each format."""
+    rows, data, agreed = [], {}, 0
+    for name, (precision, largest) in TABLE_2.items():
+        fmt = get_format(name)
+        own = 2.0 ** -(fmt.mantissa_bits + 1), float(fmt.max_finite)
+        agreed += sum(abs(a / b - 1) < PRINTED_DIGITS for a, b in zip(own, (precision, largest), strict=True))
+        rows.append([name, f"{precision:g} / {own[0]:.4g}", f"{largest:g} / {own[1]:.6g}"])
+        data[name] = own
+    fields: dict[str, object] = {
+        "table_2": table(["format", "precision", "overflow boundary"], rows),
+        "table_2_agreed": agreed,
+        "table_2_all": 2 * len(TABLE_2),
+    }
+    return fields, {"table_2": data}
 
 
 def _table_3() -> Section:

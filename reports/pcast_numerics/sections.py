@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.formats import get_format
 from reports.parts.document import Section, number, table
 from reports.pcast_numerics import beyond, study, theory
 
@@ -257,4 +259,38 @@ def eight_bit() -> Section:
     return fields, {"eight_bit": data}
 
 
-SECTIONS = (proposition, coverage, dynamic, several_places, several_counts, eight_bit)
+#: Scales of proposition 5: the paper's two, and others in use or between.
+SCALED = (256.0, 448.0, 384.0, 240.0)
+
+
+def scaling() -> Section:
+    """Proposition 5 with numbers: what multiplying by S, and by 1/S, rounds."""
+    found = {scale: theory.scaling(scale) for scale in SCALED}
+    rows = [
+        [f"{scale:g}", *(f"{100 * share:.1f}" for share in (s.rounded, s.lost)), number(s.error), number(s.recast)]
+        for scale, s in found.items()
+    ]
+    header = ["S", "S x rounded, %", "(S x) / S is not x, %", "largest relative error", "other E4M3 code"]
+    at = found[448.0]
+    fields: dict[str, object] = {
+        "scaling": table(header, rows),
+        "max_rounded": f"{100 * at.rounded:.0f}",
+        "max_error": number(at.error),
+        "max_recast": number(at.recast),
+    }
+    return fields, {"proposition_5": {f"{scale:g}": s for scale, s in found.items()}}
+
+
+def correction() -> Section:
+    """Equation 15: by what the accumulator is multiplied when the sinks come last."""
+    found = {gap: theory.correction(float(gap), SINKS, KEYS) for gap in GAPS}
+    rows = [[gap, math.exp(-gap), mean, mean / math.exp(-gap)] for gap, mean in found.items()]
+    fields: dict[str, object] = {
+        "correction": table(["gap", "e^-gap", "mean of exp(m_pre - m_sink)", "over e^-gap"], rows),
+        "correction_ratio": number(found[7] / math.exp(-7), 2),
+        "one_rounding": number(2.0 ** -(get_format("float32").mantissa_bits + 1), 2),
+    }
+    return fields, {"correction": found}
+
+
+SECTIONS = (scaling, correction, proposition, coverage, dynamic, several_places, several_counts, eight_bit)

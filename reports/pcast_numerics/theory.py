@@ -19,17 +19,21 @@ from npusim.formats import get_format
 
 __all__ = [
     "Expectation",
+    "Scaling",
     "closed_form",
     "collapse_error",
+    "correction",
     "coverage",
     "critical_gap",
     "e4m3_values",
     "expectation",
     "largest_zero",
     "normal_exponent",
+    "scaling",
     "sink_shift",
     "underflow_exponent",
     "worst_step",
+    "zeroed_deviation",
     "zeroed_fraction",
 ]
 
@@ -86,6 +90,38 @@ def closed_form(gap: float, scale: float, sinks: int) -> float:
     return float(_cdf(np.array(gap - critical_gap(scale, sinks))))
 
 
+class Scaling(NamedTuple):
+    """What a scale S does to float32, over a whole binade: shares, and the largest relative error of S x."""
+
+    rounded: float  #: S x is no float32 number
+    lost: float  #: (S x) / S, by the rounded reciprocal as kernels have it, is not x
+    error: float
+    recast: float  #: E4M3 of the rounded S x is another than of the exact one
+
+
+def scaling(scale: float) -> Scaling:
+    """Return proposition 5 in numbers, over every float32 of [1/2, 1): bits repeat in each binade that stays normal."""
+    x = (np.arange(1 << 23, dtype=np.uint32) | np.uint32(126 << 23)).view(np.float32)
+    exact = x.astype(np.float64) * scale
+    rounded = x * np.float32(scale)
+    back = rounded * np.float32(1 / np.float64(scale))
+    codes = (values.astype(E4M3.dtype).view(np.uint8) for values in (rounded.astype(np.float64), exact))
+    return Scaling(
+        float(np.mean(rounded != exact)),
+        float(np.mean(back != x)),
+        float(np.max(np.abs(rounded - exact) / exact)),
+        float(np.mean(np.not_equal(*codes))),
+    )
+
+
+def correction(gap: float, sinks: int, keys: int) -> float:
+    """Return the mean of equation 15's exp(m_pre - m_sink): the sinks come last, after all other keys."""
+    at = _grid()
+    others = keys - sinks
+    before = np.trapezoid(others * _phi(at) * _cdf(at) ** (others - 1) * np.exp(at), at)
+    return float(before) * _over_largest(np.exp(-gap - at), sinks)
+
+
 class Expectation(NamedTuple):
     """Expected fractions over one query row, in forward order once the sinks have been seen."""
 
@@ -118,6 +154,13 @@ def zeroed_fraction(gap: float, scale: float, sinks: int) -> float:
     if not sinks:
         return 0.0
     return _over_largest(_cdf(_grid() + gap - underflow_exponent(scale)), sinks)
+
+
+def zeroed_deviation(gap: float, scale: float, sinks: int) -> float:
+    """Return the standard deviation of that fraction over rows: that of the sinks' maximum."""
+    fractions = _cdf(_grid() + gap - underflow_exponent(scale))
+    mean = _over_largest(fractions, sinks)
+    return math.sqrt(_over_largest(fractions**2, sinks) - mean**2)
 
 
 def normal_exponent(scale: float) -> float:

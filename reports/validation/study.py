@@ -9,17 +9,17 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.cases import load_measurements
-from npusim.errors import SpecError
 from npusim.validate.times import validate_times
 from reports.ascend_timing.study import REPLACED
 from reports.validation.kernels import check_kernels
 from reports.validation.vectors import check_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from npusim.config.cases import MeasurementCase
     from npusim.validate.times import GroupRank, Residual
+    from reports.validation.vectors import VectorReport
 
 HERE = Path(__file__).resolve().parent
 #: What each file of measurements is, and where it lies.
@@ -37,11 +37,28 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("papers", HERE / "measured_v100.yaml"),
     ("V100", HERE / "measured_xformers.yaml"),
     ("whole models", HERE.parent / "nodes" / "measured_models.yaml"),
+    ("papers, in words", HERE / "measured_text.yaml"),
+    ("910B, CANN's tuning bank", HERE.parent / "ascend_timing" / "measured_bank.yaml"),
+    ("910B, CANN's attention", HERE.parent / "production" / "measured_ascend_cann.yaml"),
+    ("950", HERE.parent / "ascend_950" / "measured.yaml"),
+    ("950", HERE.parent / "ascend_950" / "measured_cann.yaml"),
+    ("H200, kernels in production", HERE.parent / "production" / "measured_h200_production.yaml"),
+    ("H200, kernels in production", HERE.parents[1] / "tests" / "silicon" / "h200_production.yaml"),
+    ("H200, kernels in production", HERE.parent / "production" / "measured_h200_served.yaml"),
 )
-#: Vectors and kernels recorded on hardware, outside the repository.
-GOLDEN = HERE.parents[2] / "shared" / "golden"
-KERNELS = "attention_h200.npz"
-VECTORS = ("mma_h200.npz", "mma_leeds.npz", KERNELS)
+#: Of these the bands are made that runs print; the others have a page of their own that says how far off they are.
+BANDED = frozenset(kind for kind, _ in FILES[:13])
+#: Kernels that a framework calls one by one: what is left over is the framework's.
+MODELS = "whole models"
+#: Kernels without a program here, measured at another clock.
+NOT_ALIKE = "tileops_*"
+#: A range from one end to the other of so many times its low end or more holds many predictions by chance.
+WIDE_RANGE = 1.2
+#: Vectors and kernels recorded on hardware: cuts of them in full, and counts of what is too large to lie here.
+GOLDEN = HERE.parents[1] / "tests" / "golden"
+KERNELS = "attention_h200_cut.npz"
+VECTORS = ("mma_h200_cut.npz", KERNELS)
+RECORDED = "recorded.csv"
 
 
 class Row(NamedTuple):
@@ -54,13 +71,27 @@ class Row(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Signed relative error against the nearer end of the measured range."""
-        return self.residual.relative_error
+        """Signed relative error against the nearer end of the measured range; of a rate that of its time."""
+        error = self.residual.relative_error
+        return 1 / (1 + error) - 1 if self.residual.quantity == "tokens_per_s" else error
+
+    @property
+    def is_easy(self) -> bool:
+        """Whether it lies in a range so wide that lying there says little: shown, and no hit."""
+        low, high = self.residual.measured
+        return high >= WIDE_RANGE * low and self.residual.relative_error == 0
+
+    @property
+    def is_wrong_sign(self) -> bool:
+        """Whether a gain is predicted where a loss was measured, or a loss where a gain was."""
+        (low, high), predicted = self.residual.measured, self.residual.predicted
+        return self.residual.quantity == "speedup" and (predicted < 1 < low or high < 1 < predicted)
 
     @property
     def is_counted(self) -> bool:
-        """Whether figures are made of it: not where the host decides, nor where another row says its timing."""
-        return not self.residual.is_floor and not fnmatchcase(self.case.name, REPLACED)
+        """Whether figures are made of it: not where the host decides, another row says its timing, or all would hit."""
+        apart = any(fnmatchcase(self.case.name, pattern) for pattern in (REPLACED, NOT_ALIKE))
+        return not (self.residual.is_floor or apart or self.is_easy)
 
     @property
     def is_untouched(self) -> bool:
@@ -132,7 +163,8 @@ def errors(found: Iterable[Row]) -> Errors:
 
 def bands() -> dict[tuple[str, str], tuple[Errors, Errors]]:
     """Return by device and schedule the errors of times: of all cases, and of those that nothing was fitted on."""
-    times = [r for r in counted() if r.residual.quantity == "latency_us" and r.kind != "whole models"]
+    quantities = "latency_us", "tokens_per_s"
+    times = [r for r in counted() if r.residual.quantity in quantities and r.kind in BANDED]
     keys = sorted({(r.case.device, r.case.schedule) for r in times})
     return {
         key: (errors(own), errors(r for r in own if r.is_untouched))
@@ -141,14 +173,31 @@ def bands() -> dict[tuple[str, str], tuple[Errors, Errors]]:
     }
 
 
+class Recorded(NamedTuple):
+    """A recording that does not lie here: its hash, and instructions or kernels, outputs, and equal ones."""
+
+    sha256: str
+    counts: tuple[int, int, int]
+
+
+def recorded() -> dict[str, Recorded]:
+    """Return the recordings that tests hold against npusim where they lie beside the checkout, by file."""
+    lines = (GOLDEN / RECORDED).read_text(encoding="utf-8").splitlines()[2:]
+    rows = (line.split(",") for line in lines)
+    return {name: Recorded(digest, (int(a), int(b), int(c))) for name, digest, a, b, c in rows}
+
+
+def counts(reports: Mapping[str, VectorReport]) -> tuple[int, int, int]:
+    """Return instructions or kernels, outputs, and equal ones."""
+    found = reports.values()
+    return len(reports), sum(r.total for r in found), sum(r.matched for r in found)
+
+
 @cache
-def bits() -> dict[str, tuple[int, int]]:
-    """Return equal outputs and all, by what was recorded; raise `SpecError` where the recordings are missing."""
-    found: dict[str, tuple[int, int]] = {}
-    for name in VECTORS:
-        path = GOLDEN / name
-        if not path.is_file():
-            raise SpecError(f"{path}: missing; the page counts the outputs recorded there")
-        reports = check_kernels(path) if name == KERNELS else check_vectors(path)
-        found |= {f"{name}: {k}": (r.matched, r.total) for k, r in reports.items()}
-    return found
+def bits() -> dict[str, tuple[int, int, int]]:
+    """Return the counts of every recording: of the cuts in full, computed here, of the others as tests found them."""
+    cuts = {
+        name: counts(check_kernels(GOLDEN / name) if name == KERNELS else check_vectors(GOLDEN / name))
+        for name in VECTORS
+    }
+    return {**cuts, **{name: found.counts for name, found in recorded().items()}}

@@ -92,3 +92,10 @@ def test_a_command_of_the_readme_runs(command: str, reader: Path, tmp_path: Path
     if file:
         (folder / file).write_text(done.stdout)
         ran(folder, ["validate", file])
+
+
+def test_python_of_the_readme_runs_as_it_stands_there() -> None:
+    """Blocks that are files are run by the commands that name them."""
+    (block,) = re.findall(r"(?<!-->\n)^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

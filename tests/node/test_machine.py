@@ -168,7 +168,7 @@ def test_result_keeps_overlap_and_reads_older_ones(tmp_path: Path) -> None:
     assert kept.overlap.modes == ("ring by sm (ll)", "ring by sm (ll)")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     named = [e["args"]["name"] for e in events if e["name"] in ("process_name", "thread_name")]
-    assert named == ["npu0", "npu1", "COMPUTE", "HCCL", "COMPUTE", "HCCL"]
+    assert named == ["npu0", "npu1", "COMPUTE", "COLLECTIVE", "COMPUTE", "COLLECTIVE"]
     document = json.loads((folder / "result.json").read_text())
     del document["timing"]["overlap"]
     (folder / "result.json").write_text(json.dumps(document))

@@ -113,6 +113,23 @@ def test_a_frameworks_overhead_is_a_line_of_its_own() -> None:
     assert slow.parts_s == pytest.approx({**plain.parts_s, OVERHEAD: 3 * 50e-6})
 
 
+def test_attention_that_is_named_is_simulated_with_its_fields_whatever_the_node_states() -> None:
+    """h200_x2 states times of a library's flash attention: no time of scores that go through memory."""
+    rows = SMALL.model_copy(update={"ranks": 2, "seq_q": 2048, "seq_kv": 2048})
+    stated, flash, standard, eager = (
+        timed(rows, "h200_x2", attention=a).parts_s["attention"]
+        for a in ("auto", "flash", "standard", "standard:operators=eager")
+    )
+    assert standard > 1.2 * max(stated, flash)
+    assert eager > standard
+    tiles = "split_kv:block_kv=256", "split_kv:block_kv=128"
+    assert len({timed(TOKEN, NPUS, attention=a).parts_s["attention"] for a in tiles}) == 2
+    with pytest.raises(
+        TilingError, match=r"standard on one h200: operator: unknown tiling field. Did you mean `operat"
+    ):
+        timed(rows, "h200_x2", attention="standard:operator=eager")
+
+
 EXPERTS = Experts(count=16, per_token=2, width=256, dense_layers=1)
 MIXED = SMALL.model_copy(update={"experts": EXPERTS, "ranks": 1})
 

@@ -148,7 +148,7 @@ def test_collective_waits_for_cores_that_no_block_is_on(pair: NodeSpec, blocks: 
     waves = Waves(blocks, 100 * US, 2, 132, 1.2)
     time = node_time(with_beside(pair, 1.0), 2, KernelWork(waves.whole_fs, 0, 0, (), waves), "sm", ranks=2)
     first = next(s.end for s in time.spans if s.queue == "npu.COMPUTE")
-    collective = next(s for s in time.spans if s.queue == "npu.HCCL")
+    collective = next(s for s in time.spans if s.queue == "npu.COLLECTIVE")
     assert (collective.end - first) / 1980 == pytest.approx(start + time.closed_form_s / 2 * 1e6, abs=1)
 
 

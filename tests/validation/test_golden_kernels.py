@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from npusim.errors import TilingError
 from npusim.run import run
+from reports.validation import study
 from reports.validation.kernels import check_kernels
 
 CUT = Path(__file__).parent.parent / "golden" / "attention_h200_cut.npz"
@@ -22,9 +24,12 @@ def test_cut_kernels_shipped_with_the_tests_are_equal_bit_for_bit() -> None:
 
 
 def test_every_output_of_every_kernel_is_equal(shared_folder: Path) -> None:
-    reports = check_kernels(shared_folder / "golden" / "attention_h200.npz")
+    path = shared_folder / "golden" / "attention_h200.npz"
+    reports = check_kernels(path)
     assert sum(r.total for name, r in reports.items() if ":" not in name) == 1_703_936
     assert all(r.matched == r.total for r in reports.values())
+    assert study.recorded()[path.name].counts == study.counts(reports)
+    assert study.recorded()[path.name].sha256 == sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def test_one_flipped_bit_is_found_and_shown(tmp_path: Path) -> None:

@@ -1,0 +1,317 @@
+"""A device's uncertain constants fitted to measured times: chosen, fitted, and judged on cases kept out."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npusim.config.cases import load_measurements
+from npusim.config.load import reader_of
+from npusim.config.node import NodeDevice
+from npusim.config.quantity import WholeQuantity
+from npusim.errors import CheckFailedError, SpecError
+from npusim.schedules.define import unread_keys
+from npusim.validate import least_squares
+from npusim.validate.times import Predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from npusim.config.cases import MeasurementCase
+    from npusim.config.quantity import Quantity
+    from npusim.validate.least_squares import Array
+
+#: Bases of constants that may be fitted: none that the vendor or a measurement of its own says.
+UNCERTAIN = ("assumed", "derived", "fitted")
+#: Times of one request that differ by more are no noise.
+CONTRADICTION = 0.25
+FEWEST = 4
+#: How often constants are chosen, each time about what those before were fitted to.
+ROUNDS = 3
+#: Whole cycles of which one is little enough to fit them.
+FINE_CYCLES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A fitted constant: its value before and after, and the ends of its 90 % interval.
+
+    ``with_it`` are keys that no measurement here tells apart from it: all have moved by one factor.
+    """
+
+    key: str
+    before: float
+    after: float
+    low: float
+    high: float
+    with_it: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassErrors:
+    """Mean absolute errors of a class of cases: as the device was, fitted, and fitted without their group."""
+
+    name: str
+    cases: int
+    before: float
+    fitted: float
+    kept_out: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was fitted on what, and how far off predictions are before and after, on cases kept out too.
+
+    ``apart`` are pairs of constants whose values depend on one another, with their correlation.
+    """
+
+    device: str
+    constants: tuple[Constant, ...]
+    classes: tuple[ClassErrors, ...]
+    total: ClassErrors
+    apart: tuple[tuple[str, str, float], ...]
+    cases: tuple[str, ...]
+    source: str
+
+    @property
+    def helps(self) -> bool:
+        """Whether errors of cases that were kept out are less than before."""
+        return bool(self.constants) and self.total.kept_out < self.total.before
+
+    def check(self) -> None:
+        """Raise `CheckFailedError` where it does not help: nothing is to be written then."""
+        if not self.constants:
+            raise CheckFailedError("no constant makes the errors of cases that are kept out less: nothing is written")
+        if not self.helps:
+            was, now = (f"{100 * e:.1f} %" for e in (self.total.before, self.total.kept_out))
+            raise CheckFailedError(f"kept out, cases are {now} off on average, {was} before: nothing is written")
+
+    def device_text(self, extends: str, name: str) -> str:
+        """Return the device file that extends the one that was fitted."""
+        lines = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
+        lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {len(self.cases)} cases')}", ""]
+        for c in self.constants:
+            with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
+            source = (
+                f"npusim calibrate, {self.source}: {c.before:.6g} before, 90 % interval {c.low:.4g} to {c.high:.4g}"
+            )
+            number = int(c.after) if c.after.is_integer() else c.after
+            value = {"value": number, "basis": "fitted", "fitted_on": list(self.cases), "source": source + with_it}
+            lines.append(f"{c.key}: {json.dumps(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def calibrate(
+    path: Path,
+    hw: str | Path | None = None,
+    *,
+    only: str | None = None,
+    constants: Sequence[str] = ("*",),
+    method: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
+) -> Calibration:
+    """Fit a device's uncertain constants to the times of a file of measurements.
+
+    ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; one
+    that is a key in full may be a measured constant's: of another chip, say.  Chosen are
+    those that take most of the error of kept-out groups away and that the data tells apart; times are simulated
+    anew, never interpolated.  Ranges count by their middle (geometric).
+
+    Raises `SpecError` where cases are of several devices, contradict one another or are too few, or the device has no
+    constant that may be fitted.
+    """
+    file = load_measurements(path)
+    cases = [c for c in file.cases if only is None or any(fnmatchcase(t, only) for t in (c.name, c.schedule, c.device))]
+    devices = sorted({c.device for c in cases})
+    if hw is None and len(devices) != 1:
+        raise SpecError(
+            f"{path}: cases of {', '.join(devices) or 'no device'}: which is to be fitted? Say --hw, or --only"
+        )
+    device = str(hw or devices[0])
+    cases = [c.model_copy(update={"device": device}) for c in cases]
+    fit = _Fit(Predictor(method, folder=path.parent), device, cases, progress)
+    return fit.calibration(constants, path.name)
+
+
+class _Fit:
+    """Times of cases under changed constants; each case is built once, and timed anew for each change."""
+
+    def __init__(
+        self,
+        base: Predictor,
+        device: str,
+        cases: Sequence[MeasurementCase],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.base, self.name, self.progress = base, device, progress
+        self.device = base.machine(device)
+        self.times = [
+            (case, name)
+            for case in cases
+            for name, _ in case.measured.items()
+            if name.endswith("_us") and not base.is_floor(case, name)
+        ]
+        if len(self.times) < FEWEST:
+            raise SpecError(f"{len(self.times)} measured times; at least {FEWEST} are needed, and more than constants")
+        self._refuse_contradictions()
+        self.measured = np.log([_middle(case, name) for case, name in self.times])
+        self.groups = _groups([case for case, _ in self.times])
+        self.keys: list[str] = []
+        self.known: dict[tuple[tuple[str, str], ...], Array] = {}
+        self.done = 0
+
+    def _refuse_contradictions(self) -> None:
+        alike: dict[str, list[tuple[MeasurementCase, float]]] = defaultdict(list)
+        for case, name in self.times:
+            alike[f"{self.base.text(case)} {case.kind} {name}"].append((case, _middle(case, name)))
+        for listed in alike.values():
+            (low, a), (high, b) = min(listed, key=lambda p: p[1]), max(listed, key=lambda p: p[1])
+            if b > a * (1 + CONTRADICTION):
+                raise SpecError(f"cases {low.name} and {high.name} ask for the same, and took {a:.4g} and {b:.4g} us")
+
+    def candidates(self, patterns: Sequence[str]) -> dict[str, Quantity]:
+        """Return the constants that may be fitted, by key."""
+        in_node = isinstance(self.device, NodeDevice)
+        each = self.device.each if isinstance(self.device, NodeDevice) else self.device
+        listed = {
+            key: fact
+            for key, fact in self.device.quantities()
+            if key.startswith("node.") == in_node and fact.value and _is_fine(key, fact)
+            if fact.basis in UNCERTAIN or (fact.basis == "measured" and key in patterns)
+            if in_node or reader_of(each, key, unread_keys) is None
+        }
+        matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
+        if not matched:
+            why = (
+                f"none of its {len(listed)} is called {', '.join(patterns)}"
+                if listed
+                else "all are the vendor's or measured"
+            )
+            raise SpecError(f"{self.name}: no constant may be fitted: {why} (npusim hw show {self.name})")
+        return matched
+
+    def calibration(self, patterns: Sequence[str], source: str) -> Calibration:
+        """Return the constants that are chosen and fitted, and the errors before and after."""
+        candidates = self.candidates(patterns)
+        self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
+        self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
+        x = np.zeros(len(self.keys))
+        base = self.predict(x)
+        chosen, fitted, whole = list[tuple[int, ...]](), None, partial(np.zeros_like, x)
+        for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
+            here = least_squares.jacobian(self.predict, x, range(len(x)), self.predict(x))
+            self.jac = here if fitted is None else self.jac
+            wider = least_squares.choose(here, self.predict(x) - self.measured - here @ x, self.groups, chosen)
+            if len(wider) == len(chosen):
+                break
+            chosen, whole = wider, partial(least_squares.spread, self.jac, wider)
+            start = np.array([x[bundle[0]] for bundle in chosen])
+            fitted = least_squares.fit(partial(self._under, whole), self.measured, start, len(chosen))
+            x = whole(fitted.x)
+        if fitted is None:
+            total = ClassErrors("all", len(base), *[float(np.abs(np.expm1(base - self.measured)).mean())] * 3)
+            return Calibration(self.name, (), (), total, (), (), source)
+        kept = self._kept_out(fitted, whole)
+        written = [
+            self._constant(bundle, x, half) for bundle, x, half in zip(chosen, fitted.x, fitted.half, strict=True)
+        ]
+        # As a run of the file that is written has it: programs are built anew.
+        anew = Predictor(self.base.method, self._changes(whole(fitted.x)), self.base.folder)
+        after = _times(anew, self.times)
+        errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
+        names = [case.schedule for case, _ in self.times]
+        classes = tuple(_errors(name, [n == name for n in names], errors) for name in dict.fromkeys(names))
+        apart = ((chosen[a][0], chosen[b][0], r) for a, b, r in least_squares.barely_apart(fitted))
+        return Calibration(
+            self.name,
+            tuple(one for bundle in written for one in bundle),
+            classes,
+            _errors("all", [True] * len(names), errors),
+            tuple((self.keys[a], self.keys[b], r) for a, b, r in apart),
+            tuple(dict.fromkeys(case.name for case, _ in self.times)),
+            source,
+        )
+
+    def _constant(self, bundle: tuple[int, ...], x: float, half: float) -> list[Constant]:
+        """Return the constants of a bundle; the first of them is that which moves times most."""
+        found = []
+        for column in bundle:
+            key, value = self.keys[column], self.values[self.keys[column]]
+            sign = least_squares.sign(self.jac, bundle[0], column)
+            ends = sorted(value * float(np.exp(sign * (x + way * half))) for way in (-1, 1))
+            number = float(self._written(key, value * float(np.exp(sign * x))))
+            others = tuple(self.keys[c] for c in bundle if c != column)
+            found.append(Constant(key, value, number, ends[0], ends[1], others))
+        return found
+
+    def _kept_out(self, fitted: least_squares.Fitted, whole: Callable[[Array], Array]) -> Array:
+        """Return times of each group, simulated with constants fitted on the others (to first order about the fit)."""
+        kept = np.empty(len(self.times))
+        for group in dict.fromkeys(self.groups):
+            inside = np.array([g == group for g in self.groups])
+            jac, residuals = fitted.jacobian[~inside], fitted.residuals[~inside]
+            x = least_squares.solve(jac, residuals - jac @ fitted.x)
+            times = [time for time, is_in in zip(self.times, inside, strict=True) if is_in]
+            kept[inside] = _times(self.base.retimed(self._changes(whole(x))), times)
+            self._advance()
+        return kept
+
+    def _changes(self, x: Array) -> dict[str, str]:
+        """Return constants as ``-C`` has them, of logarithms of factors on `keys`."""
+        return {k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v}
+
+    def _written(self, key: str, value: float) -> str:
+        return str(round(value)) if key in self.whole else f"{value:.6g}"
+
+    def predict(self, x: Array) -> Array:
+        """Return the logarithms of predicted times for logarithms of factors on `keys`; infinite out of range."""
+        changes = self._changes(x)
+        text = tuple(sorted(changes.items()))
+        if text not in self.known:
+            try:
+                self.known[text] = _times(self.base.retimed(changes) if changes else self.base, self.times)
+            except SpecError:
+                if not changes:
+                    raise
+                self.known[text] = np.full(len(self.times), np.inf)
+            self._advance()
+        return self.known[text]
+
+    def _under(self, whole: Callable[[Array], Array], x: Array) -> Array:
+        return self.predict(whole(x))
+
+    def _advance(self) -> None:
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, max(self.done + 1, 2 * len(self.values)))
+
+
+def _is_fine(key: str, fact: Quantity) -> bool:
+    """Return whether a number can be moved by some per cent: no count or size, whole cycles where there are many."""
+    return not isinstance(fact, WholeQuantity) or (key.endswith("_cycles") and fact.value >= FINE_CYCLES)
+
+
+def _errors(name: str, inside: Sequence[bool], errors: Sequence[Array]) -> ClassErrors:
+    return ClassErrors(name, sum(inside), *(float(e[np.array(inside)].mean()) for e in errors))
+
+
+def _times(predictor: Predictor, times: Sequence[tuple[MeasurementCase, str]]) -> Array:
+    return np.log([predictor.quantity(case, name) for case, name in times])
+
+
+def _middle(case: MeasurementCase, name: str) -> float:
+    interval = getattr(case.measured, name)
+    return float(np.sqrt(interval.low * interval.high))
+
+
+def _groups(cases: Sequence[MeasurementCase]) -> list[str]:
+    """Return what is kept out together: a group, else what one schedule was measured on; each case where it is one."""
+    groups = [case.group or case.schedule for case in cases]
+    return groups if len(set(groups)) > 1 else [case.name for case in cases]

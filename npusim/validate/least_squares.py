@@ -1,0 +1,202 @@
+"""Constants fitted to times: which the data can tell apart, their values and intervals, and cases kept out.
+
+Everything is in logarithms: ``x`` are the logarithms of factors on constants, a residual is the logarithm of predicted
+over measured.  Nothing here knows a device: predictions are a function of ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+#: Logarithms of predicted times, one a measurement, of the logarithms of factors, one a constant.
+Predict = Callable[["Array"], "Array"]
+
+#: Steps of finite differences: the factor on a constant.
+STEP = 1.05
+#: A constant that moves no time by this share, if doubled by it once over, is not looked at: d ln t / d ln x.
+LEAST = 0.02
+#: Cosine of two constants' columns of the Jacobian from which on no data of this kind tells them apart.
+ALIKE = 0.98
+#: Largest ratio of singular values of the chosen columns, each of length 1.
+CONDITION = 30.0
+#: Largest factor on a constant either way, in all and at a step.
+BOUND, STRIDE = 3.0, 1.5
+#: Constants fitted at most; measurements that each needs at least; share of the error that one more must take away.
+MOST, EACH, GAIN = 8, 3, 0.005
+#: What an interval covers.
+COVERAGE = 0.90
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Logarithms of factors on the chosen columns, with half the width of their intervals, and the Jacobian there."""
+
+    x: Array
+    half: Array
+    jacobian: Array
+    residuals: Array
+
+
+def jacobian(predict: Predict, x: Array, columns: Sequence[int], base: Array) -> Array:
+    """Return d ln t / d ln constant at ``x``, (measurements, columns): one prediction a column."""
+    h, found = np.log(STEP), []
+    for column in columns:
+        moved = x.copy()
+        moved[column] += h
+        slopes = (predict(moved) - base) / h
+        found.append(np.where(np.isfinite(slopes), slopes, 0.0))
+    return np.array(found).T.reshape(len(base), len(columns))
+
+
+def bundles(jac: Array) -> list[tuple[int, ...]]:
+    """Return the columns that move any time, those that no data tells apart together, the strongest first in each."""
+    strength = np.abs(jac).max(axis=0, initial=0.0)
+    columns = [int(c) for c in np.argsort(-strength, kind="stable") if strength[c] >= LEAST]
+    unit = jac / np.maximum(np.linalg.norm(jac, axis=0), np.finfo(float).tiny)
+    taken: list[list[int]] = []
+    for column in columns:
+        home = next((b for b in taken if abs(unit[:, b[0]] @ unit[:, column]) >= ALIKE), None)
+        if home is None:
+            taken.append([column])
+        else:
+            home.append(column)
+    return [tuple(b) for b in taken]
+
+
+def bundled(jac: Array, chosen: Sequence[tuple[int, ...]]) -> Array:
+    """Return how times move with a common factor on each bundle (the inverse where a column points the other way)."""
+    return np.array([sum(sign(jac, b[0], c) * jac[:, c] for c in b) for b in chosen]).T.reshape(len(jac), len(chosen))
+
+
+def spread(jac: Array, chosen: Sequence[tuple[int, ...]], x: Array) -> Array:
+    """Return factors of all columns from those of bundles."""
+    whole = np.zeros(jac.shape[1])
+    for value, bundle in zip(x, chosen, strict=True):
+        for column in bundle:
+            whole[column] = sign(jac, bundle[0], column) * value
+    return whole
+
+
+def sign(jac: Array, first: int, column: int) -> float:
+    """Return -1 where a column points away from the first of its bundle, else 1."""
+    return 1.0 if jac[:, first] @ jac[:, column] >= 0 else -1.0
+
+
+def solve(jac: Array, residuals: Array) -> Array:
+    """Return the bounded x for which ``residuals + jac x`` is least, by scipy's bounded least squares."""
+    limit = np.log(BOUND)
+    return np.asarray(_scipy("optimize").lsq_linear(jac, -residuals, bounds=(-limit, limit)).x)
+
+
+def _scipy(part: str) -> Any:
+    """Return a part of scipy, which nothing else needs."""
+    from importlib import import_module
+
+    try:
+        return import_module(f"scipy.{part}")
+    except ModuleNotFoundError:
+        raise SpecError("calibrate needs scipy: pip install npusim[calibrate]") from None
+
+
+def kept_out(jac: Array, residuals: Array, groups: Sequence[object]) -> Array:
+    """Return each measurement's residual with constants fitted on the other groups, to first order."""
+    kept = residuals.copy()
+    for inside in _folds(groups):
+        kept[inside] += jac[inside] @ solve(jac[~inside], residuals[~inside])
+    return kept
+
+
+def _folds(groups: Sequence[object]) -> list[NDArray[np.bool_]]:
+    return [np.array([g == one for g in groups]) for one in dict.fromkeys(groups)]
+
+
+def choose(
+    jac: Array, residuals: Array, groups: Sequence[object], chosen: Sequence[tuple[int, ...]] = ()
+) -> list[tuple[int, ...]]:
+    """Return the bundles to fit: ``chosen``, and one after the other that which takes most of the kept-out error away.
+
+    ``residuals``: at x = 0, to first order.  None is taken that makes the chosen columns hard to tell apart (their
+    singular values), or takes away little.
+    """
+    taken = {column for bundle in chosen for column in bundle}
+    left, chosen = [b for b in bundles(jac) if not taken & set(b)], list(chosen)
+    error = float(np.mean((kept_out(bundled(jac, chosen), residuals, groups) if chosen else residuals) ** 2))
+    while left and len(chosen) < min(MOST, len(residuals) // EACH):
+        tried = [
+            (float(np.mean(kept_out(bundled(jac, b), residuals, groups) ** 2)), b) for b in _more(jac, chosen, left)
+        ]
+        best, bundle = min(tried, default=(error, chosen), key=lambda pair: pair[0])
+        if not tried or best > error * (1 - GAIN):
+            break
+        error, chosen = best, bundle
+        left = [b for b in left if b not in chosen]
+    return chosen
+
+
+def _more(jac: Array, chosen: list[tuple[int, ...]], left: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    longer = [[*chosen, one] for one in left]
+    return [b for b in longer if condition(bundled(jac, b)) <= CONDITION]
+
+
+def condition(jac: Array) -> float:
+    """Return the largest over the smallest singular value of a Jacobian whose columns are made as long as another."""
+    values = np.linalg.svd(jac / np.maximum(np.linalg.norm(jac, axis=0), np.finfo(float).tiny), compute_uv=False)
+    return float(values[0] / max(values[-1], np.finfo(float).tiny))
+
+
+def fit(predict: Predict, measured: Array, start: Array | None = None, width: int = 1) -> Fitted:
+    """Return the least squares of ``predict(x) - measured``, by linear problems one after the other.
+
+    ``measured``: logarithms; ``width``: how many x are.  An interval covers `COVERAGE` where errors are independent and
+    of one width.  Raises `SpecError` where measurements are not more than constants.
+    """
+    stats = _scipy("stats")
+    x = np.zeros(width) if start is None else start
+    if len(measured) <= len(x):
+        raise SpecError(f"{len(measured)} measured times for {len(x)} constants: there must be more times")
+    base = predict(x)
+    for _ in range(ROUNDS):
+        jac = jacobian(predict, x, range(len(x)), base)
+        step = np.clip(solve(jac, base - measured - jac @ x) - x, -np.log(STRIDE), np.log(STRIDE))
+        x, base, is_better = _shorter(predict, measured, x, base, step)
+        if not is_better or np.abs(step).max() < 1e-3:
+            break
+    jac = jacobian(predict, x, range(len(x)), base)
+    residuals = base - measured
+    free = len(measured) - len(x)
+    scale = float(residuals @ residuals) / free
+    half = np.sqrt(np.diag(np.linalg.pinv(jac.T @ jac)) * scale) * stats.t.ppf((1 + COVERAGE) / 2, free)
+    return Fitted(x, half, jac, residuals)
+
+
+def _shorter(predict: Predict, measured: Array, x: Array, base: Array, step: Array) -> tuple[Array, Array, bool]:
+    """Return where a step or a part of it leads that makes the sum of squares less; the start where none does."""
+    cost = float(np.sum((base - measured) ** 2))
+    for part in (1.0, 0.5, 0.25):
+        moved = predict(x + part * step)
+        if float(np.sum((moved - measured) ** 2)) < cost:
+            return x + part * step, moved, True
+    return x, base, False
+
+
+def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:
+    """Return the pairs of columns whose fitted values depend on one another, with their correlation."""
+    covariance = np.linalg.pinv(fitted.jacobian.T @ fitted.jacobian)
+    width = np.sqrt(np.diag(covariance))
+    pairs = combinations(range(len(width)), 2)
+    return [(a, b, float(r)) for a, b in pairs if abs(r := covariance[a, b] / (width[a] * width[b])) >= 0.9]

@@ -1,0 +1,77 @@
+"""Measured cases nearest to a run, and how far their predictions were off: beside a prediction, never mixed in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npusim.config.cases import load_measurements
+from npusim.errors import SpecError
+from npusim.validate.times import Predictor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.config.cases import MeasurementCase
+    from npusim.simulation.result import RunData
+
+#: Sizes that say how alike two problems are, by the number of times that they are doubled.
+SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "m", "n", "k", "bytes", "count")
+#: What another value of a field of the tiling, or of a mask, counts: as a size doubled.
+OTHER = 1.0
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredNeighbour:
+    """A measured case: what differs from the run, in words, its times in us, and the prediction's relative error."""
+
+    name: str
+    distance: float
+    differs: str
+    measured_us: float
+    predicted_us: float
+    relative_error: float
+
+
+def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNeighbour, ...]:
+    """Return the measured cases of a file that are nearest to a run, of its device and schedule.
+
+    Raises `SpecError` if there is none with a latency that the device decides.
+    """
+    who = Predictor(method, folder=path.parent)
+    cases = [c for c in load_measurements(path).cases if c.schedule == run.schedule and c.measured.latency_us]
+    cases = [c for c in cases if who.machine(c.device).name == run.device.name]
+    if not cases:
+        raise SpecError(f"--like {path}: no latency of {run.schedule} on {run.device.name} in it")
+    ranked = sorted((_differences(run, who, case), case.name, case) for case in cases)
+    listed = ranked[:SHOWN]
+    return tuple(_neighbour(who, case, distance, words) for (distance, words), _, case in listed)
+
+
+def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
+    """Return how often a size would have to be doubled from the case to the run, and what differs."""
+    plan = who.plan(case)
+    words, distance = [], 0.0
+    for name in SIZES:
+        a, b = getattr(plan.problem, name, None), getattr(run.problem, name, None)
+        if isinstance(a, int) and isinstance(b, int) and a != b:
+            distance += abs(math.log2(b / a))
+            words.append(f"{name} {a:,}")
+    others: list[tuple[str, Any, Any]] = [
+        (name, value, getattr(run.tiling, name, None)) for name, value in sorted(dict(plan.tiling).items())
+    ]
+    others += [("causal", getattr(plan.problem, "causal", None), getattr(run.problem, "causal", None))]
+    for name, value, here in others:
+        if value != here:
+            distance += OTHER
+            words.append(f"{name} {value}")
+    return distance, ", ".join(words) or "the same"
+
+
+def _neighbour(who: Predictor, case: MeasurementCase, distance: float, words: str) -> MeasuredNeighbour:
+    interval, predicted = case.measured.latency_us, who.latency_us(case)
+    assert interval is not None
+    middle = (interval.low + interval.high) / 2
+    return MeasuredNeighbour(case.name, distance, words, middle, predicted, interval.relative_error(predicted))

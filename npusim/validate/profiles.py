@@ -1,0 +1,280 @@
+"""Profiles of kernels, of four profilers, read as cases of measurements.
+
+A profile says which kernels ran and how long; which schedule and tile a kernel is, and what L2 held, is said by a
+mapping file (`npusim.config.cases.MappingFile`), never guessed.  Times are of the kind ``kernel``: a task's duration.
+
+Sources: CANN documentation, "op_summary (Operator Details)"; msprof op, "OpBasicInfo" and "PipeUtilization"; Nsight
+Compute CLI documentation, ``--csv`` with ``--page raw`` or ``details``; libkineto, ``CuptiActivity``, and
+``torch.profiler`` with ``record_shapes``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.config.cases import MeasuredWorkload, load_mapping, measurements_text
+from npusim.config.document import MOST_TABLE_BYTES, read_csv, read_text
+from npusim.errors import SpecError
+from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, profiled_times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from npusim.config.cases import KernelRule, MappingFile
+
+#: The profilers' columns of a quantity: of a pipe, and of the cores.
+_QUANTITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **{name: profiled_times(name) for name in MEASURED_PIPES},
+        "core_us": ("aicore_time(us)", *(f"{core}_time(us)" for core in PROFILED_CORES)),
+    }
+)
+_FORMATS = MappingProxyType(
+    {
+        **dict.fromkeys(("FLOAT16", "DT_FLOAT16", "c10::Half"), "float16"),
+        **dict.fromkeys(("BF16", "DT_BF16", "BFLOAT16", "c10::BFloat16"), "bfloat16"),
+        **dict.fromkeys(("FLOAT", "DT_FLOAT", "float"), "float32"),
+    }
+)
+#: Microseconds of Nsight Compute's units of time.
+_UNITS = MappingProxyType(
+    {
+        **dict.fromkeys(("ns", "nsecond"), 1e-3),
+        **dict.fromkeys(("us", "usecond"), 1.0),
+        **dict.fromkeys(("ms", "msecond"), 1e3),
+        **dict.fromkeys(("s", "second"), 1e6),
+    }
+)
+_DURATION = ("gpu__time_duration.sum", "Duration")
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
+#: Kernels that a message names.
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """One launch: what the kernel is called, times in us by quantity, shapes of its inputs, blocks of its grid."""
+
+    names: tuple[str, ...]
+    measured: Mapping[str, float]
+    inputs: tuple[tuple[int, ...], ...] = ()
+    dtype: str | None = None
+    grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImportedProfile:
+    """A profile as a file of measurements: its text, cases, launches in them, and launches that no rule matches."""
+
+    text: str
+    cases: int
+    mapped: int
+    unmapped: Counter[str] = field(default_factory=Counter)
+
+
+def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "measured.yaml") -> ImportedProfile:
+    """Return a profile as measurements; launches that are alike in all are one case, of the median of their times.
+
+    ``kind``: of `PROFILERS`; ``path``: its folder or file; ``out``: what errors call the file that comes out.
+
+    Raises `SpecError` if a file cannot be read or lacks columns (says which), a number is none, no launch is matched
+    by a rule (names the kernels that take longest), or a case is not whole (``out:line  key: ``).
+    """
+    launches = list(PROFILERS[kind](path))
+    if not launches:
+        raise SpecError(f"{path}: no launch of a kernel in it")
+    rules = load_mapping(mapping) if mapping is not None else None
+    alike: dict[str, list[KernelLaunch]] = defaultdict(list)
+    unmapped: Counter[str] = Counter()
+    for launch in launches:
+        case = None if rules is None else _case_of(launch, rules, mapping)
+        if case is None:
+            unmapped[launch.names[0]] += 1
+        else:
+            alike[json.dumps(case)].append(launch)
+    if rules is None or not alike:
+        raise SpecError(f"{path}: no rule says what its {len(launches)} launches are: {_longest(launches)}; {_HOW}")
+    cases = [_measured(number, json.loads(text), of_case) for number, (text, of_case) in enumerate(alike.items())]
+    text = measurements_text(out, f"{rules.source} ({kind}: {path.name})", cases)
+    return ImportedProfile(text, len(cases), len(launches) - unmapped.total(), unmapped)
+
+
+_HOW = "npusim import --template prints a mapping file to begin with, for --map"
+
+
+def _longest(launches: Sequence[KernelLaunch]) -> str:
+    total: Counter[str] = Counter()
+    for launch in launches:
+        total[launch.names[0]] += launch.measured["latency_us"]  # type: ignore[assignment]  # times add up as counts do
+    more = f", and {len(total) - _SHOWN} more" if len(total) > _SHOWN else ""
+    return ", ".join(f"{name} ({us:.4g} us)" for name, us in total.most_common(_SHOWN)) + more
+
+
+def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
+    """Return the case that the first matching rule makes of a launch, without what was measured; None for none."""
+    matches = (
+        (n, r, m) for n, r in enumerate(rules.kernels) for name in launch.names if (m := re.search(r.kernel, name))
+    )
+    number, rule, match = next(matches, (0, None, None))
+    if rule is None or match is None:
+        return None
+    where = f"{file}: kernels.{number}"
+    sizes = _sizes(launch, rule, where)
+    captured = {n: int(v) if v.isdigit() else v for n, v in match.groupdict().items() if v is not None}
+    tiling = {n: v for n, v in captured.items() if n not in MeasuredWorkload.model_fields}
+    sizes |= {n: v for n, v in captured.items() if n not in tiling}
+    for name, value in rule.workload.items():
+        if sizes.setdefault(name, value) != value:
+            raise SpecError(f"{where}.workload.{name}: {value}, but {launch.names[0]} was launched with {sizes[name]}")
+    if launch.dtype and not {"name", "bytes"} & set(sizes):
+        sizes.setdefault("dtype", launch.dtype)
+    if (device := rule.device or rules.hw) is None:
+        raise SpecError(f"{where}: hw: missing; which device is it? The file may say it for all rules")
+    said = rule.model_dump(include={"precision", "attention", "group"}, exclude_none=True)
+    fields = {**(rule.tiling or {}), **tiling}
+    case = {"device": device, "schedule": rule.schedule, **said, "workload": sizes}
+    return {**case, **({"tiling": fields} if fields else {}), "timing": "kernel", "l2": rule.start or rules.l2}
+
+
+def _sizes(launch: KernelLaunch, rule: KernelRule, where: str) -> dict[str, object]:
+    """Return sizes by name from the shapes of inputs and the grid; one name means one size."""
+    shapes = [(f"inputs.{n}", axes, launch.inputs[n : n + 1]) for n, axes in enumerate(rule.inputs)]
+    shapes += [("grid", rule.grid, (launch.grid,))] if rule.grid else []
+    sizes: dict[str, object] = {}
+    for key, axes, shape in shapes:
+        names = axes.split()
+        if not shape or len(shape[0]) != len(names):
+            known = f"has the shape {list(shape[0])}" if shape and shape[0] else "has none in this profile"
+            raise SpecError(f"{where}.{key}: {axes}: {len(names)} axes, but {launch.names[0]} {known}")
+        for name, size in zip(names, shape[0], strict=True):
+            if name != "_" and sizes.setdefault(name, size) != size:
+                raise SpecError(f"{where}.{key}: {name} is {size} here and {sizes[name]} before it")
+    return sizes
+
+
+def _measured(number: int, case: dict[str, Any], launches: Sequence[KernelLaunch]) -> dict[str, object]:
+    """Return a case with the medians of what its launches took, and how far from the median one lies at most."""
+    times = [launch.measured["latency_us"] for launch in launches]
+    middle = median(times)
+    quantities = [name for name in launches[0].measured if all(name in one.measured for one in launches)]
+    case["measured"] = {name: float(f"{median(one.measured[name] for one in launches):.6g}") for name in quantities}
+    if len(launches) > 1:
+        case |= {"launches": len(launches), "spread": min(0.99, round(max(abs(t / middle - 1) for t in times), 4))}
+    word = re.sub(r"\W+", "_", launches[0].names[-1]).strip("_")[:40]
+    return {"name": f"{word}_{number}", **case}
+
+
+# ---------------------------------------------------------------- one reader a profiler
+
+
+def _files(path: Path, pattern: str) -> list[Path]:
+    """Return a file, or all of a folder that match; raise `SpecError` where there is none."""
+    files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
+    if not files:
+        raise SpecError(f"{path}: no file {pattern} in it")
+    return files
+
+
+def _number(text: str, where: str) -> float:
+    """Return the number of a cell, with commas between thousands where it has them; 0 for none."""
+    text = text.strip()
+    if text in ("", "NA", "N/A"):
+        return 0.0
+    try:
+        return float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+    except ValueError:
+        raise SpecError(f"{where}: {text!r} is no number") from None
+
+
+def _quantities(rows: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
+    """Return the largest of each quantity over rows; those that are 0 did nothing, and are left out."""
+    largest: dict[str, float] = defaultdict(float)
+    for where, row in rows:
+        for name, columns in _QUANTITIES.items():
+            largest[name] = max(largest[name], *(_number(row.get(c, ""), f"{where}, {c}") for c in columns))
+    return {name: value for name, value in largest.items() if value}
+
+
+def _rows(file: Path, *needed: str, start: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+    for number, row in enumerate(read_csv(file, *needed, start=start)[1]):
+        yield f"{file}: row {number + 1}", row
+
+
+def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of ``"2,4096;4096,128"``; an empty one is a scalar."""
+    return tuple(tuple(int(n) for n in shape.split(",") if n) for shape in text.replace('"', "").split(";"))
+
+
+def _msprof(path: Path) -> Iterator[KernelLaunch]:
+    for file in _files(path, "op_summary*.csv"):
+        for where, row in _rows(file, "Op Name", "OP Type", "Task Duration(us)"):
+            times = {"latency_us": _number(row["Task Duration(us)"], f"{where}, Task Duration(us)")}
+            if times["latency_us"]:
+                dtype = _FORMATS.get(row.get("Input Data Types", "").strip('"').partition(";")[0])
+                shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""))
+                yield KernelLaunch((row["Op Name"], row["OP Type"]), times | _quantities([(where, row)]), shapes, dtype)
+
+
+def _msopprof(path: Path) -> Iterator[KernelLaunch]:
+    for file in _files(path, "OpBasicInfo*.csv"):
+        pipes = [p for p in (file.with_name(file.name.replace("OpBasicInfo", "PipeUtilization")),) if p.is_file()]
+        for where, row in _rows(file, "Op Name", "Op Type", "Task Duration(us)"):
+            times = {"latency_us": _number(row["Task Duration(us)"], f"{where}, Task Duration(us)")}
+            busy = _quantities(line for p in pipes for line in _rows(p, "block_id"))
+            yield KernelLaunch((row["Op Name"], row["Op Type"]), times | busy)
+
+
+def _ncu(path: Path) -> Iterator[KernelLaunch]:
+    columns, listed = read_csv(path, "ID", "Kernel Name", start="ID")
+    if "Metric Name" in columns:  # a metric a row
+        rows: dict[str, dict[str, str]] = defaultdict(dict)
+        units: dict[str, str] = {}
+        for row in listed:
+            rows[row["ID"]] |= {**row, row["Metric Name"]: row["Metric Value"]}
+            units[row["Metric Name"]] = row["Metric Unit"]
+        launches = list(rows.values())
+    else:  # a metric a column, the first row has the units
+        units, *launches = listed or [{}]
+    name = next((n for n in _DURATION if n in units), None)
+    if name is None or (factor := _UNITS.get(units[name])) is None:
+        told = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
+        raise SpecError(f"{path}: {told}; ncu --csv --page raw --metrics {_DURATION[0]},...")
+    for row in launches:
+        grid = tuple(map(int, re.findall(r"\d+", row.get("Grid Size", ""))))
+        duration = _number(row.get(name, ""), f"{path}: ID {row['ID']}, {name}") * factor
+        if duration:
+            yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration}, grid=grid)
+
+
+def _torch(path: Path) -> Iterator[KernelLaunch]:
+    try:
+        content = json.loads(read_text(path, MOST_TABLE_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: cannot be read as JSON: {error}") from None
+    events = content.get("traceEvents") if isinstance(content, dict) else content
+    if not isinstance(events, list):
+        raise SpecError(f"{path}: no traceEvents; torch.profiler's export_chrome_trace writes them")
+    complete = [(e, e.get("args") or {}) for e in events if isinstance(e, dict) and e.get("ph") == "X"]
+    operators = {
+        args["External id"]: args for e, args in complete if e.get("cat") == "cpu_op" and "External id" in args
+    }
+    for event, args in complete:
+        if event.get("cat") == "kernel":
+            operator = operators.get(args.get("External id"), {})
+            shapes = tuple(tuple(s) for s in operator.get("Input Dims", ()) if all(isinstance(n, int) for n in s))
+            dtype = _FORMATS.get(next(iter(operator.get("Input type", ())), ""))
+            time = {"latency_us": _number(str(event.get("dur", "")), f"{path}: {event.get('name')}, dur")}
+            yield KernelLaunch((str(event.get("name")),), time, shapes, dtype, tuple(args.get("grid", ())))
+
+
+#: What reads a profile's launches, by the profiler's name on the command line.
+PROFILERS: Mapping[str, Callable[[Path], Iterator[KernelLaunch]]] = MappingProxyType(
+    {"msprof": _msprof, "msopprof": _msopprof, "ncu": _ncu, "torch": _torch}
+)

@@ -1,0 +1,175 @@
+"""Everything that there is to read as one site: ``python reports/site/build.py [--out DIR]``.
+
+README, guides, architecture, the studies, what every command and Python function takes, and the changelog, made with
+MkDocs (``python -m pip install '.[site]'``).  Pages are those of the repository, not copies that are kept: they are
+gathered into a folder of their own, links between them led to where they stand there.  The site needs no server and no
+network: open ``index.html`` over any web server, or ``python -m http.server`` in its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+from npusim.cli.app import app
+from npusim.errors import NpusimError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["CONFIG", "gather", "main"]
+
+CONFIG = HERE / "mkdocs.yml"
+STUDIES = ROOT / "reports"
+#: Pages of the repository by where they stand in the site.
+PAGES = {
+    "index.md": ROOT / "README.md",
+    "architecture.md": ROOT / "npusim" / "README.md",
+    "changelog.md": ROOT / "CHANGELOG.md",
+    "studies/README.md": STUDIES / "README.md",
+}
+#: Modules whose public names the reference lists.
+MODULES = {
+    "npusim": (
+        "npusim.run.run",
+        "npusim.report.compare.compare",
+        "npusim.explore.explore",
+        "npusim.invariance.invariant",
+        "npusim.schedules.triton.triton",
+        "npusim.errors",
+    ),
+    "npusim.kernel": ("npusim.kernel", "npusim.algorithms.language"),
+    "npusim.machine": ("npusim.machine",),
+    "npusim.formats": ("npusim.formats", "npusim.formats.cast", "npusim.formats.blocks", "npusim.formats.matmul"),
+}
+WIDTH = 100
+LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def gather(folder: Path) -> list[Path]:
+    """Copy and write every page of the site to ``folder``; return their paths there."""
+    placed = {source.resolve(): folder / where for where, source in _placed()}
+    for source, target in placed.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".md":
+            target.write_text(_linked(source, target, placed), encoding="utf-8")
+        else:
+            shutil.copyfile(source, target)
+    shutil.copyfile(HERE / "style.css", folder / "style.css")
+    written = {folder / "reference" / f"{name}.md": text for name, text in (*_commands(), *_modules())}
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return [*placed.values(), *written]
+
+
+def _placed() -> Iterator[tuple[str, Path]]:
+    """Yield where each file of the repository stands in the site."""
+    yield from PAGES.items()
+    for guide in sorted((ROOT / "npusim" / "docs").glob("*.md")):
+        yield f"guides/{guide.name}", guide
+    for page in sorted(STUDIES.glob("*/*.md")):
+        if page.stem == page.parent.name:
+            for file in (page, *sorted(page.parent.glob("*.svg"))):
+                yield f"studies/{page.stem}/{file.name}", file
+
+
+def _linked(source: Path, target: Path, placed: dict[Path, Path]) -> str:
+    """Return a page whose links to other pages and pictures lead to where these stand in the site."""
+
+    def lead(found: re.Match[str]) -> str:
+        label, link, part = found[1], found[2], found[3] or ""
+        there = placed.get((source.parent / link).resolve())
+        if "://" in link or there is None:
+            return found[0] if "://" in link else label.strip("[]")
+        return f"{label}({_relative(there, target.parent)}{part})"
+
+    text = LINK.sub(lead, source.read_text(encoding="utf-8"))
+    return re.sub(r"(?m)^<!-- (?:test|file): \S+ -->\n", "", text)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    up = 0
+    while not path.is_relative_to(folder):
+        folder, up = folder.parent, up + 1
+    return "../" * up + path.relative_to(folder).as_posix()
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Yield what every command says of itself, a page."""
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    runner, env = CliRunner(), {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
+
+    def help_of(*words: str) -> str:
+        shown = runner.invoke(app, [*words, "--help"], env=env, prog_name="npusim").output.rstrip()
+        return "\n".join(line.rstrip() for line in shown.splitlines())
+
+    group: Any = get_command(app)
+    names = sorted(name for name, command in group.commands.items() if not command.hidden)
+    parts = [
+        "# Commands",
+        "",
+        "What each command takes, as `npusim VERB --help` prints it.",
+        "",
+        "```text",
+        help_of(),
+        "```",
+    ]
+    for name in names:
+        parts += ["", f"## {name}", "", "```text", help_of(name), "```"]
+    yield "commands", "\n".join(parts) + "\n"
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Yield a page for each public module, its text that of its docstrings."""
+    for title, names in MODULES.items():
+        yield title, "\n\n".join([f"# `{title}`", *(f"::: {name}" for name in names)]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the site; return 0, or 2 where its generator is missing or finds a fault."""
+    parser = argparse.ArgumentParser(
+        prog="site/build.py", description="Write README, guides, reference and studies as a site."
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=ROOT / "build" / "site", metavar="DIR", help="folder of the site"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        return _build(given.out)
+    except NpusimError as error:
+        print(f"site/build.py: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _build(out: Path) -> int:
+    try:
+        from mkdocs.commands.build import build
+        from mkdocs.config import load_config
+    except ImportError:
+        raise NpusimError("the site needs MkDocs: python -m pip install '.[site]'") from None
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    with tempfile.TemporaryDirectory() as scratch:
+        docs = Path(scratch) / "docs"
+        gather(docs)
+        config = load_config(str(CONFIG), docs_dir=str(docs), site_dir=str(out.resolve()), strict=True)
+        build(config)
+    print(out / "index.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

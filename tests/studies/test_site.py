@@ -1,0 +1,70 @@
+"""The site: every page of the repository is in it, links lead somewhere, and it is built where it can be."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reports.site.build import CONFIG, gather, main
+from tests.cli.transcripts import blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the gathered pages by their place."""
+    folder = tmp_path_factory.mktemp("docs")
+    return {path.relative_to(folder).as_posix(): path for path in gather(folder)}
+
+
+def test_every_guide_study_and_command_is_a_page_of_the_menu(pages: dict[str, Path], repository: Path) -> None:
+    menu = set(re.findall(r"[\w./-]+\.md", CONFIG.read_text(encoding="utf-8").partition("\nnav:")[2]))
+    assert menu == {name for name in pages if name.endswith(".md")}
+    studies = {f"studies/{p.parent.name}/{p.parent.name}.md" for p in (repository / "reports").glob("*/page.py")}
+    guides = {f"guides/{p.name}" for p in (repository / "npusim" / "docs").glob("*.md")}
+    assert studies | guides < menu
+    commands = pages["reference/commands.md"].read_text(encoding="utf-8")
+    assert all(f"\n## {verb}\n" in commands for verb in ("run", "explore", "compare", "hw", "validate"))
+    assert "Traceback" not in commands
+
+
+def test_links_and_pictures_lead_to_files_of_the_site(pages: dict[str, Path]) -> None:
+    for name, path in pages.items():
+        if name.endswith(".md"):
+            text = re.sub(r"(?ms)^```.*?^```$|`[^`\n]*`", "", path.read_text(encoding="utf-8"))
+            for link in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", text):
+                assert "://" in link or (path.parent / link).is_file(), f"{name}: {link}"
+
+
+def test_blocks_of_python_are_python(pages: dict[str, Path]) -> None:
+    """Those of README and guides are run as they stand (tests/cli); the gallery's are the package's own lines."""
+    for path in pages.values():
+        if path.suffix == ".md":
+            for block in blocks(path.read_text(encoding="utf-8")):
+                if block["kind"] == "python":
+                    ast.parse(block["text"])
+
+
+def test_the_site_is_built_and_asks_nothing_of_the_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mkdocs", reason="npusim[site] is not installed")
+    assert main(["--out", str(tmp_path / "site")]) == 0, caplog.text
+    assert capsys.readouterr().out.strip().endswith("index.html")
+    built = [*(tmp_path / "site").rglob("*.html")]
+    assert len(built) > 25
+    loaded = re.compile(r"""<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//""")
+    assert not [path.name for path in built if loaded.search(path.read_text(encoding="utf-8"))]
+
+
+def test_without_its_generator_the_site_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "mkdocs.commands.build", None)
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "python -m pip install '.[site]'" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Profiles as measurements: every launch in a case or counted, in the units and names of each profiler."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import npusim
+from npusim.config.cases import MeasurementCase, load_measurements
+from npusim.errors import SpecError
+from npusim.report.pipes import pipes_csv
+from npusim.report.record import record_of
+from npusim.validate import validate
+from npusim.validate.profiles import PROFILERS, ImportedProfile, import_profile
+
+SAMPLES = Path(__file__).parent / "profiles"
+HEAD = 'schema: npusim.mapping/1\nsource: "a test"\nhw: {hw}\nl2: clean\nkernels:\n'
+RULES = HEAD.format(hw="ascend_910b2") + (
+    "- {kernel: MatMulV2, schedule: gemm, inputs: [m k, k n]}\n"
+    "- {kernel: matmul_custom, schedule: gemm, workload: {m: 128, n: 256, k: 512}}\n"
+    "- {kernel: FlashAttention, schedule: flash, l2: warm, inputs: [batch heads seq_q head_dim, _ kv_heads seq_kv _]}\n"
+)
+GPU = HEAD.format(hw="h200") + (
+    "- kernel: 'flash_fwd_d(?P<head_dim>\\d+)_q(?P<block_q>\\d+)_k(?P<block_kv>\\d+)'\n"
+    "  schedule: flash\n  grid: _ heads batch\n  workload: {seq_q: 4096, seq_kv: 4096}\n"
+)
+
+
+def brought(tmp_path: Path, kind: str, path: Path, rules: str) -> tuple[ImportedProfile, dict[str, MeasurementCase]]:
+    mapping, out = tmp_path / "mapping.yaml", tmp_path / "measured.yaml"
+    mapping.write_text(rules)
+    profile = import_profile(kind, path, mapping)
+    out.write_text(profile.text)
+    return profile, {case.schedule: case for case in load_measurements(out).cases}
+
+
+def test_every_launch_of_msprof_is_in_a_case_or_counted(tmp_path: Path) -> None:
+    profile, cases = brought(tmp_path, "msprof", SAMPLES / "prof", RULES)
+    assert (profile.cases, profile.mapped, dict(profile.unmapped)) == (2, 3, {"aclnnAdd_Add": 1})
+    product, attention = cases["gemm"], cases["flash"]
+    assert (product.launches, product.kind, product.start) == (2, "kernel", "clean")
+    assert product.spread == pytest.approx(25.1 / 24.8 - 1, abs=1e-4)
+    assert {name: value.low for name, value in product.measured.items()} == pytest.approx(
+        {"latency_us": 24.8, "core_us": 21.4, "mac_us": 18.1, "mte1_us": 9.0, "mte2_us": 15.5, "fixp_us": 2.2}
+    )
+    sizes = {"batch": 1, "heads": 8, "kv_heads": 2, "seq_q": 1024, "seq_kv": 1024, "head_dim": 128, "dtype": "bfloat16"}
+    assert attention.workload.model_dump(exclude_none=True) == sizes
+    assert (attention.start, attention.measured.vec_us) == ("warm", (61.0, 61.0))
+    assert len(validate(tmp_path / "measured.yaml", jobs=2).residuals) == 6 + 7
+
+
+def test_pipes_of_one_kernel_are_those_of_its_busiest_core(tmp_path: Path) -> None:
+    measured = brought(tmp_path, "msopprof", SAMPLES / "opprof", RULES)[1]["gemm"].measured
+    assert [measured.latency_us, measured.core_us, measured.mac_us, measured.mte2_us] == [
+        (x, x) for x in (18.4, 14.0, 6.2, 9.3)
+    ]
+
+
+def test_pipes_of_a_run_have_the_profilers_names(tmp_path: Path) -> None:
+    """A run's ``pipes.csv`` in place of a measured one: each pipe comes back as it was predicted."""
+    run = npusim.run("flash", seq=512, numerics=False)
+    (tmp_path / "PipeUtilization.csv").write_text(pipes_csv(record_of(run)))
+    info = (SAMPLES / "opprof" / "OpBasicInfo.csv").read_text()
+    (tmp_path / "OpBasicInfo.csv").write_text(info)
+    (launch,) = PROFILERS["msopprof"](tmp_path)
+    cycles = {use.queue: 0 for uses in run.timing.queues for use in uses}
+    for uses in run.timing.queues:
+        for use in uses:
+            cycles[use.queue] = max(cycles[use.queue], use.busy_cycles)
+    clock = run.device.clock_hz.value / 1e6
+    for name, queue in (("mac_us", "aic.CUBE"), ("mte2_us", "aic.MTE2"), ("vec_us", "aiv0.VECTOR")):
+        assert launch.measured[name] == pytest.approx(cycles[queue] / clock, rel=1e-3), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("ncu", "ncu_raw.csv"), ("ncu", "ncu_details.csv"), ("torch", "kineto.json")]
+)
+def test_launches_of_a_gpu_have_microseconds_grid_and_captured_fields(tmp_path: Path, kind: str, file: str) -> None:
+    profile, cases = brought(tmp_path, kind, SAMPLES / file, GPU)
+    assert dict(profile.unmapped) == {"elementwise_kernel": 1}
+    case = cases["flash"]
+    assert case.measured.latency_us == (1234.5, 1234.5)
+    assert case.tiling == {"block_q": 128, "block_kv": 64}
+    workload = case.workload
+    assert (workload.batch, workload.heads, workload.head_dim) == (2, 16, 64)
+    assert workload.dtype == ("float16" if kind == "torch" else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "rules", "message"),
+    [
+        ("msprof", "", RULES, "no column Op Name, OP Type, Task Duration.us.; it is empty"),
+        ("msprof", "a,b\n1,2\n", RULES, "it has a, b"),
+        ("msprof", "Op Name,OP Type,Task Duration(us)\nx,y,soon\n", RULES, "row 1, .*'soon' is no number"),
+        (
+            "msprof",
+            "Op Name,OP Type,Task Duration(us)\nx,y,3\n",
+            RULES,
+            "no rule says what its 1 launches are: x .3 us",
+        ),
+        ("msprof", "Op Name,OP Type,Task Duration(us)\nMatMulV2,y,3\n", RULES, "inputs.0: m k: 2 axes"),
+        ("ncu", "ID,Kernel Name,gpu__time_duration.sum\n,,cycles\n0,x,5\n", GPU, "in 'cycles', no unit of time"),
+        ("ncu", "ID,Kernel Name\n0,x\n", GPU, "no metric gpu__time_duration.sum"),
+        ("torch", "{", GPU, "cannot be read as JSON"),
+        ("torch", "{}", GPU, "no traceEvents"),
+        ("torch", '{"traceEvents": []}', GPU, "no launch"),
+        ("ncu", "", RULES.replace("MatMulV2", "("), "kernels.0.kernel: no regular expression"),
+    ],
+)
+def test_what_is_no_profile_says_so(tmp_path: Path, kind: str, text: str, rules: str, message: str) -> None:
+    source, mapping = tmp_path / "file", tmp_path / "mapping.yaml"
+    source.write_text(text or ("ID,Kernel Name,Duration\n,,us\n0,x,1\n" if kind == "ncu" else ""))
+    mapping.write_text(rules)
+    with pytest.raises(SpecError, match=message):
+        import_profile(kind, source, mapping)
+
+
+def test_a_rule_that_contradicts_the_shapes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"workload\.m: 7, but .*MatMulV2 was launched with 1024"):
+        brought(tmp_path, "msprof", SAMPLES / "prof", RULES.replace("[m k, k n]}", "[m k, k n], workload: {m: 7}}"))
+
+
+def test_devices_beside_the_file_and_one_line_a_reason(tmp_path: Path) -> None:
+    case = "- {name: %s, hw: %s, schedule: %s, workload: {m: 64, n: 64, k: 64}, measured: {latency_us: 9}}\n"
+    listed = [("one", "mine", "gemm"), *((f"bad{n}", "mine", "nothing") for n in range(6))]
+    file = tmp_path / "measured.yaml"
+    file.write_text('schema: npusim.measurements/1\nsource: "x"\ncases:\n' + "".join(case % row for row in listed))
+    (tmp_path / "mine.yaml").write_text(
+        "schema: npusim.device/1\nextends: ascend_910b2\nname: mine\ndescription: mine\n"
+    )
+    calls = SimpleNamespace(last=None)
+    report = validate(file, progress=lambda done, total: setattr(calls, "last", (done, total)))
+    assert [r.name for r in report.residuals] == ["one"]
+    assert (calls.last, report.not_predicted, len(report.faults)) == ((7, 7), 6, 1)
+    assert re.match("cases bad0, bad1, bad2, bad3 and 2 more: .*nothing.*; leave them out", report.faults[0])

@@ -1,0 +1,61 @@
+"""Predictions beside measured neighbours, and as tables for others."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from npusim.config.problem import GemmProblem
+from npusim.errors import SpecError
+from npusim.report.latency_rows import latency_rows
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
+from npusim.validate.nearest import nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from npusim.simulation.result import RunData
+
+CASE = "  - {name: %s, device: %s, schedule: gemm, workload: {m: %d, n: 512, k: 512}, measured: {latency_us: 20}}\n"
+
+
+def product(hw: str, m: int, n: int, k: int) -> RunData:
+    return run_request(Request("gemm", hw=hw, problem=GemmProblem(m=m, n=n, k=k), numerics=False))
+
+
+def file_of(tmp_path: Path, *rows: tuple[str, str, int]) -> Path:
+    file = tmp_path / "measured.yaml"
+    file.write_text('schema: npusim.measurements/1\nsource: "x"\ncases:\n' + "".join(CASE % row for row in rows))
+    return file
+
+
+def test_the_nearest_measured_cases_are_named_with_what_differs_and_their_error(tmp_path: Path) -> None:
+    file = file_of(tmp_path, ("far", "ascend_910b2", 8192), ("near", "ascend_910b2", 512), ("other", "h200", 256))
+    run = product("ascend_910b2", 256, 512, 512)
+    first, second = nearest(run, file)
+    assert (first.name, first.measured_us, second.name) == ("near", 20, "far")
+    assert "m 512" in first.differs
+    assert first.relative_error == pytest.approx(first.predicted_us / 20 - 1)
+    assert second.distance - first.distance == pytest.approx(4)
+    with pytest.raises(SpecError, match="no latency of gemm on ascend_910b2"):
+        nearest(run, file_of(tmp_path, ("other", "h200", 256)))
+
+
+def test_rows_have_the_readers_columns_units_and_the_band() -> None:
+    axes = {"m": [64, 128], "n": [256], "k": [256]}
+    text, faults = latency_rows(Request("gemm", hw="h200"), axes, "aiconfigurator")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    head = "framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency,band"
+    assert (text.splitlines()[0], len(rows), faults) == (head, 2, ())
+    run = product("h200", 64, 256, 256)
+    assert float(rows[0]["latency"]) * 1e3 == pytest.approx(run.latency_us, rel=1e-3)
+    assert 0 < float(rows[0]["band"]) < 1
+    axes = {"heads": [2], "seq_q": [256], "head_dim": [64]}
+    (row,) = csv.DictReader(io.StringIO(latency_rows(Request("flash", hw="h200"), axes, "msmodeling")[0]))
+    assert row["Input Shapes"] == ";".join(["1,2,256,64"] * 3)
+    with pytest.raises(SpecError, match="--grid: sizes m: give m, n and k"):
+        latency_rows(Request("gemm"), {"m": [1]}, "aiconfigurator")
