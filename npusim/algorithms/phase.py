@@ -191,7 +191,10 @@ class WorkTile:
 
     def span(self, axis: str) -> tuple[int, int] | None:
         """Return start and size along an axis of the grid."""
-        return next(((start, size) for a, start, size in self.spans if a == axis), None)
+        for name, start, size in self.spans:  # no generator: it is asked for every block and operand
+            if name == axis:
+                return start, size
+        return None
 
     @property
     def row(self) -> int:

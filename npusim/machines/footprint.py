@@ -99,10 +99,10 @@ def _visited(
     frame: Frame, times: Callable[[str, WorkTile], int], n: str, blocks: Sequence[WorkTile]
 ) -> Iterator[Touch]:
     """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`, read as often as planned."""
-    share = frame.sharing(n)
+    share, axes = frame.sharing(n), frame.axes(n)
     alike: dict[tuple[int, int, object, tuple[TileRun, ...]], tuple[int, int, WorkTile]] = {}
     for block in blocks:
-        each, spans = times(n, block), tuple(block.span(a) for a in frame.axes(n))
+        each, spans = times(n, block), tuple([block.span(a) for a in axes])
         visitors = block.batch, block.head // share, spans, block.runs
         most, total, _ = alike.get(visitors, (0, 0, block))
         alike[visitors] = max(most, each), total + each, block

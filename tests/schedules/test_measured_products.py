@@ -1,4 +1,4 @@
-"""Products, one-shot blocks and ragged calls of an H200 against measured ones that no constant was fitted on."""
+"""Products, one-shot blocks and ragged calls of an H200: measured, and looked at while the model was mended."""
 
 from __future__ import annotations
 
