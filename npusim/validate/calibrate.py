@@ -99,7 +99,8 @@ class Calibration:
         lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {len(self.cases)} cases')}", ""]
         for c in self.constants:
             with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
-            source = f"npusim calibrate, {self.source}: {c.before:.6g} before, 90 % interval to first order {c.low:.4g} to {c.high:.4g}"
+            interval = f"90 % interval to first order {c.low:.4g} to {c.high:.4g}"
+            source = f"npusim calibrate, {self.source}: {c.before:.6g} before, {interval}"
             number = int(c.after) if c.after.is_integer() else c.after
             value = {"value": number, "basis": "fitted", "fitted_on": list(self.cases), "source": source + with_it}
             lines.append(f"{c.key}: {json.dumps(value)}")

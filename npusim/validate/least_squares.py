@@ -165,7 +165,9 @@ def fit(predict: Predict, measured: Array, start: Array | None = None, width: in
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``width``: how many x are.  An interval covers `COVERAGE` where errors are independent and
-    of one width, to first order: it is too narrow where constants trade against one another along a curve.  Raises `SpecError` where measurements are not more than constants.
+    of one width, to first order: it is too narrow where constants trade against one another along a curve.
+
+    Raises `SpecError` where measurements are not more than constants.
     """
     limit = np.log(BOUND)
     x = np.zeros(width) if start is None else np.clip(start, -0.99 * limit, 0.99 * limit)
