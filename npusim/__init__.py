@@ -1,4 +1,4 @@
-"""npusim: which bits and how many cycles an attention schedule gives on NPUs and low-resource GPUs.
+"""npusim: which bits and how many cycles an attention schedule gives on NPUs and GPUs.
 
 ``run`` executes one schedule for its values and simulates it for its time; ``compare`` and
 ``explore`` build on it; all errors are `NpusimError`.  Submodules for direct use: ``formats`` (numbers), ``errors``.
