@@ -22,21 +22,8 @@ INTERRUPTED = 130
 
 #: In the order of the help text.
 VERBS = (
-    *(
-        "run",
-        "compare",
-        "diff",
-        "report",
-        "explore",
-        "invariant",
-        "check",
-        "validate",
-        "import",
-        "calibrate",
-        "layout",
-        "format",
-    ),
-    *("help", "hw", "workload", "new", "warm"),
+    *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "import", "calibrate"),
+    *("export", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
 

@@ -39,6 +39,8 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         {"R": 8, "C": 100},
     ),
     "matmul": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 100, "N": 200, "K": 80}),
+    "one tile": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 1, "N": 48, "K": 16}),
+    "one column": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 48, "N": 1, "K": 1}),
     "bias_gelu": (
         "bias_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M, N, K, BM=64, BN=64,BK=32)",
         {"M": 64, "N": 128, "K": 64},
