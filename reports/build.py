@@ -76,7 +76,7 @@ def build(name: str, folder: Path) -> list[Path]:
 
 def _check(name: str) -> None:
     if name not in STUDIES:
-        raise SpecError(f"no study named {name!r}{suggest(name, STUDIES)}")
+        raise SpecError(f"no study named {name!r} among {', '.join(STUDIES)}{suggest(name, STUDIES)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
