@@ -295,8 +295,12 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
         return KernelProblem(**{n: x if n == "dtype" else _size(n, x) for n, x in values.items()})
     dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
-    if set(values) not in allowed or dtype not in ("float16", "bfloat16") or operands not in (None, "nd", "nz"):
-        how = "m=..,n=..,k=.. (and count=.., dtype=float16 or bfloat16, operands=nd or nz), or bytes=.."
+    if (
+        set(values) not in allowed
+        or dtype not in ("float16", "bfloat16", "mxfp8", "mxfp8_e5m2")
+        or operands not in (None, "nd", "nz")
+    ):
+        how = "m=..,n=..,k=.. (and count=.., dtype=float16, bfloat16, mxfp8, mxfp8_e5m2, operands=nd, nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():
