@@ -344,7 +344,7 @@ def test_trace_of_chosen_groups(elsewhere: Path) -> None:
     assert names == {"result.json", "figures.json", "pipes.csv", "trace.json"}
     events = json.loads((elsewhere / "a" / "trace.json").read_text())["traceEvents"]
     cores = {e["args"]["name"].partition(".")[0] for e in events if e["name"] == "process_name"}
-    assert cores == {"core1", "core2", "core group 1", "core group 2"}
+    assert cores == {"core1", "core2"}
 
 
 @pytest.mark.parametrize("columns", [60, 100])

@@ -29,6 +29,9 @@ class RouteSpec(SpecModel):
     destination: Text = Field(description="buffer written: of the core or another of its group, or GM")
     bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
     latency_cycles: WholeQuantity
+    scale_bytes_per_cycle: Positive | None = Field(
+        default=None, description="of the scales of operands in blocks, moved behind their elements; default: as those"
+    )
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
     unaligned_factor: Positive | None = Field(
         default=None, description="time for rows in GM that start inside a request, over rows that start with one"

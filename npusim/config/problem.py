@@ -32,6 +32,8 @@ FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
+#: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
+BlockDtype = Literal["mxfp8", "mxfp8_e5m2"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
 #: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
@@ -135,6 +137,13 @@ def element_bytes(fmt: str) -> int:
     from npusim.formats import get_format
 
     return get_format(fmt).size_bytes
+
+
+def stored_bytes(fmt: str, elements: int) -> int:
+    """Return the bytes of some elements, those of their scales counted."""
+    from npusim.formats import stored_format
+
+    return stored_format(fmt).bytes_of(elements)
 
 
 def divisors_of(number: int) -> list[int]:
@@ -450,7 +459,7 @@ class GemmProblem(Sizes):
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
-    dtype: Dtype = "float16"
+    dtype: Dtype | BlockDtype = "float16"
     count: PositiveInt = 1
     operands: Literal["nd", "nz"] = "nd"
 
@@ -458,10 +467,15 @@ class GemmProblem(Sizes):
         """Return operations, 2 a multiply-add."""
         return 2 * self.count * self.m * self.n * self.k
 
+    @property
+    def output_dtype(self) -> Dtype:
+        """Format of C: that of A and B, of those in blocks bfloat16."""
+        return "bfloat16" if self.dtype == "mxfp8" or self.dtype == "mxfp8_e5m2" else self.dtype  # noqa: PLR1714
+
     def bytes_moved(self) -> int:
         """Return the bytes of A, B and C, each once."""
-        elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return self.count * elements * element_bytes(self.dtype)
+        inputs = stored_bytes(self.dtype, self.m * self.k) + stored_bytes(self.dtype, self.k * self.n)
+        return self.count * (inputs + stored_bytes(self.output_dtype, self.m * self.n))
 
 
 class CopyProblem(Sizes):

@@ -5,16 +5,18 @@ Importing this package imports numpy but not numba; the first call of a kernel d
 
 from npusim.formats.blocks import (
     BLOCK_FORMATS,
+    NAN_SCALE,
     SCALE_RULES,
     BlockArray,
     BlockFormat,
     ScaleRule,
     get_block_format,
     quantize,
+    scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
 from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
-from npusim.formats.float_format import FORMATS, FloatFormat, get_format
+from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
@@ -24,6 +26,7 @@ __all__ = [
     "ARITHMETICS",
     "BLOCK_FORMATS",
     "FORMATS",
+    "NAN_SCALE",
     "ROUNDINGS",
     "SCALE_RULES",
     "VARIANTS",
@@ -53,7 +56,9 @@ __all__ = [
     "reduce_max",
     "reduce_sum",
     "rsqrt",
+    "scales_of",
     "sqrt",
+    "stored_format",
     "sub",
     "tanh",
 ]

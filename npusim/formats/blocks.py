@@ -15,7 +15,7 @@ import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
-from npusim.formats.float_format import FloatFormat, get_format, lookup
+from npusim.formats.float_format import FloatFormat, get_format, lookup, stored_format
 from npusim.formats.mma_arithmetic import E8M0
 
 if TYPE_CHECKING:
@@ -122,6 +122,31 @@ class BlockArray:
         exact = widen(self.elements).astype(np.float64) * self.fmt.unit * wide
         result: Array = exact * np.float64(self.tensor_scale)
         return result
+
+    def stored(self) -> Array:
+        """Return the elements with their scales beside them, as tiles of a program hold them (`stored_format`).
+
+        Raises `FormatError` for a format that tiles cannot have, and for a tensor scale other than 1.
+        """
+        dtype = stored_format(self.fmt.name).dtype
+        if self.tensor_scale != 1:
+            raise FormatError(f"{self.fmt.name}: tiles have no scale of a tensor; it is {self.tensor_scale}")
+        made = np.empty(self.elements.shape, dtype)
+        length = self.elements.shape[self.axis]
+        made["element"] = self.elements
+        spread = np.repeat(self.scales.view(np.uint8), self.fmt.block, axis=self.axis)
+        made["scale"] = np.take(spread, np.arange(length), axis=self.axis)
+        return made
+
+
+#: Code of an E8M0 scale that makes all elements of its block NaN.
+NAN_SCALE = _E8M0_NAN
+
+
+def scales_of(stored: Array, block: int, axis: int) -> Array:
+    """Return the E8M0 scales of what `BlockArray.stored` gives, one a ``block`` along ``axis``."""
+    codes = np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
+    return np.ascontiguousarray(codes).view(ml_dtypes.float8_e8m0fnu)
 
 
 def scale_values(scales: Array) -> Array:

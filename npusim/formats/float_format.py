@@ -6,7 +6,7 @@ import difflib
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +48,9 @@ class FloatFormat:
     table
         Values of the codes of a format whose fields have no fixed widths (HiF8), else None; then
         ``exponent_bits`` and ``mantissa_bits`` are the widest.
+    scale_block
+        Elements that share a scale of a byte (`stored_format`), 0 where there is none; ``dtype`` then has the fields
+        ``element`` and ``scale``, the code of the scale beside each element of its block.
 
     Notes
     -----
@@ -65,6 +69,7 @@ class FloatFormat:
     dtype: np.dtype[Any]
     canonical_nan_bits: int
     table: tuple[float, ...] | None = None
+    scale_block: int = 0
 
     @property
     def is_integer(self) -> bool:
@@ -74,7 +79,16 @@ class FloatFormat:
     @functools.cached_property
     def size_bytes(self) -> int:
         """Bytes of one stored element (tf32 is stored as float32: 4)."""
-        return int(self.dtype.itemsize)
+        return int(self.dtype.itemsize) - (self.scale_block > 0)
+
+    def scale_bytes(self, elements: int) -> int:
+        """Return the bytes of the scales of some elements."""
+        return ceil_div(elements, self.scale_block) if self.scale_block else 0
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of some elements, their scales' among them."""
+        size = elements * self.size_bytes
+        return size + self.scale_bytes(elements) if self.scale_block else size
 
     @property
     def min_exponent(self) -> int:
@@ -168,6 +182,11 @@ def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Fl
     return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, False, "none", np.dtype(dtype), largest)
 
 
+def _with_scale(element: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of elements beside each of which stands the code of its block's scale."""
+    return np.dtype([("element", element), ("scale", np.uint8)])
+
+
 def _code_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a format that ml_dtypes does not have: a byte with the code, told apart by its field."""
     return np.dtype([(name, np.uint8)])
@@ -237,6 +256,23 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     if type(name) is str and name in FORMATS:
         return FORMATS[name]
     return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
+
+
+#: Formats in blocks of which tiles may be (OCP Microscaling Formats 1.0): elements and scales of a byte each.
+_STORED_BLOCKS: Mapping[str, FloatFormat] = MappingProxyType(
+    {
+        name: replace(FORMATS[element], name=name, scale_block=32, dtype=_with_scale(FORMATS[element].dtype))
+        for name, element in (("mxfp8", "float8_e4m3fn"), ("mxfp8_e5m2", "float8_e5m2"))
+    }
+)
+
+
+def stored_format(name: str) -> FloatFormat:
+    """Return how elements of a tile lie in memory: of a number format, or of a format in blocks.
+
+    Raises `FormatError` if the name is neither.
+    """
+    return _STORED_BLOCKS[name] if name in _STORED_BLOCKS else get_format(name)
 
 
 _BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if item.name != "tf32"})

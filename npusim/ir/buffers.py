@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import BufferOverflowError, ProgramError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.tile import RingTile, Tile
 from npusim.units import format_bytes, round_up
 
@@ -109,7 +109,7 @@ class Allocator:
 
     def tile(self, space: str, name: str, rows: int, cols: int, fmt: str) -> Tile:
         """Place a tile that one engine keeps for itself (running state)."""
-        size = rows * cols * get_format(fmt).size_bytes
+        size = stored_format(fmt).bytes_of(rows * cols)
         return Tile(space, self._place(space, name, size, 1), rows, cols, cols, fmt)
 
     def ring(

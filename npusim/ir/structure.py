@@ -16,7 +16,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.content import memo, record
 from npusim.ir.families import families_of, shapes_of
 from npusim.ir.opaque import (
@@ -409,7 +409,7 @@ class Builder:
         """Return a tile's bytes, rows without gaps as one run."""
         size = self._sizes.get(tile.fmt)
         if size is None:
-            size = self._sizes[tile.fmt] = get_format(tile.fmt).size_bytes
+            size = self._sizes[tile.fmt] = stored_format(tile.fmt).size_bytes
         width, pitch, rows = tile.cols * size, tile.stride * size, tile.rows
         if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
             raise ProgramError(

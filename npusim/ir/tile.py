@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.content import record
 from npusim.units import ceil_div
 
@@ -37,13 +37,13 @@ class Tile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
         """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        offset = self.offset_bytes + (row * self.stride + col) * stored_format(self.fmt).size_bytes
         return Tile(self.space, offset, rows, width, self.stride, self.fmt)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements themselves, without the gaps between rows."""
-        return self.rows * self.cols * get_format(self.fmt).size_bytes
+        """Bytes of the elements themselves and of their scales, without the gaps between rows."""
+        return stored_format(self.fmt).bytes_of(self.rows * self.cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class GlobalTensor:
     def size_bytes(self) -> int:
         """Bytes of the whole tensor, without padding."""
         rows = sum(ceil_div(self.rows_of(b), self.shared_rows) for b in range(self.batch))
-        return self.heads * rows * self.cols * get_format(self.fmt).size_bytes
+        return stored_format(self.fmt).bytes_of(self.heads * rows * self.cols)
 
     def rows_of(self, batch: int) -> int:
         """Return the rows of one batch."""
@@ -132,7 +132,7 @@ class GlobalTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements of this cut."""
-        return ceil_div(self.rows, self.tensor.shared_rows) * self.cols * get_format(self.tensor.fmt).size_bytes
+        return stored_format(self.tensor.fmt).bytes_of(ceil_div(self.rows, self.tensor.shared_rows) * self.cols)
 
 
 @record
@@ -158,7 +158,7 @@ class RingTile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * get_format(self.fmt).size_bytes
+        offset = self.offset_bytes + (row * self.stride + col) * stored_format(self.fmt).size_bytes
         ends = self.first, self.last, self.is_peek
         return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
 
@@ -176,7 +176,7 @@ class RingTile:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements themselves."""
-        return self.rows * self.cols * get_format(self.fmt).size_bytes
+        return stored_format(self.fmt).bytes_of(self.rows * self.cols)
 
 
 Operand = Tile | RingTile | GlobalTile

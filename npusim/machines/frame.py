@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
-from npusim.formats import get_arithmetic, get_format
+from npusim.formats import get_arithmetic, stored_format
 from npusim.ir.content import interned
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import indices, varying
@@ -67,7 +67,7 @@ class Frame:
 
     def size_bytes(self, n: str, elements: int) -> int:
         """Return the bytes of some elements of a name."""
-        return elements * get_format(self.phase.names[n].fmt).size_bytes
+        return stored_format(self.phase.names[n].fmt).bytes_of(elements)
 
     def row_bytes(self, n: str, rows: int) -> int:
         """Return the bytes of some rows of the largest tile of a name."""
@@ -224,7 +224,9 @@ class Frame:
         """Raise `TilingError` where a matrix unit would be given formats that it does not multiply."""
         (left, right), how = stage.rows[0].srcs, stage.rows[0].attributes
         a, b, wanted = self.fmt(left), self.fmt(right), get_arithmetic(unit)
-        if (get_format(a).dtype, get_format(b).dtype) != (wanted.a.dtype, wanted.b.dtype):
+        dtypes = [s.dtype["element"] if s.scale_block else s.dtype for s in map(stored_format, (a, b))]
+        scales = {s.scale_block for s in map(stored_format, (a, b))}
+        if dtypes != [wanted.a.dtype, wanted.b.dtype] or scales != {wanted.scale_block}:
             name = f"{self.label(left)}{'^T' * how.transpose_a} {self.label(right)}{'^T' * how.transpose_b}"
             raise TilingError(
                 f"{name}: {a} by {b}, but {unit} multiplies {wanted.a.name} by {wanted.b.name}; give inputs "

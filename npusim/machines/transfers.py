@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from npusim.config.engine import DmaEngine, FixpipeEngine, RouteSpec
 from npusim.errors import SpecError, UnknownOpcodeError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.op import Opcode, Step
 from npusim.ir.program import Cost
 from npusim.ir.residency import Residency, residency
@@ -72,6 +72,10 @@ class Transfers:
             moved = step.dst.payload_bytes
         port = moved / route.bytes_per_cycle.value
         terms = [(f"{path}.bytes_per_cycle", port)]
+        if route.scale_bytes_per_cycle is not None and (scales := self.scale_bytes(src, source)):
+            extra = scales / route.scale_bytes_per_cycle.value
+            port = (moved - scales) / route.bytes_per_cycle.value + extra
+            terms = [(f"{path}.bytes_per_cycle", port - extra), (f"{path}.scale_bytes_per_cycle", extra)]
         for name, extra in self._through_memory(step, route, port):
             port, terms = port + extra, [*terms, (f"{path}.{name}", extra)]
         if isinstance(spec, FixpipeEngine):
@@ -91,6 +95,10 @@ class Transfers:
     def stored_bytes(self, operand: Operand, _memory: str) -> int:
         """Return an operand's bytes in a memory: those of its elements, where nothing is padded."""
         return operand.payload_bytes
+
+    def scale_bytes(self, operand: Operand, _memory: str) -> int:
+        """Return the bytes of an operand's scales, which `stored_bytes` has as well."""
+        return stored_format(operand.fmt).scale_bytes(operand.rows * operand.cols)
 
     def _through_memory(self, step: Step, route: RouteSpec, port: float) -> Iterator[tuple[str, float]]:
         """Yield what a move through GM pays beside its bytes: the constant's name, and cycles.
@@ -199,6 +207,6 @@ def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
             continue
         pitch = operand.tensor.cols if isinstance(operand, GlobalTile) else operand.stride
         is_run = pitch == operand.cols and not to_fractals
-        if not is_run and pitch * get_format(operand.fmt).size_bytes % request_bytes:
+        if not is_run and pitch * stored_format(operand.fmt).size_bytes % request_bytes:
             return True
     return False

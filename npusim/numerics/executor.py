@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from npusim import formats
 from npusim.errors import ProgramError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
@@ -126,8 +126,12 @@ def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matm
     for source in sources:
         if source.dtype == np.int8:
             continue
-        ok: Any = np.isfinite(source)
-        number: Any = ~np.isnan(source)
+        values: Any = source["element"].astype(np.float32) if source.dtype.names else source
+        ok: Any = np.isfinite(values)
+        number: Any = ~np.isnan(values)
+        if source.dtype.names:
+            has_scale = source["scale"] != formats.NAN_SCALE
+            ok, number = ok & has_scale, number & has_scale
         if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
             # Each element depends on whole rows and columns: judge the lane as one.
             ok = ok.all(axis=(-2, -1), keepdims=True)
@@ -409,19 +413,26 @@ class BufferStore:
 
     def __init__(self, program: TileProgram, lanes: int) -> None:
         self.lanes = lanes
-        self._bytes = {space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()}
+        #: Each memory, and behind it a byte for each of its own: the scale of the element there, where it has one.
+        self._bytes = {space: np.empty((2, lanes, used), np.uint8) for space, used in program.used_bytes.items()}
+        for memory in self._bytes.values():
+            memory[0] = POISON
 
     def view(self, tile: Tile) -> Array:
         """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
         memory = self._bytes[tile.space]
-        fmt = get_format(tile.fmt)
-        size = fmt.size_bytes
+        fmt = stored_format(tile.fmt)
+        size, dtype = fmt.size_bytes, fmt.dtype
+        if fmt.scale_block:
+            types = [dtype["element"], dtype["scale"]]
+            apart: Any = {"names": ["element", "scale"], "formats": types, "offsets": [0, memory.strides[0]]}
+            dtype = np.dtype(apart)
         return np.ndarray(
             (self.lanes, tile.rows, tile.cols),
-            fmt.dtype,
+            dtype,
             memory,
             tile.offset_bytes,
-            (memory.strides[0], tile.stride * size, size),
+            (memory.strides[1], tile.stride * size, size),
         )
 
 
@@ -449,8 +460,8 @@ class TensorStore:
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)
             values = np.ascontiguousarray(values.T) if tensor.is_transposed else values
         else:
-            fmt = get_format(tensor.fmt)
-            raw = np.full(tensor.rows * tensor.cols * fmt.size_bytes, POISON, np.uint8)
+            fmt = stored_format(tensor.fmt)
+            raw = np.full(tensor.rows * tensor.cols * fmt.dtype.itemsize, POISON, np.uint8)
             return raw.view(fmt.dtype).reshape(tensor.rows, tensor.cols)
         if values.shape != (shape := (tensor.rows_of(batch), tensor.cols)):
             raise ProgramError(f"tensor {tensor.name}: {values.shape} given, {shape} needed")

@@ -51,7 +51,14 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
     if tail:
         a = np.concatenate([a, np.zeros((*a.shape[:-1], tail), a.dtype)], axis=-1)
         b = np.concatenate([b, np.zeros((*b.shape[:-2], tail, b.shape[-1]), b.dtype)], axis=-2)
-    return formats.matmul(a, b, before if attributes.accumulate else None, arithmetic=arithmetic)
+    c, scales = before if attributes.accumulate else None, dict[str, Any]()
+    if arithmetic.scale_block:
+        scales = {
+            "a_scale": formats.scales_of(a, arithmetic.scale_block, -1),
+            "b_scale": formats.scales_of(b, arithmetic.scale_block, -2),
+        }
+        a, b = a["element"], b["element"]
+    return formats.matmul(a, b, c, arithmetic=arithmetic, **scales)
 
 
 def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:

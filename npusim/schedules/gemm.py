@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
 from npusim.algorithms.gemm import copy as copy_phase
+from npusim.config.load import load_device
+from npusim.config.packaged import is_node_name, list_packaged
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
+from npusim.errors import SpecError
+from npusim.formats import stored_format
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.plan import GemmFields
 from npusim.machines.sm.core import has_libraries
@@ -32,6 +36,11 @@ def needs_groups(device: DeviceSpec) -> str:
     return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 
 
+def multiplies(device: DeviceSpec, fmt: str) -> bool:
+    """Return whether a device's file says how its matrix unit multiplies a format in blocks."""
+    return any(fmt in unit.arithmetic for unit in device.matrix_engines.values())
+
+
 def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles."""
     rows = blocks[0].rows
@@ -46,12 +55,19 @@ def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
     """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
+    if stored_format(fmt).scale_block and not multiplies(machine.device, fmt):
+        listed = (name for name in list_packaged("hwconfigs") if not is_node_name(name))
+        able = ", ".join(name for name in listed if multiplies(load_device(name), fmt))
+        raise SpecError(
+            f"{machine.device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}"
+        )
     column = machine.column(fmt) if problem.operands == "nz" else 0
     a, b = (
         GlobalTensor(*of, fmt, "input", column=column)
         for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n))
     )
-    c = GlobalTensor("c", 1, problem.count, m, n, p.output, "output")
+    output = problem.output_dtype if p.output == fmt else p.output
+    c = GlobalTensor("c", 1, problem.count, m, n, output, "output")
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
     if getattr(tiling, "swizzle", 1) == 1:
         return list(phases)

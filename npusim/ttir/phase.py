@@ -149,8 +149,13 @@ class LaunchGrid:
 
     def _along(self, load: Load) -> int:
         """Return the dimension of a walked block along which it moves."""
-        places = self.reader.arguments[load.of].places(load.pointer.base)[2:]
-        moves = [d for d, x in zip((2, 3), places, strict=True) if np.any(np.diff(x, axis=1))]
+        base = load.pointer.base
+        places = self.reader.arguments[load.of].places(base)[2:]
+        follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
+        moves = [d for d, x in zip((2, 3), places, strict=True) if np.any(np.diff(x) * follows)]
+        if not follows.any():  # a second tile would begin where the first ends
+            by, sides = np.abs(base[:, 1] - base[:, 0]), zip(load.pointer.steps, load.pointer.shape, strict=True)
+            moves = [d for d, (step, size) in zip(load.dims, sides, strict=True) if np.all(by == step * size)]
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")

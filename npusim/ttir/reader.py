@@ -131,8 +131,8 @@ class Walk:
 
     @property
     def most(self) -> int:
-        """Iterations of the program that has most."""
-        return int(self.counts.max())
+        """Iterations of the program that has most; 2 where no program has more than one: where a second would be."""
+        return max(2, int(self.counts.max()))
 
 
 @dataclass
@@ -521,19 +521,19 @@ class Reader:
     @staticmethod
     def _dims(op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
         """Return which of a tensor's axes, 2 or 3, those of a block are."""
-        known = {tensor.steps[2]: 2, tensor.steps[3]: 3}
-        used = [known.get(s, 0) for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
-        if 0 in used or len(set(used)) < len(used):
-            steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
-            wanted = list(tensor.steps[2:])
-            raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {wanted}")
-        rest = [d for d in ((3, 2) if len(pointer.shape) == 1 else (2, 3)) if d not in used]
-        return tuple(known[s] if n > 1 else rest.pop(0) for s, n in zip(pointer.steps, pointer.shape, strict=True))
+        blocks = list(zip(pointer.steps, pointer.shape, strict=True))
+        for dims in {0: ((),), 1: ((3,), (2,)), 2: ((2, 3), (3, 2))}.get(len(pointer.shape), ()):
+            sides = [(*block, tensor.steps[d], tensor.shape[d]) for block, d in zip(blocks, dims, strict=True)]
+            if all(n == 1 or by == step or by == 0 == whole - 1 for by, n, step, whole in sides):
+                return dims
+        steps, wanted = [s for s, n in blocks if n > 1], list(tensor.steps[2:])
+        raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {wanted}")
 
     def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
         """Return how many elements a mask leaves along each axis, for each program and iteration."""
         known = zip(pointer.shape, pointer.limits(), strict=True)
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
+        left = [x if step else np.minimum(x, 1) for x, step in zip(left, pointer.steps, strict=True)]  # one for all
         for relation, d in mask.of if isinstance(mask, Condition) else ():
             bound = bound_of(d, relation)
             if bound is None:
@@ -577,7 +577,7 @@ class Reader:
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         walk.is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
-        if not walk.most:  # no program enters it
+        if not walk.counts.any():  # no program enters it
             self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
             return
         times = np.arange(walk.most)[None]

@@ -99,9 +99,8 @@ class Calibration:
         lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {len(self.cases)} cases')}", ""]
         for c in self.constants:
             with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
-            source = (
-                f"npusim calibrate, {self.source}: {c.before:.6g} before, 90 % interval {c.low:.4g} to {c.high:.4g}"
-            )
+            interval = f"90 % interval to first order {c.low:.4g} to {c.high:.4g}"
+            source = f"npusim calibrate, {self.source}: {c.before:.6g} before, {interval}"
             number = int(c.after) if c.after.is_integer() else c.after
             value = {"value": number, "basis": "fitted", "fitted_on": list(self.cases), "source": source + with_it}
             lines.append(f"{c.key}: {json.dumps(value)}")
@@ -152,6 +151,10 @@ class _Fit:
     ) -> None:
         self.base, self.name, self.progress = base, device, progress
         self.device = base.machine(device)
+        if isinstance(self.device, NodeDevice):
+            raise SpecError(
+                f"{device} is a node: constants of one device are fitted, here of {self.device.node.device}"
+            )
         self.times = [
             (case, name)
             for case in cases
@@ -178,14 +181,12 @@ class _Fit:
 
     def candidates(self, patterns: Sequence[str]) -> dict[str, Quantity]:
         """Return the constants that may be fitted, by key."""
-        in_node = isinstance(self.device, NodeDevice)
-        each = self.device.each if isinstance(self.device, NodeDevice) else self.device
         listed = {
             key: fact
             for key, fact in self.device.quantities()
-            if key.startswith("node.") == in_node and fact.value and _is_fine(key, fact)
+            if fact.value and _is_fine(key, fact)
             if fact.basis in UNCERTAIN or (fact.basis == "measured" and key in patterns)
-            if in_node or reader_of(each, key, unread_keys) is None
+            if reader_of(self.device, key, unread_keys) is None
         }
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
         if not matched:

@@ -33,14 +33,15 @@ LEAST = 0.02
 ALIKE = 0.98
 #: Largest ratio of singular values of the chosen columns, each of length 1.
 CONDITION = 30.0
-#: Largest factor on a constant either way, in all and at a step.
-BOUND, STRIDE = 3.0, 1.5
+#: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
+BOUND, FAR = 3.0, 5.0
+#: Predictions of a fit at most, but for those of slopes; how much wider an interval becomes where times hardly move.
+MOST_TRIALS, WIDEST = 25, 8.0
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
 #: at least (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
 #: What an interval covers.
 COVERAGE = 0.90
-ROUNDS = 6
 
 
 @dataclass(frozen=True)
@@ -161,38 +162,52 @@ def condition(jac: Array) -> float:
 
 
 def fit(predict: Predict, measured: Array, start: Array | None = None, width: int = 1) -> Fitted:
-    """Return the least squares of ``predict(x) - measured``, by linear problems one after the other.
+    """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
     ``measured``: logarithms; ``width``: how many x are.  An interval covers `COVERAGE` where errors are independent and
-    of one width.  Raises `SpecError` where measurements are not more than constants.
+    of one width, to first order: it is too narrow where constants trade against one another along a curve.
+
+    Raises `SpecError` where measurements are not more than constants.
     """
-    stats = _scipy("stats")
-    x = np.zeros(width) if start is None else start
+    limit = np.log(BOUND)
+    x = np.zeros(width) if start is None else np.clip(start, -0.99 * limit, 0.99 * limit)
     if len(measured) <= len(x):
         raise SpecError(f"{len(measured)} measured times for {len(x)} constants: there must be more times")
-    base = predict(x)
-    for _ in range(ROUNDS):
-        jac = jacobian(predict, x, range(len(x)), base)
-        step = np.clip(solve(jac, base - measured - jac @ x) - x, -np.log(STRIDE), np.log(STRIDE))
-        x, base, is_better = _shorter(predict, measured, x, base, step)
-        if not is_better or np.abs(step).max() < 1e-3:
-            break
-    jac = jacobian(predict, x, range(len(x)), base)
-    residuals = base - measured
+
+    def off(x: Array) -> Array:
+        return np.clip(predict(x) - measured, -FAR, FAR)
+
+    def slopes(x: Array) -> Array:
+        h = np.log(STEP) * np.eye(len(x))
+        return np.asarray([(off(x + one) - off(x - one)) / (2 * np.log(STEP)) for one in h]).T
+
+    found = _scipy("optimize").least_squares(
+        off, x, jac=slopes, bounds=(-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
+    )
     free = len(measured) - len(x)
-    scale = float(residuals @ residuals) / free
-    half = np.sqrt(np.diag(np.linalg.pinv(jac.T @ jac)) * scale) * stats.t.ppf((1 + COVERAGE) / 2, free)
-    return Fitted(x, half, jac, residuals)
+    quantile = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free)
+    covariance = np.linalg.pinv(found.jac.T @ found.jac) * 2 * found.cost / free
+    half = [_half(off, found.x, covariance[:, n], n, quantile) for n in range(len(x))]
+    return Fitted(found.x, np.array(half), found.jac, found.fun)
 
 
-def _shorter(predict: Predict, measured: Array, x: Array, base: Array, step: Array) -> tuple[Array, Array, bool]:
-    """Return where a step or a part of it leads that makes the sum of squares less; the start where none does."""
-    cost = float(np.sum((base - measured) ** 2))
-    for part in (1.0, 0.5, 0.25):
-        moved = predict(x + part * step)
-        if float(np.sum((moved - measured) ** 2)) < cost:
-            return x + part * step, moved, True
-    return x, base, False
+def _half(off: Predict, x: Array, covariance: Array, at: int, quantile: float) -> float:
+    """Return half the interval of a constant, wider where times hardly move so far off: they are no smooth functions.
+
+    The others follow by ``covariance``, a column of the matrix; at the ends the sum of squares has grown by the square
+    of the interval, if times were linear.
+    """
+    width = np.sqrt(covariance[at])
+    if not width:
+        return 0.0
+    least, factor = float(np.sum(off(x) ** 2)), 1.0
+    for way in (-1.0, 1.0):
+        while factor < WIDEST:
+            ends = off(x + way * factor * quantile * covariance / width)
+            if float(np.sum(ends**2)) - least >= 0.5 * quantile**2 * least / len(ends):
+                break
+            factor *= 1.5
+    return float(factor * quantile * width)
 
 
 def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:

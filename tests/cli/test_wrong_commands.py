@@ -263,6 +263,12 @@ WRONG = (
     ("check base_schema.yaml", "base_schema.yaml:1  schema: 'npusim.baseline/9'"),
     ("check base_words.yaml", "base_words.yaml:6  tilings: unknown key. Did you"),
     # -------------------- validate
+    ("import", "of which profile? For example: npusim import msprof"),
+    ("import msprof nowhere", "nowhere: cannot be read: No such file"),
+    ("calibrate", "Missing argument 'FILE'."),
+    ("calibrate nowhere.yaml", "nowhere.yaml: cannot be read: No such file"),
+    ("export rows", "Missing argument 'FILE'."),
+    ("export rows rows.csv -g m=4", "--grid: sizes m: give m, n and k, or heads, seq_q and head_dim"),
     ("validate", "which file? For example: npusim validate"),
     ("validate none.yaml", "none.yaml: cannot be read: No such file"),
     ("validate w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
@@ -357,5 +363,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 15
+    assert len(verbs) == 18
     assert set(verbs) <= {command.split()[0] for command in commands}

@@ -39,6 +39,8 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         {"R": 8, "C": 100},
     ),
     "matmul": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 100, "N": 200, "K": 80}),
+    "one tile": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 1, "N": 48, "K": 16}),
+    "one column": (MATMUL.replace("128", "64").replace("BK=64", "BK=32"), {"M": 48, "N": 1, "K": 1}),
     "bias_gelu": (
         "bias_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M, N, K, BM=64, BN=64,BK=32)",
         {"M": 64, "N": 128, "K": 64},
@@ -78,6 +80,15 @@ def test_bits_equal_an_interpreter_of_the_ttir(kernel: str, hw: str, monkeypatch
     wanted = next(memory[n] for n in ("C", "O", "Out", "Y") if n in memory)
     unsigned = f"u{wanted.itemsize}"
     assert np.array_equal(result.output.ravel().view(unsigned), wanted.view(unsigned))
+
+
+def test_sizes_of_a_launch_have_any_name_and_sentences_call_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", name_of(LAUNCHES["add"][0]), "--problem", "n=1000", "--hw", "h200"])
+    assert done.exit_code == 0, done.stderr
+    assert "no measurement of add on h200" in " ".join(done.stdout.split())
 
 
 def test_a_product_equals_silicon_in_every_bit() -> None:

@@ -50,7 +50,9 @@ def attention(seq: int, **more: Any) -> Problem:
     [
         pytest.param("plain", attention(250), id="ragged"),
         pytest.param("plain", attention(128, causal=True), id="causal"),
+        pytest.param("plain", attention(64, causal=True), id="one tile"),
         pytest.param("twice", attention(256, causal=True), id="two loops"),
+        pytest.param("twice", attention(64, causal=True), id="a loop that nobody enters, two tiles"),
         pytest.param("capped", attention(256, causal=True, softcap=20.0, window=100), id="soft-cap, window"),
         pytest.param("described", attention(128), id="block pointers"),
     ],

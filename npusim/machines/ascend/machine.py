@@ -10,7 +10,7 @@ from npusim.algorithms.blocks import BlockOrder, dealt
 from npusim.algorithms.gemm import copy, gemm
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
@@ -111,7 +111,7 @@ ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_G
 
 def is_off(cols: int, fmt: str) -> bool:
     """Whether rows are off `ALIGNED_BYTES` and not short."""
-    size = cols * get_format(fmt).size_bytes
+    size = cols * stored_format(fmt).size_bytes
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
@@ -278,7 +278,7 @@ class AscendMachine(Machine):
 
     def column(self, fmt: str) -> int:
         """Return the elements of 32 bytes, C0 of the vendor's layouts."""
-        return BLOCK_BYTES // get_format(fmt).size_bytes
+        return BLOCK_BYTES // stored_format(fmt).size_bytes
 
     def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
         """Return C = A B, or A B^T, of every head, behind what rearranges its operands.

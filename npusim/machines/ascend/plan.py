@@ -10,7 +10,7 @@ from npusim.algorithms.blocks import BlockOrder
 from npusim.algorithms.tiling_mask import MaskKind
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.errors import TilingError
-from npusim.formats import get_format
+from npusim.formats import get_format, stored_format
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
 
@@ -125,13 +125,15 @@ class AscendTiling:
         return self.order == "serial" or self.slots == 1
 
 
+#: Blocks with a scale that the matrix unit takes in together (MmadMx: K a multiple of 64).
+SCALED_K = 2
 #: Of k in one load of the vendor's products: four pieces of 64 (stepK 4 of the Ascend C guide's MDL template).
 LOADED_K = 256
 
 
 def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
     """Return how much of k a product loads at once: whole pieces of `LOADED_K`, in ping-pong in L1."""
-    room = group.capacity_bytes("L1") // PING_PONG // ((m + n) * get_format(fmt).size_bytes)
+    room = group.capacity_bytes("L1") // PING_PONG // stored_format(fmt).bytes_of(m + n)
     return max(1, min(LOADED_K, room) // k) * k
 
 
@@ -149,6 +151,9 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
             raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is no multiple of block_k={k}")
     if all(loads) and max(loads) % min(loads):
         raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
+    blocks = stored_format(fmt).scale_block
+    if blocks and k % (SCALED_K * blocks):
+        raise TilingError(f"block_k: {k} is no multiple of {SCALED_K * blocks}, in which {fmt} is multiplied")
     plan = ProductPlan(
         m,
         n,

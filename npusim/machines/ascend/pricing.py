@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, RegisterVectorEngine, VectorEngine, VectorUnit
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
-from npusim.formats import get_format
+from npusim.formats import get_format, stored_format
 from npusim.ir.content import Itself, methods_of
 from npusim.ir.op import ALONE, Opcode, Step, VectorCode
 from npusim.ir.program import Cost
@@ -183,8 +183,8 @@ class AscendPricing(EnginePricing):
         """Return an operand's bytes in ``memory``: padded to whole fractals in L1, L0A, L0B, L0C (ascend.md 1.2)."""
         if memory in ("GM", "UB"):
             return operand.payload_bytes
-        size, edge = get_format(operand.fmt).size_bytes, self._fractal
-        return round_up(operand.rows, edge) * round_up(operand.cols, edge) * size
+        edge = self._fractal
+        return stored_format(operand.fmt).bytes_of(round_up(operand.rows, edge) * round_up(operand.cols, edge))
 
 
 def _shape(operand: Source) -> Hashable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.formats import get_format
+from npusim.formats import get_format, stored_format
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item, repeated
 from npusim.ir.program import Loop as Repeat
@@ -372,7 +372,7 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, mos
     plans = [p.plan for p in products]
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
     limits = {n: max(p.slots[i] for p in plans) or most for i, n in enumerate(("L0A", "L0B", "L0C"))}
-    operand = max(get_format(p.frame.fmt(p.left)).size_bytes for p in products)
+    operand = max(stored_format(p.frame.fmt(p.left)).size_bytes for p in products)
     single = get_format(products[0].how.accumulator_format).size_bytes
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
