@@ -130,7 +130,7 @@ def takes(
         @wraps(verb)
         def called(**values: Any) -> Any:
             name = required_schedule(values.pop("schedule"), verb.__name__) if schedule else ""
-            fields = {field: _read(field, values.pop(field)) for field in names}
+            fields = {field: _read(field, values.pop(field), name) for field in names}
             return verb(Request(name, **fields), **values)
 
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -205,8 +205,8 @@ def _parsed(options: Sequence[str]) -> Request:
     return request
 
 
-def _read(name: str, value: Any) -> Any:
-    """Return an option's value as the request has it."""
+def _read(name: str, value: Any, schedule: str = "") -> Any:
+    """Return an option's value as the request for a schedule has it."""
     option = OPTIONS[name].names[0]
     match name:
         case "overrides":
@@ -214,7 +214,7 @@ def _read(name: str, value: Any) -> Any:
         case "tiling":
             return key_values([part for item in value or () for part in item.split(",")], "-t") or None
         case "problem":
-            return problem_values(value)
+            return problem_values(value, is_launch="::" in schedule)
         case "window" if value is not None:
             return sides(value, option)
         case "lengths" | "query_lengths" | "documents":
@@ -279,11 +279,11 @@ def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
     return values
 
 
-def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProblem | None":
+def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem | CopyProblem | KernelProblem | None":
     """Return the problem of ``m=..,n=..,k=..[,dtype=..][,operands=..]`` or ``bytes=..``; None for None.
 
-    Other names are sizes of a Triton kernel's launch.  Raises `SpecError` where the keys make no
-    problem or a size is no positive whole number.
+    Other names are sizes of a Triton kernel's launch; with ``is_launch`` all are.  Raises `SpecError` where the
+    keys make no problem or a size is no positive whole number.
     """
     if text is None:
         return None
@@ -291,7 +291,7 @@ def problem_values(text: str | None) -> "GemmProblem | CopyProblem | KernelProbl
     from npusim.units import parse_count
 
     values = key_values(text.split(","), "--problem")
-    if not values.keys() <= {"m", "n", "k", "count", "bytes", "operands", "dtype"}:
+    if is_launch or not values.keys() <= {"m", "n", "k", "count", "bytes", "operands", "dtype"}:
         return KernelProblem(**{n: x if n == "dtype" else _size(n, x) for n, x in values.items()})
     dtype, operands = values.pop("dtype", "float16"), values.pop("operands", None)
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()

@@ -459,7 +459,7 @@ class GemmProblem(Sizes):
     m: PositiveInt
     n: PositiveInt
     k: PositiveInt
-    dtype: Dtype | BlockDtype = "float16"
+    dtype: Literal[Dtype, BlockDtype] = "float16"
     count: PositiveInt = 1
     operands: Literal["nd", "nz"] = "nd"
 

@@ -42,7 +42,7 @@ LEFT_OUT = ("Prologue", "Epilogue")
 
 def run_page(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | None = None) -> str:
     """Return the page of one run; ``drawn`` is what stands in ``figures.json``."""
-    title = f"{record.schedule} on {record.device.name} · npusim"
+    title = f"{record.called} on {record.device.name} · npusim"
     return page_html(title, [run_part(record, drawn, trial)])
 
 

@@ -72,6 +72,11 @@ class RunRecord:
     digest: str = ""
     compared: str = ""
 
+    @property
+    def called(self) -> str:
+        """What sentences call the schedule: of a launch the kernel."""
+        return self.schedule.partition("::")[2].partition("[")[0] or self.schedule
+
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
         return {"schema_version": SCHEMA_VERSION, "kind": KIND, **record_document(RunRecord, self)}

@@ -111,7 +111,7 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
     )
     if (validated := timing.validated) is not None:
         value = "never" if validated.most_error is None else f"within {percent(validated.most_error)}"
-        yield FigureTile("Validated", value, validated.text(record.schedule, record.device.name))
+        yield FigureTile("Validated", value, validated.text(record.called, record.device.name))
     if timing.flops and timing.latency_us:
         at = timing.roofline
         reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"

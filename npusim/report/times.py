@@ -128,7 +128,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     if is_full and timing.overlap is None and len(timing.times_us) > 1:
         yield "times", cells(*(f"{kind} {_duration(us)}: {_MEASURED[kind]}" for kind, us in timing.times_us.items()))
     if timing.validated is not None:
-        text = timing.validated.text(record.schedule, record.device.name)
+        text = timing.validated.text(record.called, record.device.name)
         yield "measured", cells(text, style="" if timing.validated.cases else "warn")
     if is_full or timing.band:
         yield "method", cells(f"{method_text(timing.method, timing.band)} ({whole(timing.operations)} operations)")

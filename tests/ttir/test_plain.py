@@ -82,6 +82,15 @@ def test_bits_equal_an_interpreter_of_the_ttir(kernel: str, hw: str, monkeypatch
     assert np.array_equal(result.output.ravel().view(unsigned), wanted.view(unsigned))
 
 
+def test_sizes_of_a_launch_have_any_name_and_sentences_call_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", name_of(LAUNCHES["add"][0]), "--problem", "n=1000", "--hw", "h200"])
+    assert done.exit_code == 0, done.stderr
+    assert "no measurement of add on h200" in " ".join(done.stdout.split())
+
+
 def test_a_product_equals_silicon_in_every_bit() -> None:
     """As an H200 computed it with Triton 3.6."""
     rng = np.random.default_rng(0)
