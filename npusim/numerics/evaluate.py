@@ -356,9 +356,9 @@ def _needed(phase: ProgramPhase, blocks: Sequence[OutputBlock], heads: int, most
         share = max(1, heads // _heads(phase))
         used = {(b.batch, b.head // share) for b in blocks}
         return [b for b in phase.blocks if (b.batch, b.head) in used]
-    rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    rows: dict[tuple[int, int], dict[tuple[int, int], None]] = {}  # blocks side by side have the same
     for b in blocks:
-        rows.setdefault((b.batch, b.head), []).append((b.row, b.row + b.rows))
+        rows.setdefault((b.batch, b.head), {})[b.row, b.row + b.rows] = None
     needed = []
     for b in phase.blocks:
         within = [
