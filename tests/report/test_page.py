@@ -188,7 +188,7 @@ def test_page_of_a_search_ranks_maps_and_keeps_the_reasons(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[", "cannot be read as JSON"),
+        ("[", "not a JSON file"),
         ('{"kind": "npusim.figures", "schema_version": 99}', "no figures of a run of this"),
     ],
 )
