@@ -155,7 +155,14 @@ class PowerSpec(SpecModel):
 
     limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
     exponent_factor: Positive
-    pause_s: Quantity = Field(description="without load between two calls")
+    pause_s: Quantity = Field(description="without load between two calls; 0: it falls in the shortest call too")
+    at_once: PowerSpec | None = Field(default=None, description="a second limit: the lower clock holds")
+
+    def clock(self, load: float, seconds: float) -> float:
+        """Return the clock at a share of the peak for so long, over the full one."""
+        average = load * seconds / (seconds + self.pause_s.value)
+        clock = min(1.0, float((self.limit_factor.value / average) ** self.exponent_factor.value))
+        return min(clock, self.at_once.clock(load, seconds)) if self.at_once is not None else clock
 
 
 class LaunchSpec(SpecModel):
@@ -379,16 +386,21 @@ class DeviceSpec(HardwareModel):
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
         return self.timed_launch().times(core_s, shares)
 
-    def sustained(self, flops: int, seconds: float) -> float:
-        """Return the clock that a kernel of so many operations runs at, over ``clock_hz``."""
+    def sustained(self, flops: int, seconds: float, memory_share: float) -> float:
+        """Return the pace of a kernel of so many operations over that of ``clock_hz``: memory keeps its own clock.
+
+        ``seconds`` are those at the full clock, of which memory is busy for ``memory_share``.
+        """
         if self.power is None or not flops:
             return 1.0
         kind, engine = next(iter(self.matrix_engines.items()))
         step = next(iter(engine.fractals.values()))
         products = step.m_elements.value * step.n_elements.value * step.k_elements.value
         peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
-        load = flops / seconds / peak * seconds / (seconds + self.power.pause_s.value)
-        return min(1.0, float((self.power.limit_factor.value / load) ** self.power.exponent_factor.value))
+        clock = self.power.clock(flops / seconds / peak, seconds)
+        # Memory works beside cores: it hides a slower clock only where it is busy nearly all the time.
+        memory = memory_share**4
+        return float((memory + (1 - memory) / clock**4) ** -0.25)
 
 
 def _known(key: str, value: str, allowed: set[str]) -> None:

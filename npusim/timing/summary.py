@@ -55,7 +55,9 @@ def summarise(
             work[unit] = work.get(unit, 0) + taken * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
-    share = device.sustained(streams.program.flops, device.seconds(cycles)) if cycles else 1.0
+    bounds = _bounds(streams, work, link_bytes)
+    memory = bounds.get("hbm", 0) / cycles if cycles else 0.0
+    share = device.sustained(streams.program.flops, device.seconds(cycles), memory) if cycles else 1.0
     seconds = device.seconds(cycles) / share
     times, stream = times_of(streams.program, device, seconds)
     return TimingResult(
@@ -70,7 +72,7 @@ def summarise(
         link_bytes=link_bytes,
         term_cycles=terms,
         operations=sum(u.operations for group in uses for u in group if not u.is_pipe),
-        bound_cycles=_bounds(streams, work, link_bytes),
+        bound_cycles=bounds,
         compulsory_bytes=streams.costs.residency.compulsory_bytes,
         spans=spans,
         account=_account(streams, uses, ends),

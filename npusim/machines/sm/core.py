@@ -70,8 +70,8 @@ class SmTiling:
         is counted.
     barriers
         Of an iteration.
-    spilled_bytes, far_bytes
-        Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
+    spill
+        What an iteration's stores and loads of spilled registers take of a warp group.
     is_one_wave
         Whether each block is the first of its core, in a kernel whose blocks take one tile after the other.
     walks_blocks
@@ -106,8 +106,7 @@ class SmTiling:
     slice_elements: int = 0
     slice_instructions: int = 0
     barriers: int = 1
-    spilled_bytes: int = 0
-    far_bytes: int = 0
+    spill: GroupWork | None = None
     is_one_wave: bool = False
     walks_blocks: bool = False
     held_depth: int = 1

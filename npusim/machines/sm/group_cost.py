@@ -113,7 +113,7 @@ class GroupModel:
             share = self._product(steps[0], work, tally)
         elif steps:
             share = self._arithmetic(steps, work, tally)
-        elif work.spilled_bytes or work.far_bytes:
+        elif work.spilled_bytes:
             self._spill(work, tally)
         else:
             share = self._control(work, tally)
@@ -146,10 +146,10 @@ class GroupModel:
         """Account for registers on their way to local memory and back: one group's after another's."""
         if self.local is None:
             raise SpecError(f"{self.device.name}: {self.key}: no {SPILL}, where spilled registers would go")
-        near, far = self.local.bytes_per_cycle.value, self.local.far_bytes_per_cycle.value
-        tally.pipes[SPILL] = taken = work.spilled_bytes / near + work.far_bytes / far
+        tally.pipes[SPILL] = taken = work.spilled_bytes / self.local.bytes_per_cycle.value
         tally.add(f"{self.key}.{SPILL}.bytes_per_cycle", taken)
-        tally.cycles += taken
+        tally.add(f"{self.key}.{SPILL}.miss_cycles", work.spill_cycles)
+        tally.cycles += taken + work.spill_cycles
 
     def _control(self, work: GroupWork, tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""
