@@ -8,6 +8,7 @@ that depend on earlier results alone: any number of workers gives the same.  Eac
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -125,8 +126,10 @@ class Search:
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.variants = self.setting.pickled()
-        self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
+        self.variants = pickle.dumps(self.setting.variants)
+        #: In which each point is ranked, by number: its problem, device and (but for fronts) schedule.
+        names = [n for n in self.setting.scene_names if n != "schedule" or not self.options.pareto]
+        self.groups = {i: tuple(point.get(n) for n in names) for i, point in enumerate(self.points)}
         #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
         self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
@@ -138,11 +141,6 @@ class Search:
         self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
         self._stage = ""
         self._deadline = time.time() + (self.options.budget_s or math.inf)
-
-    def group(self, point: Point) -> tuple[object, ...]:
-        """Return the group in which a point is ranked: its problem, device and (but for fronts) schedule."""
-        names = self.setting.scene_names
-        return tuple(point.get(n) for n in names if n != "schedule" or not self.options.pareto)
 
     # ---------------------------------------------------------------- what is known
 
@@ -318,7 +316,7 @@ class Search:
         if remaining and len(self._least) == len(remaining):
             self._lowest = min(self._least.values())
         self._tell("bounds")
-        self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
+        self.families = {f.indices[0]: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
         self._bound(workers, list(chunks(lightest)), dict(self.families))
