@@ -66,7 +66,7 @@ EXACT_DEVICE = "xeon_avx512"
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
-#: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
+#: Bytes of a folder's name before its digest: file systems have 255 at most.
 LONGEST_FOLDER = 200
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from npusim.numerics.evaluate import Choice
     from npusim.schedules import Schedule
 
-__all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "RunOptions", "command", "refuse"]
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 DEFAULT_HW = "ascend_910b2"
