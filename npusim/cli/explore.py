@@ -12,7 +12,7 @@ from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
 from npusim.report.charts import altair
-from npusim.simulation.request import Request, TensorOptions
+from npusim.simulation.request import Request, TensorOptions, short_name
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
@@ -102,7 +102,7 @@ def explore(
         altair()  # refuses before the work, not after it
     request, axes, notes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request, axes)
-    name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
+    name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         store=path,
