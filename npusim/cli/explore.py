@@ -11,7 +11,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
-from npusim.simulation.request import Request, TensorOptions
+from npusim.simulation.request import Request, TensorOptions, short_name
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
@@ -95,7 +95,7 @@ def explore(
 
     request, axes, notes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request, axes)
-    name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
+    name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         store=path,

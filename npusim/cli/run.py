@@ -9,7 +9,7 @@ from npusim.cli.console import in_percent, progress, say, show_either
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
-from npusim.simulation.request import NEEDS, Request, refuse
+from npusim.simulation.request import NEEDS, Request, refuse, short_name
 
 if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
@@ -140,7 +140,7 @@ def run(
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
-    with progress(f"simulating {request.schedule}") as advance:
+    with progress(f"simulating {short_name(request.schedule)}") as advance:
         request = replace(plan.request, progress=in_percent(advance), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)

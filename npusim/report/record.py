@@ -16,6 +16,7 @@ from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
+from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
 from npusim.timing.result import TimingRecord
 from npusim.units import MIB
@@ -75,7 +76,7 @@ class RunRecord:
     @property
     def called(self) -> str:
         """What sentences call the schedule: of a launch the kernel."""
-        return self.schedule.partition("::")[2].partition("[")[0] or self.schedule
+        return short_name(self.schedule)
 
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""

@@ -166,7 +166,7 @@ class Plan:
             precision = schedule.precision("exact")
             self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
         program = self.exact_programs["kernel"]
-        written = execute_rows(program, wide, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+        written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
         return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
 
     def reference(

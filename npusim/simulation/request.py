@@ -50,6 +50,11 @@ LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
+def short_name(schedule: str) -> str:
+    """Return what sentences call a schedule: of a launch the kernel, else its name."""
+    return schedule.partition("::")[2].partition("[")[0] or schedule
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """How one field of a request is written on a command line.
