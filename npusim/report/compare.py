@@ -196,15 +196,8 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
     """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
-    moved: list[Moved] = []
-    seen: dict[str, set[object]] = {}
-    for unit in dict.fromkeys(u for s in sheets for u in s.units):
-        kind, _, pipe = unit.partition(".")
-        rows = tuple(tuple(sorted(s.rows(unit).items())) for s in sheets)
-        twins = seen.setdefault(f"{kind.rstrip('0123456789')}.{pipe}", set())
-        if rows not in twins:
-            twins.add(rows)
-            moved += _of_unit(sheets, unit)
+    units = dict.fromkeys(u for s in sheets for u in s.units)
+    moved = [m for u in units if not all(s.repeats(u) for s in sheets) for m in _of_unit(sheets, u)]
     yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
 
 
