@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
-__all__ = [
-    "AUTO",
-    "Point",
-    "PointFamily",
-    "SearchSpec",
-    "Space",
-    "auto_axes",
-    "auto_space",
-    "chunks",
-    "declared",
-    "parse_field",
-    "plain_tiling",
-    "spec_of",
-]
 
 Value = int | float | str | None
 Point = dict[str, object]

@@ -216,6 +216,7 @@ def _plain(text: str) -> Any:
 
 def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a launch on a problem's tensors."""
+    _refuse_unused(launch, problem)
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
     arguments, words = dict[str, Any](), dict[str, object]()
     for q in launch.source.parameters:
@@ -253,6 +254,17 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
         return [phase]
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
     return [(phase, fields)]
+
+
+def _refuse_unused(launch: Launch, problem: Any) -> None:
+    """Raise `SpecError` for a size that no expression of the launch has: a misspelt one would be taken silently."""
+    texts = (launch.grid, *launch.arguments.values())
+    used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    for name in getattr(problem, "sizes", {}):
+        if name not in used:
+            parameters = {p.name for p in launch.source.parameters}
+            sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - parameters - {"tensor"} | used & problem.sizes.keys()))
+            raise SpecError(f"problem: {launch.source.name} has no size {name!r}; its launch names {sizes or 'none'}")
 
 
 def _reference(launch: Launch) -> dict[str, Any]:

@@ -319,7 +319,11 @@ class LaunchGrid:
             written = int((areas * times).sum())
             grid = "x".join(map(str, self.reader.grid))
             why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written // scale} of {whole // scale}"
-            raise self._fault(self.stored.line, f"{why} {each}, {how}: the grid, or a program's offsets")
+            b, h, r, c = (int(i) for i in np.argwhere(times != 1)[0])
+            at = [f"{n} {i}" for n, i, size in zip(("batch", "head"), (b, h), self.out.shape, strict=False) if size > 1]
+            first = ", ".join([*at, f"row {edges[0][r]}", *([f"column {edges[1][c]}"] * self.is_cut)])
+            advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
+            raise self._fault(self.stored.line, f"{why} {each}, {how}, first {first}: the grid, or offsets{advice}")
         return tuple(cells)
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:

@@ -186,7 +186,7 @@ def test_it_runs_on_other_devices(hw: str) -> None:
     [
         ("matmul", "tensor(M, N), M", "tensor(M, 2 * N), M", "is accessed with strides"),
         ("matmul", TILES, "1", r"writes \d+ of \d+ elements, \d+ of them never"),
-        ("bias_gelu", "N // BN", "1", r"writes \d+ of \d+ elements, \d+ of them never"),
+        ("bias_gelu", "N // BN", "1", r"\d+ of \d+ elements, \d+ of them never, first row 0, column 64: .* cdiv"),
         ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask keeps it"),
         ("add", "tensor(n)", "tensor(0)", "one to four whole numbers"),
         ("add", "n, BLOCK", "size, BLOCK", "no 'size'"),
@@ -198,3 +198,8 @@ def test_a_launch_that_does_not_fit_is_refused(kernel: str, old: str, new: str, 
     launch = launch.replace(old, new, 1) if why else launch.replace("BLOCK=128", "BLOCK=128, reference=nothing")
     with pytest.raises(NpusimError, match=why or "no function 'nothing'"):
         npusim.run(name_of(launch), problem=sizes, hw="h200", rows="all")
+
+
+def test_a_size_that_the_launch_does_not_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="add has no size 'm'; its launch names n"):
+        npusim.run(name_of(LAUNCHES["add"][0]), problem={"n": 1000, "m": 8}, hw="h200")
