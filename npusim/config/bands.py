@@ -66,15 +66,16 @@ class Validated:
     """How far a schedule's predicted times on a device are expected to be from measured ones, relative to these.
 
     Half of such times are within ``median_error``, nine in ten within ``most_error``: of ``cases`` that were measured,
-    ``like`` of them with each size within a factor of 2 of this one's; ``others_used`` of other schedules of the device
-    where these are too few.  ``outside`` says which size lies outside of those measured, and how far: bands are
-    ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those of such predictions.
+    ``like`` of them with each size within a factor of 2 of this one's (None: no shape is known); ``others_used`` of
+    other schedules of the device where these are too few.  ``outside`` says which size lies outside of those measured,
+    and how far: bands are ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those
+    of such predictions.
     No cases: nothing was measured, or (``is_changed``) the device's numbers are others than those that were held
     against it; ``others`` are then the other schedules that were measured there, each with its ``most_error``.
     """
 
     cases: int = 0
-    like: int = 0
+    like: int | None = None
     median_error: float | None = None
     most_error: float | None = None
     others_used: int = 0
@@ -101,7 +102,8 @@ class Validated:
     @property
     def why(self) -> str:
         """How near the run is to what was measured, in words; empty where no shape is known."""
-        reasons = [f"{self.like} of {self.cases} case{'s' * (self.cases > 1)} like it"] if self.like or self.outside else []
+        cases = f"{self.cases} case{'s' * (self.cases > 1)}"
+        reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []
         reasons += ["registers estimated"] if self.is_estimated else []
         return f" ({'; '.join(reasons)})" if reasons else ""
@@ -146,7 +148,7 @@ def band(cases: Sequence[MeasuredCase], schedule: str, sizes: Mapping[str, int],
     same = [case for case in cases if case.schedule == schedule]
     factor, outside = distance(same, sizes)
     widened = 1 + A_DOUBLING * log2(factor)
-    like = sum(_is_like(case.sizes, sizes) for case in same) if sizes else 0
+    like = sum(_is_like(case.sizes, sizes) for case in same) if sizes else None
     ends = half(errors) * widened, nine_in_ten(errors) * widened
     used = len(errors) - len(same) if len(errors) > len(same) else 0
     is_told = is_estimated and any(case.estimated_error is not None for case in same)
@@ -186,7 +188,11 @@ def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[f
         above, below = (size / max(known), min(known) / size) if known else (1.0, 1.0)
         if max(above, below) > factor:
             factor = max(above, below)
-            words = f"{name} {above:.3g} times the largest measured" if above > 1 else f"{name} 1/{below:.3g} of the smallest"
+            words = (
+                f"{name} {above:.3g} times the largest measured"
+                if above > 1
+                else f"{name} 1/{below:.3g} of the smallest"
+            )
     return factor, words
 
 

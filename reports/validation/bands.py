@@ -84,7 +84,7 @@ def _group(row: study.Row) -> str:
 
 
 def _estimated_error(row: study.Row) -> float | None:
-    """Return the error with registers estimated, as those of a kernel that no compiler was asked about; None without."""
+    """Return the error with registers estimated, as of a kernel that no compiler was asked about; None if no matter."""
     tiling = row.case.tiling or {}
     if "stages" not in tiling:
         return None

@@ -51,7 +51,10 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert timing.busy_share(timing.busiest) < 0.6
     known = Validated(9, 3, 0.05, 0.136)
     sure = replace(record, timing=replace(timing, latency_s=238.4e-6, launch_s=80e-6, validated=known))
-    assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 % (3 of 9 cases like it)"
+    assert (
+        verdict(sure).text
+        == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 % (3 of 9 cases like it)"
+    )
     assert verdict(record).text.startswith("latency-bound, 60 % launch, 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
     assert verdict(replace(record, timing=other)).text.endswith(
