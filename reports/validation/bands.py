@@ -1,4 +1,5 @@
-"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py``; hold bands against cases kept out.
+"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py [DEVICE ...]``, of all or some devices;
+hold bands against cases kept out.
 
 How far predicted times were from measured ones, a case a line, from every case that `study` knows.
 """
@@ -61,10 +62,15 @@ def machine_of(device: str, schedule: str) -> DeviceSpec:
     return NodeDevice.alone(machine) if is_alone else machine
 
 
-def table() -> str:
-    """Return the file's text."""
+def table(*devices: str) -> str:
+    """Return the file's text, lines of other devices than these (all, where none is named) as they are."""
+    kept = [tuple(row.values()) for row in read_table(FILE) if devices and row["device"] not in devices]
+    lines = [line for device in devices or (None,) for line in _lines(study.times(device))]
+    return HEAD + "\n".join(",".join(line) for line in [MeasuredCase._fields, *sorted([*kept, *lines])]) + "\n"
+
+
+def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
     who, lines = Predictor(), []
-    rows = study.times()
     groups = defaultdict(set)
     for row in rows:
         groups[row.case.device, row.case.schedule].add(_group(row))
@@ -76,7 +82,7 @@ def table() -> str:
         errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
         numbers = numbers_of(machine_of(*key))
         lines.append((device, numbers, schedule, group, "" if row.is_untouched else "yes", *errors, sizes))
-    return HEAD + "\n".join(",".join(line) for line in [MeasuredCase._fields, *sorted(lines)]) + "\n"
+    return lines
 
 
 def _group(row: study.Row) -> str:
@@ -98,10 +104,10 @@ def _estimated_error(row: study.Row) -> float | None:
     return case.measured.latency_us.relative_error(predicted) if is_estimated else None
 
 
-def write() -> Path:
+def write(*devices: str) -> Path:
     """Write the file; return its path."""
     path = packaged_folder("hwconfigs") / FILE
-    write_whole(path, table().encode())
+    write_whole(path, table(*devices).encode())
     return path
 
 
@@ -160,4 +166,4 @@ def _holds(found: Iterable[float]) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{write()}\n")
+    sys.stdout.write(f"{write(*sys.argv[1:])}\n")

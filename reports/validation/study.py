@@ -125,13 +125,15 @@ class Errors(NamedTuple):
 
 
 @cache
-def _reports() -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
+def _reports(device: str | None = None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
     found: list[Row] = []
     ranks: dict[str, GroupRank] = {}
     faults: list[str] = []
     for kind, path in FILES:
         cases = {case.name: case for case in load_measurements(path).cases}
-        report = validate_times(path)
+        if device is not None and all(case.device != device for case in cases.values()):
+            continue
+        report = validate_times(path, only=device)
         found += [Row(kind, path.stem, cases[r.name], r, report.methods.get(r.name, "")) for r in report.residuals]
         ranks |= report.groups
         faults += report.faults
@@ -168,12 +170,13 @@ def errors(found: Iterable[Row]) -> Errors:
     return Errors.of(r.error for r in found)
 
 
-def times() -> list[Row]:
-    """Return the time of each case, of those that figures are made of: of a call, of its cores, or as a rate."""
+def times(device: str | None = None) -> list[Row]:
+    """Return the time of each case (of a device) that figures are made of: a call's, its cores', or a rate."""
     times: dict[tuple[str, str], Row] = {}
-    for row in sorted(counted(), key=lambda r: TIMES.index(r.residual.quantity) if r.residual.quantity in TIMES else 9):
-        if row.residual.quantity in TIMES:
-            times.setdefault((row.file, row.case.name), row)
+    for quantity in TIMES:
+        for row in _reports(device)[0]:
+            if row.is_counted and row.residual.quantity == quantity:
+                times.setdefault((row.file, row.case.name), row)
     return list(times.values())
 
 
