@@ -70,7 +70,7 @@ def table(*devices: str) -> str:
 
 
 def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
-    who, lines = Predictor(), []
+    who, lines = Predictor(), list[tuple[str, ...]]()
     groups = defaultdict(set)
     for row in rows:
         groups[row.case.device, row.case.schedule].add(_group(row))
