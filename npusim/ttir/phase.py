@@ -69,7 +69,11 @@ class LaunchGrid:
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         self.is_summed = any(w.is_sum for w in reader.walks)
         #: Whether a program's blocks are one row, which has no axis.
-        self.is_row = len(self.stored.pointer.shape) < 2
+        self.is_row = len(stored := self.stored.value.axes) < 2 and not any(
+            len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0])
+            for x in reader.loads.values()
+            if stored
+        )
         self.out = self._tensor(self.stored.pointer.of)
         self.names = self._names()
         self.sizes, self.shared = dict[str, int](), set[str]()
@@ -99,7 +103,7 @@ class LaunchGrid:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
         tensor: Tensor = self.reader.arguments[of]
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
-        vectors += [x.value.axes for x in self.reader.stored[1:] if x.pointer.of == of]
+        vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
         return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:

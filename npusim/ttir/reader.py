@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import chain, count, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ _WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 class Choices:
     """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written.
 
+    ``orders``: in which each reduction adds, all empty where the precision says it.
     ``is_exact``: all is float64, as a reference.
     """
 
@@ -89,6 +90,7 @@ class Choices:
     fuses: bool
     exp2: str
     exp: str
+    orders: tuple[str, ...] = ()
     is_exact: bool = False
 
     def fmt(self, name: str) -> str:
@@ -181,7 +183,14 @@ class Reader:
         self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
         self._walk: Walk | None = None
         self._uses: dict[str, list[Op]] = {}
+        self._reductions: list[Op] = []
         self._count(function.operations)
+        known = (
+            choices.orders if len(choices.orders) == len(self._reductions) else choices.orders[:1] and ("mma_lanes",)
+        )
+        self._orders = dict(
+            zip(map(id, self._reductions), chain(known, repeat(known[0] if known else "")), strict=False)
+        )
         for name, kind in function.parameters.items():
             self.values[name] = self._argument(name, kind)
         for op in function.operations:
@@ -200,6 +209,7 @@ class Reader:
         for op in operations:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
+            self._reductions += [op] if op.name == "tt.reduce" else []
             self._count(op.body)
 
     def _argument(self, name: str, kind: str) -> Known:
@@ -438,7 +448,8 @@ class Reader:
         if self.root(x.axes[-1]) in self.cuts and x.pad != neutral:
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
-        self._bind(op, Floats(f"{self.text(x)}.{kind}()", x.axes[:-1], x.fmt))
+        order = self._orders[id(op)] if kind == "sum" else ""
+        self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         if not isinstance(a, Floats) or not isinstance(b, Floats):

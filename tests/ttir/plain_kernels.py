@@ -57,6 +57,12 @@ def bias_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl
 
 
 @triton.jit
+def row_sum(X, O, N, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(O + row, tl.sum(tl.load(X + row * N + cols, mask=cols < N, other=0.0), axis=0))
+
+
+@triton.jit
 def layer_norm(X, W, B, Y, Mean, Rstd, N, eps, BLOCK: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK)
     mask = cols < N
