@@ -17,8 +17,8 @@ Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma
 ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
 #: Accumulators of ``four_chains``.
 CHAINS = 4
-#: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of any
-#: other layout its order says them.
+#: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of
+#: any other layout its order says them.
 MMA_LANES, LANES = (2, 4, 1), re.compile(r"lanes_(\d+)x(\d+)x(\d+)")
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
@@ -43,8 +43,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         registers of an Ascend 950's vector unit along transposed scores; a chain without elements takes no part.
         ``mma_lanes``: a row of a GPU's product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8,
         2 l + 9, ... left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1).
-        ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left to
-        right, then halves of the lanes, then halves of the warps (Triton's blocked layouts: as an H100 adds, every bit).
+        ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left
+        to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 

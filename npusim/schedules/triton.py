@@ -72,8 +72,8 @@ class TritonPrecision:
     exp_variant
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
     sum_order
-        Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none), else
-        the device's.
+        Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
+        else the device's.
     accumulate
         ``chained``: the matrix unit goes on adding to what it is given; ``fresh``: a product alone, and an addition.
     contracts
