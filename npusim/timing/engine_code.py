@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 
-class InnerBody(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InnerBody:
     """A loop's body in another, and how often it runs; None: as often as the block says."""
 
     times: int | None

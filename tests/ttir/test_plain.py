@@ -46,6 +46,8 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         {"M": 64, "N": 128, "K": 64},
     ),
     "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
+    "long_norm": (NORM.replace("layer_norm", "long_norm").format(more="").replace("256", "64"), {"R": 6, "C": 200}),
+    "long_softmax": ("long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)", {"R": 6, "C": 200}),
 }
 #: What TTIR leaves open, by device, and the precision that chooses the same.
 HOW = {
@@ -190,10 +192,12 @@ def test_a_reference_is_a_function_of_the_kernels_file() -> None:
 
 
 @pytest.mark.parametrize("hw", ["a100", "t4", "v100", "h100"])
-def test_it_runs_on_other_devices(hw: str) -> None:
-    result = npusim.run(name_of(LAUNCHES["bias_gelu"][0]), problem=LAUNCHES["bias_gelu"][1], hw=hw)
+@pytest.mark.parametrize("kernel", ["bias_gelu", "long_norm"])
+def test_it_runs_on_other_devices(kernel: str, hw: str) -> None:
+    launch, sizes = LAUNCHES[kernel]
+    result = npusim.run(name_of(launch), problem=sizes, hw=hw)
     assert result.numerics.error.rmse < 5e-4
-    assert result.cycles > 0
+    assert result.cycles == npusim.run(name_of(launch), problem=sizes, hw=hw, numerics=False, method="des").cycles
 
 
 @pytest.mark.parametrize(
