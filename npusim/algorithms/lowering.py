@@ -176,7 +176,7 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
-    """Return a result as a value of its own: operands, states, what a later loop reads or is returned twice are copied."""
+    """Return a result as a value of its own: operands, states, what is read later or returned twice are copied."""
     made = x.event.loop if x.event else None
     is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
     if x.kind in ("row", "product") and x.state is None and x not in others and not is_read_later:

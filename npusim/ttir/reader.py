@@ -99,7 +99,7 @@ class Choices:
 
 
 class UnlikeLoopsError(Exception):
-    """A loop does not do what the one before it does, or not alike: one contracts where the other has a mask between."""
+    """A loop does other than the one before it, or not alike: one contracts where the other has a mask between."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Stored:
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel at a launch; of two loops alike one may have a mask, then without contractions; others are apart."""
+    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
     try:
         return Reader(function, arguments, grid, choices)
     except UnlikeLoopsError:
