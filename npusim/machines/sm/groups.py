@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.flow import views
-from npusim.config.device_tables import compiled_registers
+from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -205,7 +205,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
-    registers = Registers(min(most, count), max(0, count - most), shared, "estimated")
+    registers = Registers(min(most, count), max(0, count - most), shared, ESTIMATED)
     if fields.registers is not None:
         registers = Registers(fields.registers, fields.spilled_registers or 0, fields.shared_bytes or 0, "as given")
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
@@ -328,7 +328,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
         count, spilled, shared, words, waits = row
         return Registers(count, spilled, shared, "of the compiler's table", words, waits)
     estimate = estimated_registers(tile, work)
-    return Registers(min(most, estimate), max(0, estimate - most), shared, "estimated")
+    return Registers(min(most, estimate), max(0, estimate - most), shared, ESTIMATED)
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
