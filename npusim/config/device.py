@@ -156,13 +156,12 @@ class PowerSpec(SpecModel):
     limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
     exponent_factor: Positive
     pause_s: Quantity = Field(description="without load between two calls; 0: it falls in the shortest call too")
-    at_once: PowerSpec | None = Field(default=None, description="a second limit: the lower clock holds")
+    at_once: PowerSpec | None = Field(default=None, description="a second limit, of what memory does not hold up")
 
     def clock(self, load: float, seconds: float) -> float:
         """Return the clock at a share of the peak for so long, over the full one."""
         average = load * seconds / (seconds + self.pause_s.value)
-        clock = min(1.0, float((self.limit_factor.value / average) ** self.exponent_factor.value))
-        return min(clock, self.at_once.clock(load, seconds)) if self.at_once is not None else clock
+        return min(1.0, float((self.limit_factor.value / average) ** self.exponent_factor.value))
 
 
 class LaunchSpec(SpecModel):
@@ -387,9 +386,10 @@ class DeviceSpec(HardwareModel):
         return self.timed_launch().times(core_s, shares)
 
     def sustained(self, flops: int, seconds: float, memory_share: float) -> float:
-        """Return the pace of a kernel of so many operations over that of ``clock_hz``: memory keeps its own clock.
+        """Return the pace of a kernel of so many operations over that at ``clock_hz``.
 
-        ``seconds`` are those at the full clock, of which memory is busy for ``memory_share``.
+        ``seconds`` are those at the full clock, of which memory, which keeps its own clock, is busy for
+        ``memory_share``.
         """
         if self.power is None or not flops:
             return 1.0
@@ -397,10 +397,13 @@ class DeviceSpec(HardwareModel):
         step = next(iter(engine.fractals.values()))
         products = step.m_elements.value * step.n_elements.value * step.k_elements.value
         peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
-        clock = self.power.clock(flops / seconds / peak, seconds)
-        # Memory works beside cores: it hides a slower clock only where it is busy nearly all the time.
+        load, limit = flops / seconds / peak, self.power.at_once
+        pace = self.power.clock(load, seconds)
+        if limit is None:
+            return pace
+        # Memory works beside cores: it hides a slower clock where it is busy nearly all the time.
         memory = memory_share**4
-        return float((memory + (1 - memory) / clock**4) ** -0.25)
+        return min(pace, float((memory + (1 - memory) / limit.clock(load, seconds) ** 4) ** -0.25))
 
 
 def _known(key: str, value: str, allowed: set[str]) -> None:

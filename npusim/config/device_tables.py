@@ -16,15 +16,14 @@ _SAME_SIZE = MappingProxyType({"bfloat16": "float16"})
 
 
 @cache
-def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, float | None, float | None]]:
+def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, int]]:
     """Return what `compiled_registers` does by the text of `_KERNEL_COLUMNS`."""
     return {
         tuple(row[column] for column in _KERNEL_COLUMNS): (
             int(row["registers_per_thread"]),
             int(row["spilled_registers"]),
             int(row["shared_bytes"]),
-            float(row["loop_words"]) if row["loop_words"] else None,
-            float(row["loop_waits"]) if row["loop_waits"] else None,
+            int(row["loop_accesses"]),
         )
         for row in read_table(f"{architecture}_registers.csv")
         if row["registers_per_thread"]
@@ -33,10 +32,10 @@ def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, 
 
 def compiled_registers(
     architecture: str, kernel: str, dtype: str, d: int, causal: bool, rows: int, keys: int, stages: int, warps: int
-) -> tuple[int, int, int, float | None, float | None] | None:
-    """Return registers of a thread, spilled ones, shared bytes; words of them that an iteration loads and stores.
+) -> tuple[int, int, int, int] | None:
+    """Return registers of a thread, spilled ones, shared bytes, and an iteration's loads and stores of spilled ones.
 
-    And of how many loads a warp awaits the latency; none where no compiler was asked, or nobody looked.
+    None where no compiler was asked.
     """
     table, sizes = _registers(architecture), tuple(map(str, (d, causal, rows, keys, stages, warps)))
     same_size = table.get((kernel, _SAME_SIZE.get(dtype, dtype), *sizes))

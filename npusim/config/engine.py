@@ -373,10 +373,21 @@ class LocalMemoryPipe(SpecModel):
     model: Literal["local_memory"]
     capacity_bytes: PositiveWhole = Field(description="of the cache that it shares with shared memory")
     carved_bytes: tuple[PositiveWhole, ...] = Field(min_length=1, description="sizes that shared memory takes of it")
-    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor")
-    miss_cycles: Positive = Field(
-        description="that a load takes longer where blocks' frames are larger than that cache"
-    )
+    bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
+    far_bytes_per_cycle: Positive = Field(description="of what misses it")
+    near_factor: Positive = Field(description="what is stored and loaded over what fits: up to it nothing misses")
+    far_factor: Positive = Field(description="likewise: from it on everything misses")
+
+    @model_validator(mode="after")
+    def _factors_ascend(self) -> Self:
+        if self.far_factor.value <= self.near_factor.value:
+            raise fault_at("far_factor", f"{self.far_factor.value} must be above near_factor {self.near_factor.value}")
+        return self
+
+    def missing(self, frames_bytes: float, cache_bytes: float) -> float:
+        """Return the share that misses a cache, 0 to 1."""
+        near, far = self.near_factor.value, self.far_factor.value
+        return min(1.0, max(0.0, (frames_bytes / cache_bytes - near) / (far - near)))
 
     def beside(self, blocks: int, shared_bytes: int) -> int:
         """Return the bytes of the cache left beside so many blocks' shared memory, or as many of them as fit."""

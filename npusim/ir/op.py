@@ -271,8 +271,8 @@ class GroupWork:
         Numbers read from global memory that say where the next tile lies.
     copies, loads
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
-    spilled_bytes, spill_cycles
-        Registers that are stored to local memory and loaded, and what is waited for loads that miss the cache.
+    spilled_bytes, far_bytes
+        Registers that are stored to local memory and loaded: in the cache, and beyond it.
     instructions
         Of a warp beside those, as counted in the compiled kernel.
     passes
@@ -312,7 +312,7 @@ class GroupWork:
     instructions: int = 0
     passes: int = 1
     spilled_bytes: int = 0
-    spill_cycles: float = 0.0
+    far_bytes: int = 0
     block_bytes: int = 0
     is_step: bool = False
     is_even: bool = False

@@ -32,6 +32,8 @@ BEFORE: Mapping[str, float] = MappingProxyType(
         "product_issue_factor": 1.33,
         "step_instructions_count": 52,
         "load_cycles.wgmma": 49,
+        "SPILL.bytes_per_cycle": 34,
+        "SPILL.far_bytes_per_cycle": 14.5,
     }
 )
 #: Factors tried on one constant after the other, coarse and then fine.

@@ -1,4 +1,4 @@
-"""List what Triton makes of attention's tiles: registers, spills, shared memory, and what the loop does with spills.
+"""List what Triton makes of attention's tiles: registers, spills, shared memory, and spill accesses of the loop.
 
     python tests/silicon/compiled.py OUT_DIR [--kernels FILE] [--architectures sm_90,sm_86] [--seconds 540] [--part 0/2]
 
@@ -35,18 +35,9 @@ FIELDS = (
     "registers_per_thread",
     "spilled_registers",
     "shared_bytes",
-    "loop_words",
-    "loop_waits",
+    "loop_accesses",
 )
-#: Address, name, what follows it, and the half of the encoding that holds what the compiler schedules.
-INSTRUCTION = re.compile(
-    r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)([^;]*?);\s+/\* 0x[0-9a-f]+ \*/\s+/\* (0x[0-9a-f]+) \*/"
-)
-#: Cycles from an instruction to its result, where instructions wait for it by name; loads of local memory: two cases,
-#: so that what is waited for shows.  hopper.md section 1.
-LATENCY = {"MUFU": 18, "SHFL": 24, "LDS": 29, "LDSM": 33, "LDG": 600}
-OTHER_LATENCY, READ_LATENCY = 12, 10
-NEAR, FAR = 33, 333
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)[^;]*?(0x[0-9a-f]+)?\s*;")
 ROWS, KEYS, STAGES, WARPS = (16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (1, 2, 3, 4), (4, 8)
 #: Registers of a thread for the tiles of S and O alone, beyond which nobody wants a tile.
 MOST_REGISTERS = 768
@@ -132,41 +123,19 @@ def compiled(job: tuple[str, str, float, tuple[str, str, int, bool, int, int, in
             for option in ("-res-usage", "--dump-sass")
         )
     registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))
-    return dict(zip(FIELDS, (*tile, registers, stack // 4, made.metadata.shared, *spills(sass)), strict=True))
+    return dict(zip(FIELDS, (*tile, registers, stack // 4, made.metadata.shared, accesses(sass)), strict=True))
 
 
-def spills(sass: str) -> tuple[int, float]:
-    """Return words of local memory that the loop with most products loads and stores, and loads that a warp waits for.
+def accesses(sass: str) -> int:
+    """Return loads and stores of local memory in the loop with most products."""
+    lines = [(int(m[1], 16), m[2], m[3]) for m in INSTRUCTION.finditer(sass)]
+    loops = [(int(to, 16), at) for at, name, to in lines if name == "BRA" and to and int(to, 16) < at]
 
-    A load far ahead of its use costs nothing but its words; one just before it, its latency too.
-    """
-    lines = [(int(m[1], 16), m[2], m[3], int(m[4], 16) >> 41) for m in INSTRUCTION.finditer(sass)]
-    jumps = [(at, re.search(r"0x([0-9a-f]+)", rest)) for at, name, rest, _ in lines if name == "BRA"]
-    loops = [(first, at) for at, to in jumps if to and (first := int(to[1], 16)) < at]
-    bodies = [[line for line in lines if first <= line[0] <= last] for first, last in loops]
-    body = max(bodies, key=lambda body: sum(name.endswith("MMA") for _, name, *_ in body), default=[])
-    words = sum(
-        int(width[1]) // 32 if (width := re.search(r"\.(64|128)\b", rest)) else 1
-        for _, name, rest, _ in body
-        if name in ("LDL", "STL")
-    )
-    return words, round((replayed(body, FAR) - replayed(body, NEAR)) / (FAR - NEAR), 1)
+    def count(loop: tuple[int, int], *names: str) -> int:
+        return sum(loop[0] <= at <= loop[1] and name in names for at, name, _ in lines)
 
-
-def replayed(body: list[tuple[int, str, str, int]], load_cycles: int) -> int:
-    """Return the cycles of the third iteration of a lone warp: stall counts, and barriers of what is waited for."""
-    now, ends, barriers = 0, [], [0] * 8
-    for _ in range(3):
-        for _, name, _, control in body:
-            # Bits from 41 on: stall (4), yield, barrier of the result (3), of the sources (3), barriers waited for (6).
-            now = max([now, *(barriers[n] for n in range(6) if control >> 11 + n & 1)])
-            result, read = control >> 5 & 7, control >> 8 & 7
-            latency = load_cycles if name == "LDL" else LATENCY.get(name, OTHER_LATENCY)
-            barriers[result] = max(barriers[result], now + latency)
-            barriers[read] = max(barriers[read], now + READ_LATENCY)
-            now += max(1, control & 15)
-        ends.append(now)
-    return ends[2] - ends[1]
+    best = max(loops, key=lambda p: count(p, "HMMA", "HGMMA", "QGMMA", "QMMA"), default=None)
+    return 0 if best is None else count(best, "LDL", "STL")
 
 
 def main() -> None:

@@ -69,9 +69,8 @@ def test_shared_memory_is_carved_out_of_the_cache_for_all_blocks_that_fit() -> N
 
 
 def test_a_compilers_table_says_what_an_iteration_accesses() -> None:
-    # measurements/h200_loop_counts.csv: 284 LDL and 222 STL in the loop of 64 x 256, one stage; 91 of them of two words.
-    expected = 255, 284, 81920, 597, 32.8
-    assert compiled_registers("sm_90", "flash", "float16", 128, False, 64, 256, 1, 4) == expected
+    # measurements/h200_loop_counts.csv: 284 LDL and 222 STL in the loop of 64 x 256, one stage.
+    assert compiled_registers("sm_90", "flash", "float16", 128, False, 64, 256, 1, 4) == (255, 284, 81920, 506)
     half = compiled_registers("sm_90", "flash", "float16", 128, True, 64, 64, 2, 4)
     assert half is not None
     assert compiled_registers("sm_90", "flash", "bfloat16", 128, True, 64, 64, 2, 4) == half
@@ -83,14 +82,6 @@ def test_spills_cost_what_they_access_and_an_iteration_its_control_too() -> None
     cycles = [run(**tile, spilled_registers=n).cycles for n in (0, 8, 64, 512)]
     assert cycles == sorted(cycles)
     assert len(set(cycles)) == len(cycles)
-
-
-def test_loads_of_spilled_registers_are_waited_for_where_frames_miss_the_cache() -> None:
-    tile = {"block_q": 64, "block_kv": 256, "stages": 1, "warps": 4, "residents": 1}
-    misses = run(**tile).cycles
-    # Another count of registers than the table's: two loads in a hundred words wait, not one in eighteen.
-    hits = run(**tile, registers=254, spilled_registers=284, shared_bytes=81920).cycles
-    assert misses > 1.2 * hits
 
 
 def test_the_clock_falls_with_the_load_of_tensor_cores_unless_memory_is_what_holds_a_call_up() -> None:

@@ -503,9 +503,10 @@ class GroupBlock(ResidentBlock):
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
         barriers, lookups = self.tiling.barriers, int(self.tiling.walks_blocks)
         work = replace(self.work, copies=copies, is_step=True, barriers=barriers, lookups=lookups)
+        spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
         for warps in self.warps:
-            if self.tiling.spill is not None:
-                yield TileOp("spill", warps, WARPS, (), (), group=self.tiling.spill)
+            if spilled.spilled_bytes or spilled.far_bytes:
+                yield TileOp("spill", warps, WARPS, (), (), group=spilled)
             yield TileOp("next", warps, WARPS, (), slots, group=work)
 
     def _staged_tile(

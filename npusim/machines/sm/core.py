@@ -70,8 +70,8 @@ class SmTiling:
         is counted.
     barriers
         Of an iteration.
-    spill
-        What an iteration's stores and loads of spilled registers take of a warp group.
+    spilled_bytes, far_bytes
+        Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
     is_one_wave
         Whether each block is the first of its core, in a kernel whose blocks take one tile after the other.
     walks_blocks
@@ -106,7 +106,8 @@ class SmTiling:
     slice_elements: int = 0
     slice_instructions: int = 0
     barriers: int = 1
-    spill: GroupWork | None = None
+    spilled_bytes: int = 0
+    far_bytes: int = 0
     is_one_wave: bool = False
     walks_blocks: bool = False
     held_depth: int = 1

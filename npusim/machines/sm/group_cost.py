@@ -113,8 +113,8 @@ class GroupModel:
             share = self._product(steps[0], work, tally)
         elif steps:
             share = self._arithmetic(steps, work, tally)
-        elif work.spilled_bytes:
-            share = self._spill(work, tally)
+        elif work.spilled_bytes or work.far_bytes:
+            self._spill(work, tally)
         else:
             share = self._control(work, tally)
         drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
@@ -142,16 +142,14 @@ class GroupModel:
         tally.cycles = sum(tally.terms.values())
         return tally
 
-    def _spill(self, work: GroupWork, tally: Tally) -> Share:
-        """Account for registers on their way to local memory and back, which leaves others neither slots nor port."""
+    def _spill(self, work: GroupWork, tally: Tally) -> None:
+        """Account for registers on their way to local memory and back: one group's after another's."""
         if self.local is None:
             raise SpecError(f"{self.device.name}: {self.key}: no {SPILL}, where spilled registers would go")
-        tally.pipes[SPILL] = taken = work.spilled_bytes / self.local.bytes_per_cycle.value
+        near, far = self.local.bytes_per_cycle.value, self.local.far_bytes_per_cycle.value
+        tally.pipes[SPILL] = taken = work.spilled_bytes / near + work.far_bytes / far
         tally.add(f"{self.key}.{SPILL}.bytes_per_cycle", taken)
-        tally.add(f"{self.key}.{SPILL}.miss_cycles", work.spill_cycles)
-        tally.cycles += work.spill_cycles
-        cycles = max(1, ceil(taken))
-        return shared(cycles, issue=cycles, memory=cycles)
+        tally.cycles += taken
 
     def _control(self, work: GroupWork, tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""

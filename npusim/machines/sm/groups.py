@@ -53,9 +53,9 @@ CUTLASS_ROWS = 32
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
 UNNAMED_REGISTERS = 64
-#: Words that an iteration stores and loads for a spilled register, and loads that it awaits, where no compiler was
-#: asked: the medians of those that were (hwconfigs/sm_90_registers.csv).
-SPILL_WORDS, SPILL_WAITS = 1.8, 0.025
+#: How often an iteration stores and loads a spilled register, where no compiler was asked: the median of those that
+#: were (hwconfigs/sm_90_registers.csv).
+SPILL_ACCESSES = 1.45
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
 #: kernels (tests/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
@@ -127,17 +127,13 @@ class BlockTile:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """Registers of a lane, those spilled, shared memory of a block, and who says so.
-
-    An iteration stores and loads ``words`` of those spilled, and awaits the latency of so many loads; none: estimated.
-    """
+    """Registers of a lane, those spilled, shared memory of a block, who says so; an iteration's accesses to spills."""
 
     count: int
     spilled: int
     shared_bytes: int
     origin: str
-    words: float | None = None
-    waits: float | None = None
+    accesses: float = 0.0
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -205,9 +201,12 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
-    registers = Registers(min(most, count), max(0, count - most), shared, ESTIMATED)
+    registers = Registers(
+        min(most, count), max(0, count - most), shared, ESTIMATED, SPILL_ACCESSES * max(0, count - most)
+    )
     if fields.registers is not None:
-        registers = Registers(fields.registers, fields.spilled_registers or 0, fields.shared_bytes or 0, "as given")
+        spilled = fields.spilled_registers or 0
+        registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
@@ -237,35 +236,23 @@ def _resident(
     if fields.residents and fields.residents > room.blocks:
         raise TilingError(f"residents: {fields.residents} blocks, but {room}")
     blocks = min(fields.residents or room.blocks, ceil_div(len(phase.cells), device.group_count.value))
-    spill = _spill(device, registers, fields.warps * blocks, room, work)
-    return SmTiling(groups=groups, residents=blocks, work=work, stages=stages, spill=spill), room
-
-
-def _spill(device: DeviceSpec, registers: Registers, warps: int, room: Occupancy, work: GroupWork) -> GroupWork | None:
-    """Return what a group of warps stores to local memory and loads in an iteration, and waits for loads that miss.
-
-    Frames are used from end to end, again and again: where all of a core's ``warps`` are too large for the cache, the
-    least recently used line is always the next one, so that every load misses.
-    """
-    local, l2, issue = device.core(SM).engines.get(SPILL), device.memory.l2, warp_issue(device)
-    if not registers.spilled or not isinstance(local, LocalMemoryPipe):
-        return None
-    words = SPILL_WORDS * registers.spilled if registers.words is None else registers.words
-    waits = SPILL_WAITS * registers.spilled if registers.waits is None else registers.waits
-    frames = REGISTER_BYTES * registers.spilled * WARP_LANES * warps
-    # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
-    reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
-    if frames <= local.beside(room.limits["registers"], room.shared_bytes + reserved):
-        waits = 0.0
-    kept = l2.capacity_bytes.value * (l2.dirty_factor.value if l2.dirty_factor else 1.0)
-    cores = device.group_count.value
-    beyond = max(0.0, 1 - kept / (frames * cores))
-    # Half of the words are loads: from beyond L2 they come at memory's rate, what is written goes there beside them.
-    memory = device.links["hbm"].bytes_per_s.value / device.clock_hz.value / cores
-    words *= 1 + beyond / 2 * local.bytes_per_cycle.value / memory
-    waited = waits * (local.miss_cycles.value + beyond * l2.miss_extra_latency_cycles.value)
-    size = round(REGISTER_BYTES * words * WARP_LANES * work.warps)
-    return replace(work, spilled_bytes=size, spill_cycles=waited) if size else None
+    spilled_bytes, far = round(REGISTER_BYTES * registers.accesses * WARP_LANES * work.warps), 0.0
+    local = device.core(SM).engines.get(SPILL)
+    if registers.spilled and isinstance(local, LocalMemoryPipe):
+        # A frame is as large as what is spilled in all, though an iteration may not touch all of it.
+        frames = REGISTER_BYTES * max(registers.spilled, registers.accesses / 2) * WARP_LANES * fields.warps * blocks
+        # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
+        reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
+        far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
+    tiling = SmTiling(
+        groups=groups,
+        residents=blocks,
+        work=work,
+        stages=stages,
+        spilled_bytes=round(spilled_bytes * (1 - far)),
+        far_bytes=round(spilled_bytes * far),
+    )
+    return tiling, room
 
 
 def is_ragged(phase: Phase) -> bool:
@@ -320,15 +307,16 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
         shared = shared if fields.shared_bytes is None else fields.shared_bytes
-        known = row[-2:] if row is not None and row[:2] == (count, spilled) else ()
-        return Registers(count, spilled, shared, "as given", *known)
+        accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
+        return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:
         return Registers(most, 0, shared, "of a library's kernel: all there are")
     if row is not None:
-        count, spilled, shared, words, waits = row
-        return Registers(count, spilled, shared, "of the compiler's table", words, waits)
+        count, spilled, shared, accesses = row
+        return Registers(count, spilled, shared, "of the compiler's table", accesses)
     estimate = estimated_registers(tile, work)
-    return Registers(min(most, estimate), max(0, estimate - most), shared, ESTIMATED)
+    spilled = max(0, estimate - most)
+    return Registers(min(most, estimate), spilled, shared, ESTIMATED, SPILL_ACCESSES * spilled)
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
