@@ -141,7 +141,7 @@ class Streams:
                 if isinstance(part, LoopTemplate):
                     parts.append(TimedLoop(part.count, part.start, self.timed(part.body, issuer)))
                 else:
-                    operations = tuple([self._timed_op(o) for o in part if self._issues(issuer, o)])
+                    operations = tuple([self.timed_op(o) for o in part if self._issues(issuer, o)])
                     if operations:
                         parts.append(operations)
             bodies[issuer] = TimedBody(tuple(parts), template.advance)
@@ -151,7 +151,7 @@ class Streams:
     def _issues(self, issuer: str | None, op: OpTemplate) -> bool:
         return issuer is None or self.program.queues[op.queue].issuer == issuer
 
-    def _timed_op(self, op: OpTemplate) -> TimedOp:
+    def timed_op(self, op: OpTemplate) -> TimedOp:
         """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
         by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
         if op.timed is None or op.timed[0] is not by:
