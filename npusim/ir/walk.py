@@ -248,21 +248,18 @@ class Template:
         return sum(p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts)
 
 
-def unrolled(
-    template: Template, cursors: Sequence[int], path: Path = ()
-) -> Iterator[tuple[OpTemplate, Sequence[int], Path]]:
-    """Yield operations in program order, with what their waits add to and the loops around them."""
+def unrolled(template: Any, cursors: Sequence[int], path: Path = ()) -> Iterator[tuple[Any, Sequence[int], Path]]:
+    """Yield operations of a template, with costs or without, what their waits add to, and the loops around them."""
     base = tuple(cursors)
     for part in template.parts:
-        if isinstance(part, LoopTemplate):
-            here, moves = [b + s for b, s in zip(base, part.start, strict=True)], part.body.moves
-            for index in part.indices:
-                yield from unrolled(part.body, here, (*path, (part.name, index)) if part.name else path)
-                for endpoint, moved in moves:
-                    here[endpoint] += moved
-        else:
+        if isinstance(part, tuple):
             for op in part:
                 yield op, base, path
+            continue
+        here = [b + s for b, s in zip(base, part.start, strict=True)]
+        for index in part.indices:
+            yield from unrolled(part.body, here, (*path, (part.name, index)) if part.name else path)
+            here = [h + a for h, a in zip(here, part.body.advance, strict=True)]
 
 
 Bodies = dict[Hashable, Template]
