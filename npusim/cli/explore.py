@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show_either
+from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
 from npusim.report.charts import altair
-from npusim.simulation.request import Request, TensorOptions
+from npusim.simulation.request import Request, TensorOptions, short_name
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
@@ -102,7 +102,7 @@ def explore(
         altair()  # refuses before the work, not after it
     request, axes, notes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request, axes)
-    name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
+    name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         store=path,
@@ -209,8 +209,6 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
 
 
 def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:
-    from npusim.errors import OutputError, reason_of
-
     files: dict[Path, bytes] = {}
     if best is not None and exploration.best is not None:
         files[best] = f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n".encode()
@@ -224,9 +222,4 @@ def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> 
         if not specs:
             say(f"wrote nothing to {plot}: no point has a time")
     for file, data in files.items():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
-        say(f"wrote {file}")
+        write(file, data)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from npusim.timing.engine_arrays import Ints
     from npusim.timing.engine_code import Code
 
-__all__ = ["Bound", "alone_bound", "roofline_bound", "work_bound"]
 
 #: Core groups with most work that are looked at alone.
 GROUPS = 1

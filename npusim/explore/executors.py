@@ -23,7 +23,6 @@ from npusim.errors import NpusimError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Executor", "Lost", "executor"]
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
-__all__ = ["Options", "Search", "run_search"]
 
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.

@@ -33,20 +33,6 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
-__all__ = [
-    "AUTO",
-    "Point",
-    "PointFamily",
-    "SearchSpec",
-    "Space",
-    "auto_axes",
-    "auto_space",
-    "chunks",
-    "declared",
-    "parse_field",
-    "plain_tiling",
-    "spec_of",
-]
 
 Value = int | float | str | None
 Point = dict[str, object]
@@ -278,7 +264,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         # What one schedule has and another has not is an axis of that one; what none has is refused.
         axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
         if not values and len(names) > 1:  # schedules alone are compared by what each of them can compute in
-            axes_of_schedule = {PRECISION: tuple(schedules[name].precisions)}
+            axes_of_schedule = {PRECISION: schedules[name].presets(request.machine())}
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
+from npusim.simulation.request import short_name
 from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
     elif d.first is not None:
         yield "nearest", cells("nothing explains it: no change makes half of what differs equal", style="bad")
     if d.first is not None:
-        yield "tried", cells(f"{d.tried} changes to what {d.run.schedule} states")
+        yield "tried", cells(f"{d.tried} changes to what {short_name(d.run.schedule)} states")
 
 
 def _step(one: Explanation) -> tuple[Cell, ...]:

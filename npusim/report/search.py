@@ -20,6 +20,7 @@ from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.inputs import problem_text
 from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -285,7 +286,8 @@ def _subject(about: Mapping[str, Any]) -> str:
 def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
     """Return the part of a page on a search; ``about`` is what its store says, ``name`` its file's."""
     axes, ranked = varied(rows), _ranked(rows)
-    title = f"{', '.join(about.get('schedules', ()))} on {about['device']}" if "device" in about else name
+    names = ", ".join(map(short_name, about.get("schedules", ())))
+    title = f"{names} on {about['device']}" if "device" in about else name
     searched = f"searched over {', '.join(axes)}" if axes else ""
     counts = Counter(str(r["status"]) for r in rows)
     statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])

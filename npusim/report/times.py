@@ -125,6 +125,10 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     With ``is_full`` also the time as others measure it, the method, the least time, and what the roof rests on.
     """
     yield "latency", cells(_latency(timing))
+    phases = timing.account.phases if timing.account else ()
+    if len(phases) > 1:
+        each = (f"{p.name} {_duration(timing.core_us * p.cycles / timing.cycles)}" for p in phases)
+        yield "phases", cells(", ".join(each))
     if is_full and timing.overlap is None and len(timing.times_us) > 1:
         yield "times", cells(*(f"{kind} {_duration(us)}: {_MEASURED[kind]}" for kind, us in timing.times_us.items()))
     if timing.validated is not None:

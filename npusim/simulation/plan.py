@@ -66,7 +66,7 @@ EXACT_DEVICE = "xeon_avx512"
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
-#: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
+#: Bytes of a folder's name before its digest: file systems have 255 at most.
 LONGEST_FOLDER = 200
 
 
@@ -166,7 +166,7 @@ class Plan:
             precision = schedule.precision("exact")
             self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
         program = self.exact_programs["kernel"]
-        written = execute_rows(program, wide, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+        written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
         return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
 
     def reference(

@@ -195,7 +195,7 @@ def roofline_of(result: RunData) -> Roofline | None:
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None
-    peak = peak_flops_per_s(device, str(getattr(result.problem, "dtype", "")))
+    peak = peak_flops_per_s(device, result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
     if not (peak and result.program.flops and timing.compulsory_bytes and moved):
         return None
