@@ -173,7 +173,7 @@ def online_softmax(
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
-def _narrowed(e: Value, p: FlashPrecision | Fp8Precision) -> Value:
+def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
     return e.to(p.operand, rule=getattr(p, "scale_rule", "") if p.operand in BLOCK_FORMATS else "")
 
@@ -204,7 +204,7 @@ def attend(
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: _narrowed(e, p)), log_scale)
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), log_scale)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l

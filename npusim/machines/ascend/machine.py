@@ -117,8 +117,8 @@ def is_off(cols: int, fmt: str) -> bool:
 
 def _off_rows(problem: GemmProblem) -> list[str]:
     """Return which operands of a product have rows that are off; in fractals none have."""
-    sizes = (("A", problem.k), ("B", problem.n)) if problem.operands == "nd" else ()
-    return [n for n, cols in sizes if is_off(cols, problem.dtype)]
+    sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
+    return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]
 
 
 class AscendMachine(Machine):
