@@ -33,16 +33,21 @@ def program_of(problem: GemmProblem, device: Any = DEVICE, **fields: Any) -> Any
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp8_e5m2"])
-@pytest.mark.parametrize(("m", "n", "k", "outlier"), [(40, 48, 320, 1.0), (33, 17, 100, np.nan)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "outlier", "operands"),
+    [(40, 48, 320, 1.0, "nd"), (40, 48, 320, 1.0, "nt"), (33, 17, 100, np.nan, "nd")],
+)
 def test_a_product_in_blocks_is_that_of_its_quantised_operands(
-    fmt: str, m: int, n: int, k: int, outlier: float
+    fmt: str, m: int, n: int, k: int, outlier: float, operands: str
 ) -> None:
     rng = np.random.default_rng(m)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     a *= np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)  # scales differ
     b[5, 3] *= np.float32(outlier)
-    stored = {"a": formats.quantize(a, fmt), "b": formats.quantize(b, fmt, axis=0)}
-    program = program_of(GemmProblem(m=m, n=n, k=k, dtype=fmt), block_m=32, block_n=32, block_k=64)
+    is_turned = operands == "nt"  # B lies as (n, k)
+    stored = {"a": formats.quantize(a, fmt), "b": formats.quantize(b.T if is_turned else b, fmt, axis=int(is_turned))}
+    problem = GemmProblem(m=m, n=n, k=k, dtype=fmt, operands=operands)
+    program = program_of(problem, block_m=32, block_n=32, block_k=64)
     state = execute(program, lambda name, *_: stored[name].stored())
     written = state.tensors.head(program.tensors["c"], 0, 0)
 
