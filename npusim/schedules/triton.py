@@ -72,8 +72,8 @@ class TritonPrecision:
     exp_variant
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
     sum_order
-        Order of a row's sum; empty: the device's.  ``mma_lanes``: four lanes, then across them, as Triton's layout of
-        products has it.
+        Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
+        else the device's.
     accumulate
         ``chained``: the matrix unit goes on adding to what it is given; ``fresh``: a product alone, and an addition.
     contracts
@@ -86,7 +86,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
-    sum_order: str = "mma_lanes"
+    sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
     arithmetic: str = ""
@@ -99,10 +99,10 @@ class TritonPrecision:
 
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
-    | {"ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),)}
+    | {"ascend": (TritonPrecision("ascend", "exp.correct", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
-            TritonPrecision("plain", sum_order="", contracts=False),
+            TritonPrecision("plain", contracts=False),
             TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
         )
     }
@@ -244,7 +244,8 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, p.is_exact)
+    orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, orders, p.is_exact)
     reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
