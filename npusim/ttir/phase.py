@@ -6,13 +6,12 @@ import ast
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
-from npusim.algorithms.flash import with_finite_starts
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import TileLoop, TileRun, WorkTile
 from npusim.algorithms.tiling_mask import mask_of
@@ -287,17 +286,19 @@ class LaunchGrid:
         )
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
-        phase = with_finite_starts(phase) if is_masked else phase
         flops = None if isinstance(problem, Problem) else _flops(phase)
         return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
 
     def _global(self, of: str, *, is_shared: bool = False) -> GlobalTensor:
         t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
         b, h, rows, cols = t.shape
-        name = "o" if of == self.stored.pointer.of else f"{t.name}_" if t.name == "o" else t.name
+        is_result = of == self.stored.pointer.of and not t.is_workspace
+        name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
         rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
-        return GlobalTensor(name, b, h, rows, cols, t.fmt, "output" if is_stored else "input", t.is_interleaved, **more)
+        role: Literal["workspace", "output", "input"]
+        role = "workspace" if t.is_workspace else "output" if is_stored else "input"
+        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""
