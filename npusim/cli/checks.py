@@ -159,20 +159,10 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
 
 
 def _case(outcome: "CheckOutcome") -> dict[str, object]:
-    return {
-        "kind": outcome.kind,
-        "name": outcome.name,
-        "file": str(outcome.path),
-        "status": outcome.status,
-        "passed": outcome.passed,
-        "rows": [asdict(row) for row in outcome.rows],
-        "reason": outcome.reason,
-        "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in outcome.moved],
-        "device_changed": outcome.device_changed,
-        "method": outcome.method,
-        "band": outcome.band,
-        "ignored": outcome.ignored,
-    }
+    values = asdict(outcome)
+    file = str(values.pop("path"))
+    moved = [dict(zip(("unit", "name", "old", "new"), part, strict=True)) for part in outcome.moved]
+    return {**values, "file": file, "passed": outcome.passed, "moved": moved}
 
 
 # ---------------------------------------------------------------- validate

@@ -95,17 +95,12 @@ _REPEATED = ("overrides", "tiling")
 
 def request_option(name: str) -> Any:
     """Return a request's field as a typer option, with its names and help."""
-    option = OPTIONS[name]
-    more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
-    return typer.Option(
-        *option.names,
-        metavar=option.metavar or None,
-        rich_help_panel=option.panel,
-        help=option.help,
-        show_default=option.shown,
-        autocompletion=_COMPLETIONS.get(name),
-        **more,
-    )
+    declared = OPTIONS[name]
+    is_number = declared.metavar in _NUMBERS and name != "seed"
+    more: dict[str, Any] = {"parser": count(declared.names[-1])} if is_number else {}
+    usage = " ".join((*declared.names, declared.metavar))
+    completion = _COMPLETIONS.get(name)
+    return option(usage, declared.help, panel=declared.panel, shown=declared.shown, autocompletion=completion, **more)
 
 
 def _kind(name: str, option: Option) -> Any:

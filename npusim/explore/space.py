@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import pickle
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
@@ -92,11 +91,6 @@ class PointFamily:
     lightest: Point
     is_dealt: bool
 
-    @property
-    def first(self) -> int:
-        """Number of the first of its points, which names it."""
-        return self.indices[0]
-
 
 def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
     """Yield numbers of neighbouring points together: those that differ in their last axes alone share much."""
@@ -125,10 +119,6 @@ class SearchSpec:
     def variants(self) -> Variants:
         """What builds the points."""
         return Variants(self.request, self.device_keys, is_open=True)
-
-    def pickled(self) -> bytes:
-        """Return what builds the points, for workers."""
-        return pickle.dumps(self.variants)
 
     @cached_property
     def scene_names(self) -> tuple[str, ...]:

@@ -134,13 +134,12 @@ def invariance_document(invariance: Invariance, required: Collection[str] = ()) 
 
 
 def _tried_document(t: Tried) -> dict[str, object]:
-    d = t.difference
     return {
         "what": t.what,
         "same_structure": t.is_same_structure,
         "latency_us": t.latency_us,
         "reason": t.reason or None,
-        "difference": d and {"element": d.element, "value": d.value, "other": d.other},
+        "difference": t.difference and asdict(t.difference),
         "parted": t.parted or None,
     }
 

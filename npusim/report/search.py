@@ -296,18 +296,6 @@ def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = 
     return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
 
 
-def drawings_of(exploration: Exploration) -> dict[str, Spec]:
-    """Return ranking, front and heatmaps of a search, as far as its points allow, by the names of their files."""
-    rows = [o.row() for o in exploration.outcomes]
-    axes = varied(rows)
-    specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}
-    if exploration.front:
-        specs = {"front": front_of(rows, axes)[0], **specs}
-    if exploration.best is not None:
-        specs = {"ranking": ranking_of([o.row() for o in exploration.feasible], axes), **specs}
-    return specs
-
-
 def varied(rows: Sequence[Row]) -> list[str]:
     """Return the axes of a search that have more than one value."""
     axes = [n for n in dict.fromkeys(k for r in rows for k in r) if n not in FIGURES]

@@ -114,7 +114,7 @@ def sure_words(timing: TimingRecord) -> str:
     if known is None:
         return time
     if known.most_error is not None:
-        return f"{time} ± {known.most_error * 100:.0f} %"
+        return f"{time} ± {known.most_error * 100:.0f} %{known.why}"
     others = f"; other kernels of this device ± {max(known.others.values()) * 100:.0f} %" if known.others else ""
     return f"{time} (never measured{others})"
 
