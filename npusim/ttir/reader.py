@@ -152,8 +152,8 @@ class Stored(Load):
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    how: dict[str, Any]
-    for how in ({}, {"fuses": False}, {"is_apart": True}):
+    ways: tuple[dict[str, Any], ...] = ({}, {"fuses": False}, {"is_apart": True})
+    for how in ways:
         with suppress(UnlikeLoopsError):
             reader = Reader(function, arguments, grid, replace(choices, **how))
             break
