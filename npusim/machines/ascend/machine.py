@@ -314,7 +314,7 @@ class AscendMachine(Machine):
         group, listed = self.group, list(phases)
         built = []
         for phase, tiling in listed:
-            group.allocator.start_phase()
+            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)
