@@ -72,7 +72,6 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
         operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},
-        band=max(t.band for t, _ in parts),
         attention_s=total("attention_s"),
         linear_s=total("linear_s"),
         allreduce_s=total("allreduce_s"),
