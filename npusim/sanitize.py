@@ -5,15 +5,17 @@ A terminal obeys control sequences, a spreadsheet runs cells that look like form
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import stat
 import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["csv_cell", "json_safe", "regular_file", "visible"]
 
 #: Unicode categories that are no text: controls, directions of writing, halves of surrogates, line ends.
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -70,6 +72,13 @@ def csv_cell(value: object) -> object:
     except ValueError:
         return f"'{text}"
     return text
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as CSV, its cells as `csv_cell` has them; None is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([map(csv_cell, row) for row in (columns, *rows)])
+    return text.getvalue()
 
 
 def json_safe(text: str) -> str:

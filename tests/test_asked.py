@@ -100,7 +100,7 @@ def test_options_that_nothing_reads_are_refused(what: dict[str, Any], options: d
 
 def test_every_need_of_an_option_is_one_that_a_run_has_or_has_not() -> None:
     assert {need for option in OPTIONS.values() for need in option.needs} == set(NEEDS)
-    everything = target_of(Request("flash"), has_bits=True).features | {"tensors"}
+    everything = target_of(Request("flash"), has_bits=True)[2] | {"tensors"}
     assert everything == set(NEEDS)
 
 

@@ -603,14 +603,6 @@ def test_what_explore_cannot_write_to_is_said_first(name: str, message: str, els
     assert message in _error("explore", "flash", "-f", "block_kv=128", "--seq", "256", "-j1", "-o", name)
 
 
-def test_a_plot_of_one_axis_ranks_it_and_one_of_nothing_says_so(elsewhere: Path) -> None:
-    pytest.importorskip("vl_convert")
-    arguments = ("explore", "flash", "--seq", "256", "-j1", "--plot", "plots", "-f")
-    assert "wrote plots/ranking.svg\n" in _npusim(*arguments, "block_kv=128,256").stderr
-    assert "128" in (elsewhere / "plots" / "ranking.svg").read_text()
-    assert "wrote nothing to plots: no point has a time\n" in _npusim(*arguments, "block_q=2048").stderr
-
-
 def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
     code = (
         "import os, signal, sys\n"

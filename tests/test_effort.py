@@ -89,18 +89,16 @@ def test_bits_and_des_say_how_much_is_done() -> None:
         assert 0.8 < shares[-1] <= 1
 
 
-def test_what_takes_long_says_each_tenth_where_nobody_watches(
+def test_what_takes_long_says_so_where_nobody_watches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with console.working("simulating x") as tell:
-        tell(0.5)
-    assert capsys.readouterr().err == "", "soon over"
-    monkeypatch.setattr(console, "QUIET_S", 0.0)
-    with console.working("simulating x") as tell:
-        for percent in range(0, 100, 3):
-            tell(percent / 100)
-    said = capsys.readouterr().err.splitlines()
-    assert said == [f"npusim: simulating x {n} %" for n in range(10, 100, 10)]
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.01)
+    for quiet_s, said in ((30.0, ""), (0.0, "npusim: simulating x: 50 of 100\n")):
+        monkeypatch.setattr(console, "QUIET_S", quiet_s)
+        with console.progress("simulating x") as advance:
+            console.in_percent(advance)(0.5)
+            time.sleep(0.3)
+        assert capsys.readouterr().err == said
 
 
 def test_durations_have_readable_units() -> None:

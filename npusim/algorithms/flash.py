@@ -18,7 +18,7 @@ from npusim.algorithms.cache import cached_operands, reading_cache
 from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import mask_of
-from npusim.formats import get_format
+from npusim.formats import BLOCK_FORMATS, get_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +47,8 @@ class NamedFormats:
     intermediates: ClassVar[tuple[str, ...]]
 
     def formats(self) -> dict[str, str]:
-        """Return ``{intermediate: format}`` for reports."""
-        return {n: getattr(self, n) for n in self.intermediates}
+        """Return ``{intermediate: format}`` for reports, of those that have one of their own."""
+        return {n: fmt for n in self.intermediates if (fmt := getattr(self, n))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class FlashPrecision(NamedFormats):
 
     ``input`` stands for the format of Q, K and V.
 
+    operands
+        Q, K and V as products read them, where a kernel before brings them to another format than they have.
     scores
         S as the matrix unit's output path stores it.
     softmax
@@ -75,6 +77,8 @@ class FlashPrecision(NamedFormats):
         Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
         added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
         exponential takes scores times log2 e.
+    scale_rule
+        How scales of operands in blocks are chosen; empty: as their format has it.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
@@ -97,7 +101,10 @@ class FlashPrecision(NamedFormats):
     sink: Sink = "end"
     rounding: str = ""
     multiply_add: str = ""
+    operands: str = ""
+    scale_rule: str = ""
     intermediates: ClassVar[tuple[str, ...]] = (
+        "operands",
         "scores",
         "softmax",
         "exponential",
@@ -166,6 +173,11 @@ def online_softmax(
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
+def _narrowed(e: Value, p: FlashPrecision | Fp8Precision) -> Value:
+    """Return P as the second product reads it; of blocks, along its keys."""
+    return e.to(p.operand, rule=getattr(p, "scale_rule", "") if p.operand in BLOCK_FORMATS else "")
+
+
 def attend(
     q: Value,
     k: Value,
@@ -192,7 +204,7 @@ def attend(
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: e.to(p.operand)), log_scale)
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: _narrowed(e, p)), log_scale)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l

@@ -53,7 +53,10 @@ def flow(phase: Phase) -> dict[str, Place]:
         elif any(s.is_product for s in readers):
             places[n] = "up"
         elif any(s not in writers for s in readers):
-            places[n] = "carried"
+            loops = [loop.stages for loop in (*phase.loops, TileLoop(phase.finish))]
+            of_writers = {at for at, run in enumerate(loops) for s in writers if s in run}
+            is_kept = any(s in run for at, run in enumerate(loops) for s in readers if at not in of_writers)
+            places[n] = "state" if is_kept else "carried"
         else:
             places[n] = "work"
     return places

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from npusim.errors import FormatError, ProgramError
-from npusim.formats import get_format
+from npusim.formats import BLOCK_FORMATS, get_format, get_scale_rule, stored_format
 from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import varying
 
@@ -76,6 +76,23 @@ def _checked(fmt: str) -> str:
     except FormatError as error:
         fail(str(error))
     return fmt
+
+
+def _in_blocks(value: Value, fmt: str, axis: str, rule: str) -> Attributes:
+    """Return how a tile is brought to a format in blocks; refuse what no tile can be, or not along that axis."""
+    try:
+        stored_format(fmt)
+        chosen = get_scale_rule(rule or BLOCK_FORMATS[fmt].rule, BLOCK_FORMATS[fmt])
+    except FormatError as error:
+        fail(str(error))
+    axis = axis or value.axes[-1]
+    if len(value.axes) < 2 or axis not in value.axes:
+        fail(f"{value}.to({fmt!r}, axis={axis!r}): blocks lie along one of the two axes of a tile")
+    if chosen.reads_tensor:
+        fail(
+            f"rule {chosen.name} of {fmt} reads a tensor's largest magnitude, which is not known while there are tiles"
+        )
+    return Attributes(variant=chosen.name, axis=value.axes.index(axis) - 2)
 
 
 def _refused(what: str, why: str) -> Callable[..., Any]:
@@ -214,9 +231,19 @@ class Value:
     def __matmul__(self, other: Any) -> Product:
         return Product(self, other)
 
-    def to(self, fmt: str, *, overflow: str = "") -> Value:
-        """Return it rounded once to ``fmt``; no instruction where that is its format already."""
-        return TRACE.get().record(Opcode.CAST, Value(self.axes, _checked(fmt)), (self,), Attributes(overflow=overflow))
+    def to(self, fmt: str, *, overflow: str = "", axis: str = "", rule: str = "") -> Value:
+        """Return it rounded once to ``fmt``; no instruction where that is its format already.
+
+        To a format in blocks: ``axis`` is the one along which they lie (default: the columns'), which a product has to
+        contract; ``rule`` says how scales are chosen (default: the format's), and elements saturate.
+        """
+        if fmt in BLOCK_FORMATS:
+            how = _in_blocks(self, fmt, axis, rule)
+        elif axis or rule:
+            fail(f"{self}.to({_checked(fmt)!r}, axis={axis!r}, rule={rule!r}): it has no blocks")
+        else:
+            fmt, how = _checked(fmt), Attributes(overflow=overflow)
+        return TRACE.get().record(Opcode.CAST, Value(self.axes, fmt), (self,), how)
 
     def max(self) -> Value:
         """Return the maximum of each row."""
@@ -288,6 +315,9 @@ class Product:
         if a.axes[1] != inner:
             other = f"; write {a.written()} @ {right.written()}.T" if right is b and a.axes[1] == outer else ""
             fail(f"{a} @ {b}: the {a.axes[1]} axis meets {inner}{other}")
+        for x in (left, right):
+            if (e := x.event) and x.fmt in BLOCK_FORMATS and x.axes[e.attributes.axis] != inner:
+                fail(f"{a} @ {b}: blocks of {x} lie along {x.axes[e.attributes.axis]}, and a product contracts {inner}")
         if a.axes[0] == outer:
             fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
         self.a, self.b, self.axes = left, right, (a.axes[0], outer)
@@ -568,6 +598,8 @@ class Trace:
                 fail(f"{s.text} outside of a loop over tiles")
             if isinstance(s, Value):
                 self._check_read(s)
+                if s.fmt in BLOCK_FORMATS and opcode is not Opcode.MATMUL:
+                    fail(f"{opcode.name} of {s}: what is in blocks is a factor of products alone")
             elif not isinstance(s, TileNumber | float | int):
                 fail(f"{opcode.name} of {s!r}: neither a tile, a vector of rows nor a number")
         dst.event = Event(opcode, dst, srcs, attributes, only, self.loop, frame.f_lineno, frame.f_code.co_filename)

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain, count, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
@@ -175,8 +176,10 @@ def _yielded(generator: Any, trace: Trace) -> list[tuple[Any, int | None]]:
 
 
 def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value]) -> Value:
-    """Return a result as a value of its own: operands, states and what is returned twice are copied to it."""
-    if x.kind in ("row", "product") and x.state is None and x not in others:
+    """Return a result as a value of its own: operands, states, what is read later or returned twice are copied."""
+    made = x.event.loop if x.event else None
+    is_read_later = any(s is x for e in trace.events if e.loop != made for s in e.srcs)
+    if x.kind in ("row", "product") and x.state is None and x not in others and not is_read_later:
         return x
     copied = Value(x.axes, x.fmt)
     last = max((i for i, e in enumerate(trace.events) if e.loop == loop), default=len(trace.events) - 1)
@@ -333,17 +336,13 @@ class _Lowering:
         self._name()
         called = _unique([self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label])
         stages = [Stage(n, tuple(map(self._row, g))) for n, g in zip(called, self.groups, strict=True)]
-        loops = sorted({e.loop for e in self.events if e.loop is not None})
-        listed = list(zip([g[0].loop for g in self.groups], stages, strict=True))
-        started = next((i for i, (loop, _) in enumerate(listed) if loop is not None), len(listed) if not loops else 0)
-        first = tuple(s for _, s in listed[:started])
+        listed = zip([g[0].loop for g in self.groups], stages, strict=True)
+        runs = [(at, tuple(s for _, s in run)) for at, run in groupby(listed, itemgetter(0))]
+        finish = runs.pop()[1] if len(runs) > 1 and runs[-1][0] is None else ()
         return Tables(
             names=dict(self._declared(operands, outs)),
-            loops=(
-                *((TileLoop(first),) if first else ()),
-                *(TileLoop(tuple(s for at, s in listed if at == n), self.trace.axes[n]) for n in loops),
-            ),
-            finish=tuple(s for at, s in listed[started:] if at is None),
+            loops=tuple(TileLoop(run, "" if at is None else self.trace.axes[at]) for at, run in runs),
+            finish=finish,
             constants=self.constants,
             per_tile=PerTile(tuple(self.numbers.items())) if self.numbers else nothing_per_tile,
         )

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
+from npusim.formats import stored_format
 from npusim.ir.content import record
 from npusim.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 
@@ -348,6 +349,12 @@ class Phase:
     def row_axis(self) -> str:
         """Axis of the rows of what its stages write."""
         return self.cells[0].spans[0][0]
+
+    @cached_property
+    def row_grain(self) -> int:
+        """Rows that stay together: those of blocks along rows, which share a scale."""
+        casts = (r for s in self.stages for r in s.rows if r.opcode is Opcode.CAST and r.attributes.axis != PLAIN.axis)
+        return max((stored_format(self.names[r.dst].fmt).scale_block for r in casts), default=1)
 
     @property
     def loop_axis(self) -> str:

@@ -18,7 +18,7 @@ from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.phase import Phase
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
-from npusim.formats import get_format
+from npusim.formats import BLOCK_FORMATS, get_block_format, get_format, get_scale_rule
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 WIDE = "float32"
 LOWEST = -float(get_format(WIDE).max_finite)
+#: Rows and columns that a kernel which prepares an input takes at a time: as a product's tile is high,
+#: and a slice of scores wide.
+PREPARED = (128, 8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,15 @@ def masked(x: Value, mask: Value | None) -> Iterator[Value]:
 
 
 @kernel(x="row col")
-def converted(x: Value, fmt: str, through: str = "", scale: float = 1.0) -> Iterator[Value]:
-    """Another format, ``through`` a wider one where no instruction converts directly, times a scale."""
+def converted(
+    x: Value, fmt: str, through: str = "", scale: float = 1.0, axis: str = "", rule: str = ""
+) -> Iterator[Value]:
+    """Another format, ``through`` a wider one where no instruction converts directly, times a scale.
+
+    ``axis``, ``rule``: of a format in blocks.
+    """
     for xj in tiles(x):
-        y = (xj.to(through) if through else xj).to(fmt)
+        y = (xj.to(through) if through else xj).to(fmt, axis=axis, rule=rule)
         yield y * scale if scale != 1 else y
 
 
@@ -218,6 +226,42 @@ def element_wise(
     return kernel.phase(
         label, blocks, {"row": sizes[0], "col": sizes[1]}, [out], x=source, mask=mask, fmt=out.fmt, **more
     )
+
+
+def workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
+    """Return what a kernel leaves of a tensor for another: the same matrices, head by head."""
+    return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
+
+
+def prepared(
+    inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = ""
+) -> tuple[list[Phase], AttentionTensors]:
+    """Return the kernels that bring Q, K and V to ``fmt``, Q times a scale, and the tensors that they leave.
+
+    In blocks they lie as products contract: of Q and K along the head, of V along keys.
+    """
+    phases, changed, is_in_blocks = list[Phase](), dict[str, GlobalTensor](), fmt in BLOCK_FORMATS
+    if rule:
+        get_scale_rule(rule, get_block_format(fmt))  # one for another format is refused before there is a kernel
+    for n, factor in zip("qkv", (scale, None, None), strict=True):
+        tensor: GlobalTensor = getattr(inputs, n)
+        if tensor.fmt == fmt and factor is None:
+            continue
+        changed[n] = workspace(tensor, f"{n}_{fmt}" if is_in_blocks else f"{n}_prepared", fmt)
+        blocks: dict[str, Any] = {"axis": "row" if n == "v" else "col", "rule": rule} if is_in_blocks else {}
+        phases.append(
+            element_wise(
+                f"quantise_{n}" if is_in_blocks else f"prepare_{n}",
+                converted if tensor.fmt != fmt else scaled,
+                tensor,
+                changed[n],
+                (PREPARED[0], min(tensor.cols, PREPARED[1])),
+                scale=1.0 if factor is None else factor,
+                through=WIDE,
+                **blocks,
+            )
+        )
+    return phases, replace(inputs, **changed)
 
 
 def softmax(

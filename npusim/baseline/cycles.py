@@ -133,7 +133,7 @@ def _resolved(name: str, folder: Path) -> str | Path:
 def cycles_of(result: RunData) -> ExpectedCycles:
     """Return the cycles of a result as a baseline keeps them; raise `SpecError` for one without a time."""
     cycles, sheet = result.cycles, sheet_of(result, "today")
-    units = {name: _unit(unit) for name, unit in sheet.units.items() if not _repeats(sheet, name)}
+    units = {name: _unit(unit) for name, unit in sheet.units.items() if not sheet.repeats(name)}
     assert result.timing is not None
     return ExpectedCycles(
         device_digest=result.device.digest(), cycles=cycles, busy_cycles=busy_cycles(result.timing), units=units
@@ -219,13 +219,6 @@ def _unit(unit: Unit) -> UnitCycles:
         waits=dict(unit.waits or {}),
         phases=dict(unit.phases),
     )
-
-
-def _repeats(sheet: Sheet, name: str) -> bool:
-    """Return whether a unit is one of a further core that does what the first does."""
-    core, _, pipe = name.partition(".")
-    first = f"{core.rstrip('0123456789')}0.{pipe}"
-    return first in sheet.units and first != name and sheet.rows(first) == sheet.rows(name)
 
 
 def _moved(old: ExpectedCycles, new: ExpectedCycles) -> Iterator[tuple[str, str, int, int]]:

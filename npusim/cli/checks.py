@@ -13,7 +13,7 @@ from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.text import Block, Column, Columns, Facts, cells, document
-from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse
+from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,19 +159,10 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
 
 
 def _case(outcome: "CheckOutcome") -> dict[str, object]:
-    return {
-        "kind": outcome.kind,
-        "name": outcome.name,
-        "file": str(outcome.path),
-        "status": outcome.status,
-        "passed": outcome.passed,
-        "rows": [asdict(row) for row in outcome.rows],
-        "reason": outcome.reason,
-        "moved": [{"unit": u, "name": n, "old": a, "new": b} for u, n, a, b in outcome.moved],
-        "device_changed": outcome.device_changed,
-        "method": outcome.method,
-        "ignored": outcome.ignored,
-    }
+    values = asdict(outcome)
+    file = str(values.pop("path"))
+    moved = [dict(zip(("unit", "name", "old", "new"), part, strict=True)) for part in outcome.moved]
+    return {**values, "file": file, "passed": outcome.passed, "moved": moved}
 
 
 # ---------------------------------------------------------------- validate
@@ -315,7 +306,7 @@ def invariant(
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
-    with progress(f"varying {request.schedule}") as advance:
+    with progress(f"varying {short_name(request.schedule)}") as advance:
         invariance = examine(request, varied or required or ASPECTS, advance)
     show_either(json, lambda: invariance_document(invariance, required), lambda: invariance_table(invariance))
     broken = [name for name in required if not invariance.holds(name)]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from npusim.cli import options as o
-from npusim.cli.console import show_either, show_markdown, working, write
+from npusim.cli.console import in_percent, progress, show_either, show_markdown, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
 from npusim.report.charts import altair
@@ -93,8 +93,8 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
         if isinstance(source, Path):
             results.append(source)
             continue
-        with working(f"simulating {word}") as progress:
-            results.append(replace(run_request(replace(source, progress=progress)), name=word))
+        with progress(f"simulating {word}") as advance:
+            results.append(replace(run_request(replace(source, progress=in_percent(advance))), name=word))
     return results
 
 
@@ -141,6 +141,6 @@ def report(
     if out is not None:
         check_file_writable(out)
     paths = [kept_run(word) or Path(word) for word in runs]
-    with working("drawing"):
+    with progress("drawing"):
         page = saved_page(paths)
     write(page_file(paths) if out is None else out, page)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.report.text import Block
 
-#: Seconds for which a run without a terminal reports no progress.
+#: Seconds for which work that has nothing to say of itself reports no progress where there is no terminal.
 QUIET_S = 30.0
 #: Seconds to a search's first line where there is no terminal, between lines, and between looks for news.
 FIRST_LINE_S, LINE_S, TICK_S = 2.0, 10.0, 0.5
@@ -82,46 +82,22 @@ def say(message: str) -> None:
     typer.echo(visible(message), err=True)
 
 
-def write(file: Path, text: str, note: str = "") -> None:
+def write(file: Path, content: str | bytes, note: str = "") -> None:
     """Write a file, whole or not at all, and say so; raise `OutputError` if that is impossible."""
     from npusim.report.output import write_whole
 
-    write_whole(file, text.encode())
+    write_whole(file, content.encode() if isinstance(content, str) else content)
     say(f"wrote {file}{note}")
-
-
-@contextmanager
-def working(message: str) -> Iterator[Callable[[float], None]]:
-    """Show progress on stderr; yield a function that takes the share done.
-
-    A terminal shows it at once, in per cent; a file gets a line for each tenth, and none of a short run.
-    """
-    if not sys.stderr.isatty():
-        start, reported = time.monotonic(), 0
-
-        def report(share: float) -> None:
-            nonlocal reported
-            tenth = int(share * 10)
-            if tenth != reported and time.monotonic() - start >= QUIET_S:
-                reported = tenth
-                say(f"npusim: {message} {tenth * 10} %")
-
-        yield report
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"{message} ...") as status:
-        yield lambda share: status.update(f"{message} {share * 100:.0f} % ...")
 
 
 @contextmanager
 def progress(message: str) -> Iterator[Callable[..., None]]:
     """Yield ``advance(done, total, note)``: a bar on stderr if that is a terminal, else now and then a line.
 
-    Lines are printed when they are due, whether or not there is news just then.
+    Lines are printed when they are due, whether or not there is news just then; without a note those of long work only.
     """
     if not sys.stderr.isatty():
-        latest, is_over = list[str](), threading.Event()
+        latest, is_over, start = list[str](), threading.Event(), time.monotonic()
 
         def print_lines() -> None:
             wait = FIRST_LINE_S
@@ -131,8 +107,8 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
                     say(latest.pop())
 
         def line(done: int, total: int, note: str = "") -> None:
-            if note:
-                latest[:] = [f"npusim: {message}: {done:,} of {total:,}, {note}"]
+            if note or time.monotonic() - start >= QUIET_S:
+                latest[:] = [f"npusim: {message}: {done:,} of {total:,}{note and ', '}{note}"]
 
         threading.Thread(target=print_lines, daemon=True).start()
         try:
@@ -147,6 +123,11 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(message, total=None, note="")
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+
+
+def in_percent(advance: Callable[..., None]) -> Callable[[float], None]:
+    """Return what takes the share done, 0 to 1, of what `progress` yields."""
+    return lambda share: advance(round(share * 100), 100)
 
 
 def _width() -> int | None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show_either
+from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
-from npusim.report.charts import altair
-from npusim.simulation.request import Request, TensorOptions
+from npusim.simulation.request import Request, TensorOptions, short_name
 
 if TYPE_CHECKING:
     from npusim.explore.exploration import Exploration
@@ -55,9 +54,6 @@ Budget = Annotated[
 ]
 Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
-Plot = Annotated[
-    Path | None, o.option("--plot FOLDER", "Write ranking, front, heatmaps of axes: SVG and PNG. Needs npusim[report].")
-]
 Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
 
 
@@ -86,7 +82,6 @@ def explore(
     resume: Resume = False,
     budget: Budget = None,
     best: Best = None,
-    plot: Plot = None,
     top: Top = 10,
     json: o.Json = False,
 ) -> None:
@@ -98,11 +93,9 @@ def explore(
     from npusim.explore.search import Options
     from npusim.report.search import about_of, exploration_document, exploration_table
 
-    if plot is not None:
-        altair()  # refuses before the work, not after it
     request, axes, notes = _axes(request, fields or (), auto=auto)
     path = out or _default_out(request, axes)
-    name = ", ".join(map(str, axes.get("schedule", (request.schedule,))))
+    name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         store=path,
@@ -126,9 +119,10 @@ def explore(
         say(f"wrote {path}")
     if exploration is None:
         raise KeyboardInterrupt
-    _write(exploration, best, plot)
     if exploration.best is None:
         _refuse_none(exploration, path)
+    elif best is not None:
+        write(best, f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n")
 
 
 def _refuse_none(exploration: "Exploration", path: Path) -> None:
@@ -206,27 +200,3 @@ def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
     names = (str(name).partition("[")[0] for name in axes.get("schedule", (request.schedule,)))
     schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
     return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{device.name}-{digest}.csv".split())
-
-
-def _write(exploration: "Exploration", best: Path | None, plot: Path | None) -> None:
-    from npusim.errors import OutputError, reason_of
-
-    files: dict[Path, bytes] = {}
-    if best is not None and exploration.best is not None:
-        files[best] = f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n".encode()
-    if plot is not None:
-        from npusim.report.page import png, svg
-        from npusim.report.search import drawings_of
-
-        specs = drawings_of(exploration)
-        files |= {plot / f"{name}.svg": svg(spec).encode() for name, spec in specs.items()}
-        files |= {plot / f"{name}.png": png(spec) for name, spec in specs.items()}
-        if not specs:
-            say(f"wrote nothing to {plot}: no point has a time")
-    for file, data in files.items():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-        except OSError as error:
-            raise OutputError(f"{file}: cannot be written: {reason_of(error, file)}") from None
-        say(f"wrote {file}")

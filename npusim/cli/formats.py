@@ -1,6 +1,5 @@
 """``npusim format``: code points of a number format, and a block quantised step by step."""
 
-import math
 from typing import Annotated
 
 from npusim.cli import options as o
@@ -37,7 +36,7 @@ def show_format(
     if name is None:
         show_either(json, r.formats_document, r.formats_table)
         return
-    numbers = _numbers(values)
+    numbers = o.numbers(values, "--values", "finite numbers, such as 0.3,-1,5", bool)
     if name in BLOCK_FORMATS:
         fmt = BLOCK_FORMATS[name]
         if len(numbers) > fmt.block:
@@ -50,13 +49,3 @@ def show_format(
     if rule is not None:
         raise SpecError(f"--rule: {name} has no scale; formats with one: {', '.join(BLOCK_FORMATS)}")
     show_either(json, lambda: r.element_document(element), lambda: r.element_table(element, numbers))
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [math.nan]
-    if not all(map(math.isfinite, numbers)):
-        raise SpecError(f"--values: {text!r} is no list of finite numbers, such as 0.3,-1,5")
-    return numbers

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show_json
+from npusim.cli.console import show_json, write
 from npusim.cli.help import Verbs, examples
-from npusim.errors import OutputError, SpecError, reason_of
+from npusim.errors import SpecError
 from npusim.report.text import document
 
 app = Verbs()
@@ -66,17 +66,11 @@ def schedule(
     text = (files("npusim.cli") / "new_schedule.txt").read_text(encoding="utf-8")
     _check_name(name, text)
     path = Path(f"{name}.py")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text.replace("@NAME@", name))
-    except FileExistsError:
-        raise SpecError(f"{path}: is there already, and would be lost; choose another name or move it away") from None
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None
+    if path.exists():
+        raise SpecError(f"{path}: is there already, and would be lost; choose another name or move it away")
+    write(path, text.replace("@NAME@", name), f"; run it: npusim run {path}:{name} --seq 1024")
     if json:
         show_json(document("new", file=str(path)))
-    else:
-        say(f"wrote {path}; run it: npusim run {path}:{name} --seq 1024")
 
 
 def _check_name(name: str, text: str) -> None:

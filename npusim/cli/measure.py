@@ -147,7 +147,8 @@ def export_rows(
 ) -> None:
     """Write predicted latencies of a grid of shapes as a table that serving simulators read.
 
-    The last column, band, is how far nine in ten such times were from measured ones; empty where none was measured.
+    The last column, band, is how far nine in ten such times are expected to be from measured ones, of each shape; empty
+    where none was measured.
     """
     from npusim.report.latency_rows import latency_rows
     from npusim.report.output import check_file_writable

@@ -95,17 +95,12 @@ _REPEATED = ("overrides", "tiling")
 
 def request_option(name: str) -> Any:
     """Return a request's field as a typer option, with its names and help."""
-    option = OPTIONS[name]
-    more: dict[str, Any] = {"parser": count(option.names[-1])} if option.metavar in _NUMBERS and name != "seed" else {}
-    return typer.Option(
-        *option.names,
-        metavar=option.metavar or None,
-        rich_help_panel=option.panel,
-        help=option.help,
-        show_default=option.shown,
-        autocompletion=_COMPLETIONS.get(name),
-        **more,
-    )
+    declared = OPTIONS[name]
+    is_number = declared.metavar in _NUMBERS and name != "seed"
+    more: dict[str, Any] = {"parser": count(declared.names[-1])} if is_number else {}
+    usage = " ".join((*declared.names, declared.metavar))
+    completion = _COMPLETIONS.get(name)
+    return option(usage, declared.help, panel=declared.panel, shown=declared.shown, autocompletion=completion, **more)
 
 
 def _kind(name: str, option: Option) -> Any:
@@ -226,9 +221,11 @@ def _read(name: str, value: Any, schedule: str = "") -> Any:
         case "trace_groups":
             return LAST if value is None else value
         case "softcap":
-            return None if value is None else positive(value, option)
-        case "timeline":
-            return span_us(value)
+            how = "a positive number, such as 50"
+            return None if value is None else numbers(value, option, how, lambda x: len(x) == 1 and x[0] > 0)[0]
+        case "timeline" if value is not None:
+            how = "from and to in us, such as 0:50 or 12.5:20"
+            return tuple(numbers(value, option, how, lambda x: len(x) == 2 and 0 <= x[0] < x[1], ":"))
         case "numerics":
             return not value  # the option is --no-numerics
     return value
@@ -322,26 +319,14 @@ def _size(name: str, text: str) -> int | float:
         raise SpecError(f"--problem {name}={text}: write a number, such as 4096, 4k or 1e-5") from None
 
 
-def positive(text: str, option: str) -> float:
-    """Return a positive number; raise `SpecError` that names the option for any other text."""
+def numbers(
+    text: str, option: str, how: str, allowed: Callable[[list[float]], bool], between: str = ","
+) -> list[float]:
+    """Return the numbers of a text; raise `SpecError` that says how they are written where they are not allowed."""
     try:
-        number = float(text)
+        values = [float(part) for part in text.split(between)]
     except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise SpecError(f"{option} {text}: write a positive number, such as 50")
-    return number
-
-
-def span_us(text: str | None) -> tuple[float, float] | None:
-    """Return the ends of ``0:50``; raise `SpecError` where they are no numbers that rise from 0 on."""
-    if text is None:
-        return None
-    start, _, end = text.partition(":")
-    try:
-        ends = float(start), float(end)
-    except ValueError:
-        ends = (0.0, 0.0)
-    if not 0 <= ends[0] < ends[1] < math.inf:
-        raise SpecError(f"--timeline {text}: write from and to in us, such as 0:50 or 12.5:20")
-    return ends
+        values = [math.nan]
+    if not all(map(math.isfinite, values)) or not allowed(values):
+        raise SpecError(f"{option} {text}: write {how}")
+    return values

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import say, show_either, working
+from npusim.cli.console import in_percent, progress, say, show_either
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
-from npusim.simulation.request import NEEDS, Request, refuse
+from npusim.simulation.request import NEEDS, Request, refuse, short_name
 
 if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
@@ -140,8 +140,9 @@ def run(
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
-    with working(f"simulating {request.schedule}") as progress:
-        result = run_plan(replace(plan, request=replace(plan.request, progress=progress, limit_s=limit_s)))
+    with progress(f"simulating {short_name(request.schedule)}") as advance:
+        request = replace(plan.request, progress=in_percent(advance), limit_s=limit_s)
+        result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
 

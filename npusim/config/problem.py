@@ -170,6 +170,10 @@ class Sizes(SpecModel):
                 lines = [f"{key}: {text}" if key else text for key, text in explain(error, fields)]
                 raise SpecError("\n".join(lines)) from None
 
+    def flops(self) -> int:
+        """Return operations of matrix products, 2 a multiply-add; 0 of other problems, and where a kernel says it."""
+        return 0
+
 
 def _where_stated(default: Any, description: str) -> Any:
     """Return a field that records leave out at its default."""
@@ -483,10 +487,6 @@ class CopyProblem(Sizes):
 
     bytes: PositiveInt
 
-    def flops(self) -> int:
-        """Return 0: nothing is computed."""
-        return 0
-
     def bytes_moved(self) -> int:
         """Return the bytes read and written."""
         return 2 * self.bytes
@@ -506,10 +506,6 @@ class RowsProblem(Sizes):
     rows: PositiveInt
     cols: PositiveInt
     dtype: Dtype = "float16"
-
-    def flops(self) -> int:
-        """Return 0: no products."""
-        return 0
 
     def bytes_moved(self) -> int:
         """Return the bytes of inputs and results, each once."""
@@ -546,10 +542,6 @@ class KernelProblem(Sizes):
     def sizes(self) -> dict[str, int | float]:
         """Numbers by name."""
         return dict(self.__pydantic_extra__)
-
-    def flops(self) -> int:
-        """Return 0: the kernel says what it multiplies."""
-        return 0
 
 
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:

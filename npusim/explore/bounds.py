@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.config.problem import Problem
 from npusim.ir.content import Itself, interned, kept_by_blocks, memo, methods_of
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
 from npusim.ir.program import Body, Loop, blocks_key
 from npusim.ir.walk import ends_of
-from npusim.simulation.result import peak_flops_per_s
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS
 from npusim.timing.engine_code import Classes, blocks_by_group
@@ -30,11 +28,9 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item, Pricing, ProgramPhase, TileProgram
-    from npusim.simulation.simulate import BuiltPlan
     from npusim.timing.engine_arrays import Ints
     from npusim.timing.engine_code import Code
 
-__all__ = ["Bound", "alone_bound", "roofline_bound", "work_bound"]
 
 #: Core groups with most work that are looked at alone.
 GROUPS = 1
@@ -83,19 +79,6 @@ def work_bound(
         known[key] = Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
     bound: Bound = known[key]
     return bound
-
-
-def roofline_bound(built: BuiltPlan) -> int:
-    """Return cycles that no tiling and no precision goes below: operations, and bytes of K and V, at the highest rates.
-
-    Bytes count where all of them are read, from beyond L2: without a window, and not warm.
-    """
-    problem, device, program = built.plan.problem, built.plan.device, built.program
-    flops, peak = problem.flops(), peak_flops_per_s(device, "")
-    seconds = min(program.flops, flops) / peak if peak else 0.0
-    if isinstance(problem, Problem) and problem.seen.is_plain and program.flops >= flops and program.l2 != "warm":
-        seconds = max(seconds, problem.kv_bytes() / float(device.link("hbm").bytes_per_s.value))
-    return int(seconds * float(device.clock_hz.value))
 
 
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> tuple[Ints, int]:

@@ -16,14 +16,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Executor", "Lost", "executor"]
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
@@ -38,11 +37,12 @@ class Lost:
     reason: str
 
 
-class Executor(Protocol):
-    """Evaluates tasks in any order."""
+class Executor:
+    """Evaluates one task after the other in this process."""
 
     def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the number and the result of each task as it is done; what a task raises is raised."""
+        """Yield the number and the result of each task as it is done, in any order; what a task raises is raised."""
+        yield from enumerate(map(function, tasks))
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def executor(jobs: int) -> Iterator[Executor]:
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
     if jobs == 1:
-        yield SerialExecutor()
+        yield Executor()
         return
     with _safe_path():
         pool = ProcessExecutor(jobs)
@@ -81,16 +81,7 @@ def _safe_path() -> Iterator[None]:
             del os.environ[name]
 
 
-class SerialExecutor:
-    """Evaluates one task after the other in this process."""
-
-    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the result of each task, in order."""
-        for number, task in enumerate(tasks):
-            yield number, function(task)
-
-
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Evaluates tasks in ``workers`` processes, which last; function, tasks and results must pickle."""
 
     def __init__(self, workers: int) -> None:

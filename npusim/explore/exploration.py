@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from npusim.explore.search import Search
     from npusim.explore.space import SearchSpec
 
-__all__ = ["Exploration", "best_of", "explore", "front", "search"]
-
 
 def _order(outcome: PointOutcome) -> tuple[float, int]:
     return outcome.latency_us or outcome.bound_us or 0.0, outcome.index

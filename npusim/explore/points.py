@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from npusim.config.node import NodeDevice, is_node
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
-from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
+from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.content import uncollected
 from npusim.ir.program import program_key
@@ -114,21 +114,6 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 
 
 # ---------------------------------------------------------------- tasks
-
-
-def least(job: Job) -> list[float]:
-    """Return latencies in us that no tiling of a point's schedule goes below, from rates alone; 0 where it fits not."""
-    if is_node(_variants(job.variants).request.named_device()):
-        return [0.0] * len(job.tasks)
-    latencies = []
-    for task in job.tasks:
-        try:
-            built = _built(job, task)
-        except TilingError:
-            latencies.append(0.0)
-            continue
-        latencies.append(latency_us(built, roofline_bound(built)))
-    return latencies
 
 
 @uncollected()

@@ -8,6 +8,7 @@ that depend on earlier results alone: any number of workers gives the same.  Eac
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections import defaultdict
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, PointTask, compute_bits, evaluate, forget, least, narrow, prove, survey
+from npusim.explore.points import Bits, Job, PointTask, compute_bits, evaluate, forget, narrow, prove, survey
 from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
-__all__ = ["Options", "Search", "run_search"]
 
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
@@ -126,8 +126,10 @@ class Search:
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.variants = self.setting.pickled()
-        self.groups: dict[int, tuple[object, ...]] = {i: self.group(p) for i, p in enumerate(self.points)}
+        self.variants = pickle.dumps(self.setting.variants)
+        #: In which each point is ranked, by number: its problem, device and (but for fronts) schedule.
+        names = [n for n in self.setting.scene_names if n != "schedule" or not self.options.pareto]
+        self.groups = {i: tuple(point.get(n) for n in names) for i, point in enumerate(self.points)}
         #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
         self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
@@ -135,15 +137,10 @@ class Search:
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
         #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
         self._least: dict[int, float] = {}
-        self._lowest = math.inf
+        self._lowest, self._is_bounded = math.inf, False
         self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
         self._stage = ""
         self._deadline = time.time() + (self.options.budget_s or math.inf)
-
-    def group(self, point: Point) -> tuple[object, ...]:
-        """Return the group in which a point is ranked: its problem, device and (but for fronts) schedule."""
-        names = self.setting.scene_names
-        return tuple(point.get(n) for n in names if n != "schedule" or not self.options.pareto)
 
     # ---------------------------------------------------------------- what is known
 
@@ -215,7 +212,7 @@ class Search:
             best = min((us for front in self._fronts.values() for us, _ in front), default=None)
             bounds = (bound for e in (*self._waiting.values(), *self._later.values()) for bound, _ in e)
             done, remaining = len(self.outcomes), min(self._lowest, min(bounds, default=math.inf))
-            remaining_us = remaining if math.isfinite(remaining) else None
+            remaining_us = remaining if self._is_bounded and math.isfinite(remaining) else None
             self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
         if time.time() > self._deadline:
             raise _OutOfTimeError
@@ -305,10 +302,6 @@ class Search:
             by_group[self.groups[index], point.get("schedule")].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [i for near in by_group.values() for _, i in sorted(near)[:count]]
-        rivals = {min(near)[1]: [i for _, i in near] for near in by_group.values()}
-        for (first, *_), (bound, *_) in self.done(workers, least, [[first] for first in rivals]):
-            if bound:
-                self._least |= dict.fromkeys(rivals[first], bound)
         if self.options.needs_bits:
             self._compute_bits(workers, [(i,) for i in nearest])
         for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest if i not in self.outcomes]):
@@ -316,14 +309,12 @@ class Search:
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
         """Bound families; those that do not fit, or cannot win, are done with."""
-        if remaining and len(self._least) == len(remaining):
-            self._lowest = min(self._least.values())
         self._tell("bounds")
-        self.families = {f.first: f for f in self.setting.families(self.points, remaining)}
+        self.families = {f.indices[0]: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         lightest = {i: f.lightest for i, f in self.families.items()}
         self._bound(workers, list(chunks(lightest)), dict(self.families))
-        self._lowest = math.inf
+        self._is_bounded = True
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
         """Bound the points of families one by one."""

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import pickle
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
-__all__ = [
-    "AUTO",
-    "Point",
-    "PointFamily",
-    "SearchSpec",
-    "Space",
-    "auto_axes",
-    "auto_space",
-    "chunks",
-    "declared",
-    "parse_field",
-    "plain_tiling",
-    "spec_of",
-]
 
 Value = int | float | str | None
 Point = dict[str, object]
@@ -106,11 +91,6 @@ class PointFamily:
     lightest: Point
     is_dealt: bool
 
-    @property
-    def first(self) -> int:
-        """Number of the first of its points, which names it."""
-        return self.indices[0]
-
 
 def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
     """Yield numbers of neighbouring points together: those that differ in their last axes alone share much."""
@@ -139,10 +119,6 @@ class SearchSpec:
     def variants(self) -> Variants:
         """What builds the points."""
         return Variants(self.request, self.device_keys, is_open=True)
-
-    def pickled(self) -> bytes:
-        """Return what builds the points, for workers."""
-        return pickle.dumps(self.variants)
 
     @cached_property
     def scene_names(self) -> tuple[str, ...]:
@@ -278,7 +254,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         # What one schedule has and another has not is an axis of that one; what none has is refused.
         axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
         if not values and len(names) > 1:  # schedules alone are compared by what each of them can compute in
-            axes_of_schedule = {PRECISION: tuple(schedules[name].precisions)}
+            axes_of_schedule = {PRECISION: schedules[name].presets(request.machine())}
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import OutputError, SpecError, reason_of
-from npusim.sanitize import csv_cell
+from npusim.sanitize import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Row = tuple[str, "PointOutcome"]
 
-__all__ = ["PointOutcome", "Store", "check_table", "export", "open_store", "read_store", "text_of"]
 
 #: Version of the tables below.
 SCHEMA = 2
@@ -268,12 +267,9 @@ def check_table(path: Path) -> None:
 def export(path: Path, outcomes: Sequence[PointOutcome]) -> None:
     """Write outcomes as CSV; raise `OutputError` if it cannot be written."""
     names = list(dict.fromkeys(name for o in outcomes for name in o.point))
-    rows = [{name: row.get(name) for name in (*names, *FIGURES)} for row in (o.row() for o in outcomes)]
+    columns = (*names, *FIGURES)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [*names, *FIGURES], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
+        path.write_text(csv_text(columns, (map(o.row().get, columns) for o in outcomes)), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {reason_of(error, path)}") from None

@@ -5,12 +5,12 @@ Importing this package imports numpy but not numba; the first call of a kernel d
 
 from npusim.formats.blocks import (
     BLOCK_FORMATS,
-    NAN_SCALE,
     SCALE_RULES,
     BlockArray,
     BlockFormat,
     ScaleRule,
     get_block_format,
+    get_scale_rule,
     quantize,
     scales_of,
 )
@@ -26,7 +26,6 @@ __all__ = [
     "ARITHMETICS",
     "BLOCK_FORMATS",
     "FORMATS",
-    "NAN_SCALE",
     "ROUNDINGS",
     "SCALE_RULES",
     "VARIANTS",
@@ -44,6 +43,7 @@ __all__ = [
     "get_arithmetic",
     "get_block_format",
     "get_format",
+    "get_scale_rule",
     "is_all_finite",
     "log",
     "log2",

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.cast import Array, cast, widen
+from npusim.formats.cast import E8M0_BIAS, E8M0_NAN, E8M0_TOP, Array, cast, scale_values, widen
 from npusim.formats.float_format import FloatFormat, get_format, lookup, stored_format
 from npusim.formats.mma_arithmetic import E8M0
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 E4M3 = "float8_e4m3fn"
-_E8M0_BIAS, _E8M0_TOP, _E8M0_NAN = 127, 254, 255
 _FLOAT_MAX = np.finfo(np.float32).max
 _f = np.float32
 
@@ -134,29 +133,14 @@ class BlockArray:
         made = np.empty(self.elements.shape, dtype)
         length = self.elements.shape[self.axis]
         made["element"] = self.elements
-        spread = np.repeat(self.scales.view(np.uint8), self.fmt.block, axis=self.axis)
+        spread = np.repeat(self.scales, self.fmt.block, axis=self.axis)
         made["scale"] = np.take(spread, np.arange(length), axis=self.axis)
         return made
 
 
-#: Code of an E8M0 scale that makes all elements of its block NaN.
-NAN_SCALE = _E8M0_NAN
-
-
 def scales_of(stored: Array, block: int, axis: int) -> Array:
-    """Return the E8M0 scales of what `BlockArray.stored` gives, one a ``block`` along ``axis``."""
-    codes = np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
-    return np.ascontiguousarray(codes).view(ml_dtypes.float8_e8m0fnu)
-
-
-def scale_values(scales: Array) -> Array:
-    """Return E8M0, E4M3 or float32 scales as float32; of E4M3 the sign is ignored, as the matrix unit does."""
-    if scales.dtype == ml_dtypes.float8_e8m0fnu:
-        codes = scales.view(np.uint8)
-        powers = np.ldexp(_f(1.0), np.minimum(codes, _E8M0_TOP).astype(np.int32) - _E8M0_BIAS)
-        return np.where(codes == _E8M0_NAN, _f(np.nan), powers)
-    wide = widen(scales)
-    return np.abs(wide) if scales.dtype == ml_dtypes.float8_e4m3fn else wide
+    """Return the scales of what `BlockArray.stored` gives, one a ``block`` along ``axis``."""
+    return np.take(stored["scale"], np.arange(0, stored.shape[axis], block), axis=axis)
 
 
 @dataclass(frozen=True)
@@ -165,7 +149,8 @@ class ScaleRule:
 
     ``apply(blocks, amax, fmt, tensor_amax)`` takes float32 blocks (..., blocks, block), their largest magnitudes
     (..., blocks), the format and the largest magnitude of the tensor; it returns what elements store (the quotients,
-    not yet rounded to the element's format), scales in their dtype and the tensor's scale.
+    not yet rounded to the element's format), scales in their dtype and the tensor's scale.  ``reads_tensor``: they
+    depend on that magnitude, so that no tile can be brought to the format by itself.
     """
 
     name: str
@@ -174,6 +159,7 @@ class ScaleRule:
     says: str
     source: str
     elements: tuple[str, ...] = ()
+    reads_tensor: bool = False
 
     def fits(self, fmt: BlockFormat) -> bool:
         """Whether the rule chooses scales for ``fmt``."""
@@ -188,11 +174,11 @@ def _powers(
     def apply(blocks: Array, amax: Array, fmt: BlockFormat, _: Any) -> tuple[Array, Array, Any]:
         element = get_format(fmt.element)
         safe = np.where(np.isfinite(amax) & (amax > 0), amax, _f(1.0))
-        raw = exponent(safe, element, fmt.max_element) + _E8M0_BIAS
-        code = np.where(raw > _E8M0_NAN, _E8M0_NAN, np.clip(raw, 0, _E8M0_TOP))
-        code = np.where(amax == 0, 0, np.where(np.isinf(amax), infinity, np.where(np.isnan(amax), _E8M0_NAN, code)))
-        inverse = np.ldexp(1.0, _E8M0_BIAS - code)
-        quotients = blocks.astype(np.float64) * np.where(code == _E8M0_NAN, 0.0, inverse)[..., None]
+        raw = exponent(safe, element, fmt.max_element) + E8M0_BIAS
+        code = np.where(raw > E8M0_NAN, E8M0_NAN, np.clip(raw, 0, E8M0_TOP))
+        code = np.where(amax == 0, 0, np.where(np.isinf(amax), infinity, np.where(np.isnan(amax), E8M0_NAN, code)))
+        inverse = np.ldexp(1.0, E8M0_BIAS - code)
+        quotients = blocks.astype(np.float64) * np.where(code == E8M0_NAN, 0.0, inverse)[..., None]
         return quotients, code.astype(np.uint8).view(ml_dtypes.float8_e8m0fnu), 1.0
 
     return apply
@@ -217,7 +203,7 @@ def _even(amax: Array, element: FloatFormat, largest: float) -> Array:
     rounded = (amax.view(np.uint32) + half) & np.uint32(0x7F800000)
     field = (rounded >> 23).astype(np.int64)
     # Rounded to Inf: no scale is left but NaN.
-    return np.where(field == _E8M0_NAN, 2 * _E8M0_NAN, field - _E8M0_BIAS - _top_exponent(np.array(largest)))
+    return np.where(field == E8M0_NAN, 2 * E8M0_NAN, field - E8M0_BIAS - _top_exponent(np.array(largest)))
 
 
 def _rceil(amax: Array, element: FloatFormat, largest: float) -> Array:
@@ -316,17 +302,17 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
             ScaleRule(
                 "floor",
                 E8M0,
-                _powers(_floor, _E8M0_NAN),
+                _powers(_floor, E8M0_NAN),
                 "2^(floor(log2 amax) - emax); values above the largest element saturate",
                 "OCP Microscaling Formats 1.0, section 6.3; torchao FLOOR; aclnnDynamicMxQuant scaleAlg 0",
             ),
             ScaleRule(
-                "ceil", E8M0, _powers(_ceil, _E8M0_NAN), "2^(ceil(log2 amax) - emax)", "torchao CEIL", _FP8_TO_FP4
+                "ceil", E8M0, _powers(_ceil, E8M0_NAN), "2^(ceil(log2 amax) - emax)", "torchao CEIL", _FP8_TO_FP4
             ),
             ScaleRule(
                 "even",
                 E8M0,
-                _powers(_even, _E8M0_NAN),
+                _powers(_even, E8M0_NAN),
                 "as floor, of amax rounded to the element's mantissa",
                 "torchao EVEN",
                 _FP8_TO_FP4,
@@ -334,7 +320,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
             ScaleRule(
                 "rceil",
                 E8M0,
-                _powers(_rceil, _E8M0_TOP),
+                _powers(_rceil, E8M0_TOP),
                 "the power of two not below amax * (1 / largest element), in float32",
                 "cuBLAS, TransformerEngine (cvt.rp.satfinite.ue8m0x2); torchao RCEIL",
                 _FP8_TO_FP4,
@@ -342,7 +328,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
             ScaleRule(
                 "rceil_div",
                 E8M0,
-                _powers(_rceil_div, _E8M0_TOP),
+                _powers(_rceil_div, E8M0_TOP),
                 "the power of two not below amax / largest element, in float32",
                 "aclnnDynamicMxQuant scaleAlg 1",
                 _FP8_TO_FP4,
@@ -353,6 +339,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                 _transformer_engine,
                 "tensor: amax to 448 * 6; block: amax * tensor scale / 6",
                 "TransformerEngine NVFP4 recipe, cuBLAS",
+                reads_tensor=True,
             ),
             *(
                 ScaleRule(
@@ -361,6 +348,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                     _four_over_six(power, float(top)),
                     f"as te to {top} * 6, or a block's maximum at 4 where its {words} error is smaller",
                     "arXiv 2512.02010; TransformerEngine",
+                    reads_tensor=True,
                 )
                 for kind, power, top, words in (
                     ("mae", 1, 256, "absolute"),
@@ -374,6 +362,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                 _torchao,
                 "tensor: amax / 2688; block: amax / 6 over it, 2^-6 at least",
                 "torchao nvfp4 with a tensor scale",
+                reads_tensor=True,
             ),
             ScaleRule(
                 "torchao_one_level",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
@@ -25,6 +26,8 @@ Overflow = Literal["inf", "nan", "saturate", "ascend_saturate"]
 ROUNDINGS: Mapping[str, int] = MappingProxyType(
     {"nearest_even": 0, "nearest_away": 1, "toward_zero": 2, "floor": 3, "ceil": 4, "odd": 5, "none": 0, "rint": 0}
 )
+#: Codes of scales that are powers of two: that of 1, the largest, and NaN.
+E8M0_BIAS, E8M0_TOP, E8M0_NAN = 127, 254, 255
 OVERFLOWS: tuple[str, ...] = ("inf", "nan", "saturate", "ascend_saturate")
 NAN_RULES: tuple[str, ...] = ("canonical", "keep_sign", "truncate")
 
@@ -102,7 +105,8 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
 def widen(x: Array) -> Array:
     """Return ``x`` as float32 (float64 stays float64, int32 becomes float64): always exact.
 
-    ``x`` has any shape and a dtype some format is stored in, or an integer of at most 32 bits.
+    ``x`` has any shape and a dtype some format is stored in, or an integer of at most 32 bits.  Elements with scales
+    beside them (`stored_format`) become float64, NaN where the scale is.
 
     Raises `FormatError` if the dtype is none of these.
     """
@@ -110,6 +114,8 @@ def widen(x: Array) -> Array:
         return x
     if x.dtype.kind in "iub" and x.dtype.itemsize <= 4:
         return x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
+    if x.dtype.names == ("element", "scale"):
+        return widen(x["element"]).astype(np.float64) * scale_values(x["scale"])
     fmt = format_of_dtype(x.dtype)
     if fmt is None:
         names = ", ".join(FORMATS)
@@ -124,6 +130,16 @@ def widen(x: Array) -> Array:
     patterns = np.ascontiguousarray(x).reshape(-1).view(np.int16)
     cast_kernels.widen_float16(patterns, out.reshape(-1).view(np.int32))
     return out
+
+
+def scale_values(scales: Array) -> Array:
+    """Return E8M0, E4M3 or float32 scales as float32; of E4M3 the sign is ignored, as the matrix unit does."""
+    if scales.dtype == ml_dtypes.float8_e8m0fnu:
+        codes = scales.view(np.uint8)
+        powers = np.ldexp(np.float32(1.0), np.minimum(codes, E8M0_TOP).astype(np.int32) - E8M0_BIAS)
+        return np.where(codes == E8M0_NAN, np.float32(np.nan), powers)
+    wide = widen(scales)
+    return np.abs(wide) if scales.dtype == ml_dtypes.float8_e4m3fn else wide
 
 
 def cast(

@@ -50,7 +50,7 @@ class FloatFormat:
         ``exponent_bits`` and ``mantissa_bits`` are the widest.
     scale_block
         Elements that share a scale of a byte (`stored_format`), 0 where there is none; ``dtype`` then has the fields
-        ``element`` and ``scale``, the code of the scale beside each element of its block.
+        ``element`` and ``scale``, the scale beside each element of its block.
 
     Notes
     -----
@@ -182,11 +182,6 @@ def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> Fl
     return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, False, "none", np.dtype(dtype), largest)
 
 
-def _with_scale(element: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of elements beside each of which stands the code of its block's scale."""
-    return np.dtype([("element", element), ("scale", np.uint8)])
-
-
 def _code_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a format that ml_dtypes does not have: a byte with the code, told apart by its field."""
     return np.dtype([(name, np.uint8)])
@@ -261,7 +256,12 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
 #: Formats in blocks of which tiles may be (OCP Microscaling Formats 1.0): elements and scales of a byte each.
 _STORED_BLOCKS: Mapping[str, FloatFormat] = MappingProxyType(
     {
-        name: replace(FORMATS[element], name=name, scale_block=32, dtype=_with_scale(FORMATS[element].dtype))
+        name: replace(
+            FORMATS[element],
+            name=name,
+            scale_block=32,
+            dtype=np.dtype([("element", FORMATS[element].dtype), ("scale", ml_dtypes.float8_e8m0fnu)]),
+        )
         for name, element in (("mxfp8", "float8_e4m3fn"), ("mxfp8_e5m2", "float8_e5m2"))
     }
 )
@@ -272,7 +272,9 @@ def stored_format(name: str) -> FloatFormat:
 
     Raises `FormatError` if the name is neither.
     """
-    return _STORED_BLOCKS[name] if name in _STORED_BLOCKS else get_format(name)
+    if name in FORMATS:
+        return FORMATS[name]
+    return lookup({**_STORED_BLOCKS, **FORMATS}, name, "number format")
 
 
 _BY_DTYPE = MappingProxyType({item.dtype: item for item in FORMATS.values() if item.name != "tf32"})

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats.blocks import scale_values
-from npusim.formats.cast import Array, cast, widen, with_canonical_nan
+from npusim.formats.cast import Array, cast, scale_values, widen, with_canonical_nan
 from npusim.formats.float_format import get_format
 from npusim.formats.mma_arithmetic import E8M0, get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, multiply

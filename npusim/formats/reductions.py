@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,13 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, maximum, pattern_limits
 from npusim.formats.float_format import FloatFormat, get_format
 
-Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes"]
+Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes"] | str
 ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
 #: Accumulators of ``four_chains``.
 CHAINS = 4
-#: Lanes that share a row of a product's fragment, and neighbours that each holds (PTX ISA, m16n8 and wgmma).
-LANES, NEIGHBOURS = 4, 2
+#: Neighbours that each lane holds of a row, lanes, and warps: of a product's fragment (PTX ISA, m16n8 and wgmma); of
+#: any other layout its order says them.
+MMA_LANES, LANES = (2, 4, 1), re.compile(r"lanes_(\d+)x(\d+)x(\d+)")
 #: One operand block of the Ascend vector unit (``WholeReduceSum``, ``BlockReduceSum``: 32 bytes).
 VECTOR_BLOCK_BYTES = 32
 
@@ -41,6 +43,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         registers of an Ascend 950's vector unit along transposed scores; a chain without elements takes no part.
         ``mma_lanes``: a row of a GPU's product as its lanes hold it: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8,
         2 l + 9, ... left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1).
+        ``lanes_VxLxW``: V neighbours each lane, L lanes, W warps, and from the start again: each lane adds its own left
+        to right, then halves of the lanes, then halves of the warps (Triton's blocked layouts; H100: every bit).
     start
         Scalar or ``(...)``; all orders but ``sequential`` add it last, ``start + sum``.
 
@@ -63,7 +67,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     2048.0
     """
     target = get_format(fmt)
-    if order not in ORDERS:
+    layout = LANES.fullmatch(order)
+    if order not in ORDERS and not (layout and all(n > 0 and n & (n - 1) == 0 for n in map(int, layout.groups()))):
         raise FormatError(f"unknown reduction order {order!r}; known: {', '.join(ORDERS)}")
     (values,) = check_operands((x,), target)
     first = _start_of(values, target, start)
@@ -74,8 +79,9 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     if order == "four_chains":
         total = _chains(values, target)
         return total if first is None else add(first, total, target)
-    if order == "mma_lanes":
-        total = _mma_lanes(values, target)
+    if layout or order == "mma_lanes":
+        neighbours, lanes, warps = map(int, layout.groups()) if layout else MMA_LANES
+        total = _of_lanes(values, target, neighbours, lanes, warps)
         return total if first is None else add(first, total, target)
     width = VECTOR_BLOCK_BYTES // target.size_bytes
     total = _tree(values, target) if order == "tree_halves" else _lanes(values, target, width)
@@ -148,15 +154,13 @@ def _chains(values: Array, target: FloatFormat) -> Array:
     return _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
 
 
-def _mma_lanes(values: Array, target: FloatFormat) -> Array:
-    """Sum each lane's columns left to right, and the sums across lanes; lanes beyond the columns hold -0."""
-    step = LANES * NEIGHBOURS
-    missing = -values.shape[-1] % step
-    filled = np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, target.dtype)], -1)
-    cut = filled.reshape(*values.shape[:-1], -1, LANES, NEIGHBOURS)
-    lanes = np.moveaxis(cut, -2, -3).reshape(*values.shape[:-1], LANES, -1)
-    sums = _sequential(np.ascontiguousarray(lanes), target, None)
-    return _tree(np.ascontiguousarray(sums), target)
+def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int) -> Array:
+    """Sum each lane's columns left to right, and the sums across lanes and warps; what is beyond the columns is -0."""
+    shape, missing = values.shape[:-1], -values.shape[-1] % (neighbours * lanes * warps)
+    filled = np.concatenate([values, np.full((*shape, missing), -0.0, target.dtype)], -1)
+    cut = np.moveaxis(filled.reshape(*shape, -1, warps, lanes, neighbours), -4, -2)
+    sums = _sequential(np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1), target, None)
+    return _tree(_tree(sums, target), target)
 
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:

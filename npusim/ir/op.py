@@ -29,7 +29,7 @@ class Opcode(Enum):
     a and b stand, one may be a row vector (rows, 1), its value taken for the whole row, or a constant.
 
     COPY a: a, bit for bit (a data move or a register copy)
-    CAST a: a rounded once to dst's format
+    CAST a: a rounded once to dst's format; to one in blocks scales by the rule ``variant`` along ``axis``
     FILL constant: the constant everywhere
     MATMUL a, b: a b (+ dst when ``accumulate``) by one matrix unit's arithmetic
     ADD a, b: a + b
@@ -92,7 +92,10 @@ class Attributes:
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA
+    variant: str = (
+        ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA; scale rule
+    )
+    axis: int = -1  #: along which the blocks of a CAST lie: -1 columns, -2 rows
     order: str = ""  #: order of a row sum
     overflow: str = ""
     rounding: str = ""  #: of a CAST, as `formats.cast` has it

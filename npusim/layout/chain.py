@@ -208,15 +208,24 @@ def _kept_axis(accumulator: Fragment, operand: Fragment) -> Literal[0, 1]:
     return axis
 
 
+def held(fragment: Fragment, where: Arrangement, tiles: int = 1, axis: int = 0) -> dict[tuple[int, int], Source]:
+    """Return who holds each (row, column) of so many tiles of a warp, side by side along an axis; of copies the first.
+
+    Value v of tile t is number ``t * fragment.values + v``.
+    """
+    extent = where.tile(fragment)[axis]
+    places: dict[tuple[int, int], Source] = {}
+    for tile, lane, value in product(range(tiles), range(WARP_LANES), range(fragment.values)):
+        element = list(where.element(fragment, lane, value))
+        element[axis] += tile * extent
+        places.setdefault((element[0], element[1]), (lane, tile * fragment.values + value))
+    return places
+
+
 def _sources(
     accumulator: Fragment, operand: Fragment, where: Arrangement, depth: int, axis: Literal[0, 1]
 ) -> tuple[tuple[Source, ...], ...]:
-    held: dict[tuple[int, int], Source] = {}
-    extent = where.tile(accumulator)[1 - axis]
-    for tile, lane, value in product(range(depth // extent), range(WARP_LANES), range(accumulator.values)):
-        element = list(where.element(accumulator, lane, value))
-        element[1 - axis] += tile * extent
-        held[element[0], element[1]] = (lane, tile * accumulator.values + value)
+    places = held(accumulator, where, depth // where.tile(accumulator)[1 - axis], 1 - axis)
     deep = operand.columns if axis == 0 else operand.rows
     sources: list[tuple[Source, ...]] = []
     for lane in range(WARP_LANES):
@@ -224,6 +233,6 @@ def _sources(
         for step, value in product(range(depth // deep), range(operand.values)):
             needed = list(where.element(operand, lane, value))
             needed[1 - axis] += step * deep
-            row.append(held[needed[0], needed[1]])
+            row.append(places[needed[0], needed[1]])
         sources.append(tuple(row))
     return tuple(sources)

@@ -52,12 +52,12 @@ def footprint(
     """
     has_products = any(s.is_product for s in frame.stages)
     is_joined = has_products and bool(frame.loop_axis)
-    passes = 1 if has_products else len(frame.phase.loops)
+    read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
     yield from _masks(frame, blocks)
     for n, place in frame.places.items():
         if place not in ("global", "out") or n in views:
             continue
-        each = 0 if place == "out" else passes
+        each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
         if is_joined and frame.is_visited(n):
             yield from _visited(frame, times, n, blocks)
         elif is_joined:

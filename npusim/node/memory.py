@@ -1,6 +1,6 @@
 """Which layers' K and V a device holds: weights, KV, intermediates, vocabulary, a reserve; the rest are the host's.
 
-FastAttention appendix D, equations 32 to 37, as printed and corrected: the printed form counts the
+FastAttention appendix D, equations 32 to 37, corrected: the printed form counts the
 vocabulary without its bytes an element, knows no gated FFN, no grouped heads, no intermediates of the FFN,
 and is neither rounded nor held between 0 and the layers there are.
 """
@@ -97,14 +97,6 @@ def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight
         p.ranks,
         host,
     )
-
-
-def paper_layers(p: ModelProblem, capacity_bytes: int, *, output: int = 0) -> float:
-    """Return L_GPU by equation 37 as printed: a real number, of any sign, beyond the layers there are too."""
-    n, h1, h2 = p.ranks, p.hidden, p.intermediate
-    weights, s = p.layers * (8 * h1 * h1 + 4 * h1 * h2), p.seq_kv
-    free_bytes = n * capacity_bytes - weights - 6 * p.batch * s * h1 - n * p.vocab * h1
-    return free_bytes / (4 * p.batch * h1 * (s + output))
 
 
 def longest(p: ModelProblem, machine: NodeDevice, *, is_offloaded: bool) -> int:

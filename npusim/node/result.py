@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.timing.result import OverlapRecord, QueueUse, TimingResult
 
@@ -57,7 +57,9 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
                 totals[key] = totals.get(key, 0) + value * count
         return totals
 
-    cycles, overlap_s = round(total("cycles") + overhead_s * clock), total("overlap_s")
+    cycles = round(total("cycles") + overhead_s * clock)
+    names = ("attention_s", "linear_s", "allreduce_s", "exposed_s", "overlap_s", "alone_s", "closed_form_s")
+    totals: dict[str, Any] = {name: total(name) for name in names}
     running_s = sum(t.running_s[0] * n for t, n in parts), sum(t.running_s[1] * n for t, n in parts)
     overhead = {OVERHEAD: overhead_s} if overhead_s else {}
     seconds = total("latency_s") + overhead_s
@@ -72,14 +74,8 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
         operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},
-        attention_s=total("attention_s"),
-        linear_s=total("linear_s"),
-        allreduce_s=total("allreduce_s"),
-        exposed_s=total("exposed_s"),
-        overlap_s=overlap_s,
-        overlap_efficiency=overlap_efficiency(overlap_s, running_s),
-        alone_s=total("alone_s"),
-        closed_form_s=total("closed_form_s"),
+        **totals,
+        overlap_efficiency=overlap_efficiency(totals["overlap_s"], running_s),
         parts_s={**summed("parts_s"), **overhead},
         running_s=running_s,
     )

@@ -86,8 +86,9 @@ Choice = str | Sequence[int]
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 #: Elements of K that a sample may touch: bounds the memory and time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
-#: Rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows.
-SAMPLE_ROWS = 128
+#: Rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows; fewer where
+#: these are long (`sample_rows`).
+SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
 #: Rows on which variants and presets are compared.  Measured for presets of six schedules and devices, the relative
 #: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is known to a unit or two.
 COMPARED_ROWS = 64
@@ -109,7 +110,7 @@ def evaluate(
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
-    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `SAMPLE_ROWS` of
+    ``rows``: ``"all"``, query indices (their whole Q blocks; `indices`), or ``"sample"``, the last `sample_rows` of
     the last Q block.
     ``heads``: ``"all"``, indices, or ``"sample"``: all heads, fewer only where K would be large.
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
@@ -266,17 +267,22 @@ def needed_blocks(
 ) -> dict[str, Sequence[Any]]:
     """Return by phase the blocks that the chosen rows of ``output`` need.
 
-    ``most``: of the output's blocks the last so many rows alone, of a sample `SAMPLE_ROWS`; no operation looks from one
+    ``most``: of the output's blocks the last so many rows alone, of a sample `sample_rows`; no operation looks from one
     row at another.
     """
     tensor = program.tensors[output]
-    most = SAMPLE_ROWS if rows == "sample" else most
+    most = sample_rows(tensor) if rows == "sample" else most
     blocks = [
         b if most is None or b.rows <= most or tensor.packed > 1 else b.part(b.row + b.rows - most, most)
         for b in _blocks(program.phases[-1], rows, tensor)
         if (batches is None or b.batch in batches) and any(h in heads for h, *_ in _parts(b, tensor))
     ]
     return {p.name: _needed(p, blocks, _heads(program.phases[-1]), most) for p in program.phases}
+
+
+def sample_rows(output: GlobalTensor) -> int:
+    """Return how many rows of an output a sample has."""
+    return min(SAMPLE_ROWS, max(LEAST_ROWS, SAMPLE_OUTPUTS // output.cols))
 
 
 def indices(what: str, choice: Choice, count: int, also: str = "") -> list[int]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
+from npusim.formats.cast import widen
 from npusim.ir.op import PLAIN, Attributes, Opcode
 from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
@@ -67,7 +68,7 @@ class EventLog:
         """
         if formats.is_all_finite(result):
             return
-        result = np.broadcast_to(result, shape)
+        result = np.broadcast_to(widen(result) if result.dtype.names else result, shape)
         with np.errstate(invalid="ignore"):
             finite = np.isfinite(result)
             matmul = step.opcode.name == "MATMUL"
@@ -126,12 +127,9 @@ def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matm
     for source in sources:
         if source.dtype == np.int8:
             continue
-        values: Any = source["element"].astype(np.float32) if source.dtype.names else source
+        values: Any = widen(source) if source.dtype.names else source
         ok: Any = np.isfinite(values)
         number: Any = ~np.isnan(values)
-        if source.dtype.names:
-            has_scale = source["scale"] != formats.NAN_SCALE
-            ok, number = ok & has_scale, number & has_scale
         if is_matmul or source.shape[-1] != shape[-1] != 1 != source.shape[-1]:
             # Each element depends on whole rows and columns: judge the lane as one.
             ok = ok.all(axis=(-2, -1), keepdims=True)

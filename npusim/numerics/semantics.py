@@ -36,6 +36,8 @@ def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attr
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
+    if formats.stored_format(fmt).scale_block:
+        return formats.quantize(sources[0], fmt, rule=attributes.variant or None, axis=attributes.axis).stored()
     return formats.cast(sources[0], fmt, rounding=attributes.rounding or "nearest_even", overflow=overflow)
 
 

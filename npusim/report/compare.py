@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -157,23 +157,17 @@ def comparison_document(comparison: Comparison) -> dict[str, object]:
     c = comparison
     runs = range(1, len(c.sheets))
     figures = [
-        {
-            "name": f.name,
-            "kind": f.kind,
-            "values": list(f.values),
-            "changes": [f.change(i) for i in runs],
-            "relative_changes": [f.relative_change(i) for i in runs],
-        }
+        {**asdict(f), "changes": [f.change(i) for i in runs], "relative_changes": [f.relative_change(i) for i in runs]}
         for f in c.figures
     ]
     return document(
         "compare",
         version=2,
-        runs=list(c.labels),
-        problems=list(c.problems),
-        differences={key: list(values) for key, values in c.differences.items()},
+        runs=c.labels,
+        problems=c.problems,
+        differences=c.differences,
         latency=None if c.latency is None else _latency(c, c.latency),
-        moved=[{"unit": m.unit, **_part(m.part), "times": list(m.times)} for m in c.moved],
+        moved=[{"unit": m.unit, **asdict(m.part), "times": m.times} for m in c.moved],
         figures=figures,
     )
 
@@ -181,18 +175,14 @@ def comparison_document(comparison: Comparison) -> dict[str, object]:
 def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
     runs = range(len(c.sheets))
     return {
-        "units": list(latency.units),
+        "units": latency.units,
         "clock_hz": [s.clock_hz for s in c.sheets],
         "cycles": [s.cycles for s in c.sheets],
         "latency_us": [s.us(s.cycles or 0) + s.launch_us for s in c.sheets],
-        "parts": [{**_part(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts],
+        "parts": [{**asdict(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts],
         "causes": [[str(p) for p in latency.causes(i)] if i else [] for i in runs],
-        "chains": [[{"unit": s.unit, **_part(s.part)} for s in steps] for steps in c.chains],
+        "chains": [[{"unit": s.unit, **asdict(s.part)} for s in steps] for steps in c.chains],
     }
-
-
-def _part(part: Part) -> dict[str, object]:
-    return {"kind": part.kind, "name": part.name, "cycles": list(part.cycles), "givers": list(part.givers)}
 
 
 def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
@@ -205,15 +195,8 @@ def _differences(sheets: Sequence[Sheet]) -> dict[str, tuple[object, ...]]:
 
 def _moved(sheets: Sequence[Sheet]) -> Iterator[Moved]:
     """Yield what differs in any unit, the largest first; a second core that repeats the first is left out."""
-    moved: list[Moved] = []
-    seen: dict[str, set[object]] = {}
-    for unit in dict.fromkeys(u for s in sheets for u in s.units):
-        kind, _, pipe = unit.partition(".")
-        rows = tuple(tuple(sorted(s.rows(unit).items())) for s in sheets)
-        twins = seen.setdefault(f"{kind.rstrip('0123456789')}.{pipe}", set())
-        if rows not in twins:
-            twins.add(rows)
-            moved += _of_unit(sheets, unit)
+    units = dict.fromkeys(u for s in sheets for u in s.units)
+    moved = [m for u in units if not all(s.repeats(u) for s in sheets) for m in _of_unit(sheets, u)]
     yield from sorted(moved, key=lambda m: -max(abs(c - m.part.cycles[0]) for c in m.part.cycles))
 
 

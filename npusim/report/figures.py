@@ -5,14 +5,12 @@ A few hundred slices of the timeline, what memories hold, and errors row by row:
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
-from npusim.report.record import MOST_BYTES
-from npusim.sanitize import regular_file
+from npusim.report.record import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,12 +48,9 @@ def load_figures(folder: Path) -> dict[str, Any] | None:
     Raises `SpecError` where the file is none of npusim's, or of another version.
     """
     file = folder / FIGURES_FILE
-    try:
-        data = json.loads(regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{file}: cannot be read as JSON: {error}") from None
+    _, data = read_json(file)
     if not isinstance(data, dict) or (data.get("kind"), data.get("schema_version")) != (KIND, SCHEMA_VERSION):
         raise SpecError(f"{file}: no figures of a run of this npusim; run it again")
     return data

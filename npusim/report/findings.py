@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
+from npusim.simulation.request import short_name
 from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
@@ -133,13 +134,12 @@ def invariance_document(invariance: Invariance, required: Collection[str] = ()) 
 
 
 def _tried_document(t: Tried) -> dict[str, object]:
-    d = t.difference
     return {
         "what": t.what,
         "same_structure": t.is_same_structure,
         "latency_us": t.latency_us,
         "reason": t.reason or None,
-        "difference": d and {"element": d.element, "value": d.value, "other": d.other},
+        "difference": t.difference and asdict(t.difference),
         "parted": t.parted or None,
     }
 
@@ -172,7 +172,7 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
     elif d.first is not None:
         yield "nearest", cells("nothing explains it: no change makes half of what differs equal", style="bad")
     if d.first is not None:
-        yield "tried", cells(f"{d.tried} changes to what {d.run.schedule} states")
+        yield "tried", cells(f"{d.tried} changes to what {short_name(d.run.schedule)} states")
 
 
 def _step(one: Explanation) -> tuple[Cell, ...]:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from npusim.config.device_tables import validated_schedules
+from npusim.config.bands import validated_schedules
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
 from npusim.config.workload import OF_PROBLEM

@@ -8,8 +8,6 @@ Sources: ai-dynamo/aiconfigurator, its loaders' and collectors' column names; As
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING
 from npusim import __version__
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
-from npusim.sanitize import csv_cell
+from npusim.sanitize import csv_text
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
@@ -57,11 +55,7 @@ def latency_rows(
             progress(number + 1, len(points))
     if not rows:
         raise SpecError(f"no shape has a prediction: {faults[0]}")
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
-    return out.getvalue(), tuple(faults)
+    return csv_text(rows[0], (row.values() for row in rows)), tuple(faults)
 
 
 def _run(request: Request, sizes: Mapping[str, int]) -> RunData:

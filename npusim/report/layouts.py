@@ -10,14 +10,15 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.layout.chain import chain
+from npusim.layout.chain import chain, held
+from npusim.layout.fragment import Arrangement
 from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from npusim.layout.chain import Chain
-    from npusim.layout.fragment import Arrangement, Fragment
+    from npusim.layout.chain import Chain, Source
+    from npusim.layout.fragment import Fragment
     from npusim.layout.instruction import MmaInstruction
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave
@@ -37,15 +38,10 @@ class Square:
     needed_by: tuple[int, ...] = ()
     is_in_place: bool = True
 
-    @property
-    def name(self) -> str:
-        """Where the element is held: ``T5V2``, value 2 of lane (thread) 5."""
-        return f"T{self.lane}V{self.value}"
-
-    @property
-    def target(self) -> str:
-        """The lanes it must be sent to, or nothing."""
-        return ",".join(f"T{lane}" for lane in self.needed_by)
+    def __str__(self) -> str:
+        """Return ``T5V2``, value 2 of lane (thread) 5; ``T0V2>T2`` must move there, ``T0V0+T8`` is needed there too."""
+        others = ",".join(f"T{lane}" for lane in self.needed_by)
+        return f"T{self.lane}V{self.value}{('+' if self.is_in_place else '>') + others if others else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +67,10 @@ def fragment_picture(instruction: MmaInstruction, operand: str, arrangement: Arr
     Raises `LayoutError` where there is no such operand or the arrangement does not fit.
     """
     fragment = instruction.operand(operand)
-    rows, columns = arrangement.tile(fragment) if arrangement else (fragment.rows, fragment.columns)
-    seats: dict[tuple[int, int], tuple[int, int]] = {}
-    for lane, value in _elements(fragment):
-        if arrangement:
-            seats.setdefault(arrangement.element(fragment, lane, value), (lane, value))
-        elif fragment.group(lane) == 0:
-            seats[fragment.coordinate(lane, value)] = (lane, value)
-    squares = tuple(
-        tuple(Square(*seats[r, c], _colour(fragment, seats[r, c][0])) for c in range(columns)) for r in range(rows)
-    )
-    note = _note(fragment, arrangement)
+    seats = held(fragment, arrangement or Arrangement(fragment.groups, 1))
+    rows = _squares(fragment, seats, arrangement, lambda seat: Square(*seat, _colour(fragment, seat[0])))
     facts = Facts(tuple(_fragment_facts(instruction, fragment)))
-    return Picture(_title(instruction, fragment), note, squares, facts)
+    return Picture(_title(instruction, fragment), _note(fragment, arrangement), rows, facts)
 
 
 def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrangement | None = None) -> Picture:
@@ -97,43 +84,28 @@ def chain_picture(instruction: MmaInstruction, operand: str, arrangement: Arrang
     for lane, sources in enumerate(linked.sources):
         for source in sources:
             needed.setdefault(source, set()).add(lane)
-    seats = _chained_seats(linked, is_whole_warp=arrangement is not None)
-    rows, columns = (1 + max(axis) for axis in zip(*seats, strict=True))
+    accumulator, axis = linked.accumulator, 1 if linked.operand.operand == "A" else 0
+    seats = held(accumulator, linked.arrangement, linked.tiles, axis)
 
-    def square(row: int, column: int) -> Square:
-        seat = seats[row, column]
+    def square(seat: Source) -> Square:
         others = tuple(sorted(needed[seat] - {seat[0]}))
-        colour = _colour(linked.accumulator, seat[0])
-        return Square(*seat, colour, others, seat[0] in needed[seat])
+        return Square(*seat, _colour(accumulator, seat[0]), others, seat[0] in needed[seat])
 
-    squares = tuple(tuple(square(r, c) for c in range(columns)) for r in range(rows))
-    title = f"{_title(instruction, instruction.c)} as {_kind(fragment)} of the next product"
-    note = _note(instruction.c, arrangement)
-    return Picture(title, note, squares, Facts(tuple(_chain_facts(linked))), _legend(squares))
+    rows = _squares(accumulator, seats, arrangement, square)
+    title = f"{_title(instruction, accumulator)} as {_kind(fragment)} of the next product"
+    return Picture(title, _note(accumulator, arrangement), rows, Facts(tuple(_chain_facts(linked))), _legend(rows))
 
 
-def _chained_seats(linked: Chain, *, is_whole_warp: bool) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return (row, column) of the chained tile -> (lane, number of the value)."""
-    accumulator = linked.accumulator
-    size = linked.arrangement.tile(accumulator)
-    axis = 1 if linked.operand.operand == "A" else 0
-    seats: dict[tuple[int, int], tuple[int, int]] = {}
-    for tile in range(linked.tiles):
-        for lane, value in _elements(accumulator):
-            if not is_whole_warp and accumulator.group(lane):
-                continue
-            at = list(linked.arrangement.element(accumulator, lane, value))
-            at[axis] += tile * size[axis]
-            seats[at[0], at[1]] = (lane, tile * accumulator.values + value)
-    return seats
-
-
-def _elements(fragment: Fragment) -> Iterator[tuple[int, int]]:
-    """Yield each (lane, number of the value)."""
-    for group in range(fragment.groups):
-        for thread in range(fragment.threads):
-            for value in range(fragment.values):
-                yield fragment.lane(thread, group), value
+def _squares(
+    fragment: Fragment,
+    seats: Mapping[tuple[int, int], Source],
+    arrangement: Arrangement | None,
+    square: Callable[[Source], Square],
+) -> tuple[tuple[Square, ...], ...]:
+    """Return the squares of the whole warp where it is arranged, else of its first group."""
+    drawn = {at: seat for at, seat in seats.items() if arrangement or not fragment.group(seat[0])}
+    rows, columns = (1 + max(axis) for axis in zip(*drawn, strict=True))
+    return tuple(tuple(square(drawn[r, c]) for c in range(columns)) for r in range(rows))
 
 
 def _colour(fragment: Fragment, lane: int) -> str:
@@ -222,11 +194,8 @@ def _counted(values: int) -> str:
 
 
 def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield the tile's lines as pieces of text with a style of rich's: a lane's colour, bold for what others need.
-
-    Elements that must move read ``T0V2>T2``; where the holder needs it too, ``T0V0+T8``.
-    """
-    texts = [[_square_text(square) for square in row] for row in picture.rows]
+    """Yield the tile's lines as pieces of text with a style of rich's: a lane's colour, bold for what others need."""
+    texts = [list(map(str, row)) for row in picture.rows]
     width = 1 + max(len(text) for row in texts for text in row)
     edge = len(str(len(texts) - 1)) + 2
     header = "".join(f"{column:^{width + 1}}" for column in range(len(texts[0])))
@@ -236,12 +205,6 @@ def picture_lines(picture: Picture) -> Iterator[tuple[tuple[str, str], ...]]:
         for text, square in zip(row, squares, strict=True):
             pieces.append((f"{text:^{width + 1}}", f"{'bold ' if square.needed_by else ''}black on {square.colour}"))
         yield tuple(pieces)
-
-
-def _square_text(square: Square) -> str:
-    if not square.needed_by:
-        return square.name
-    return f"{square.name}{'+' if square.is_in_place else '>'}{square.target}"
 
 
 # ---------------------------------------------------------------- JSON

@@ -127,30 +127,6 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
     )
 
 
-def svg(spec: dict[str, Any], width: int = 700) -> str:
-    """Return a chart as SVG text in the light theme, for pages that are no HTML."""
-    return f"{_drawer().vegalite_to_svg(_sized(spec, width))}\n"
-
-
-def png(spec: dict[str, Any], width: int = 700) -> bytes:
-    """Return the same as a PNG, two pixels a unit, for what shows no SVG."""
-    data: bytes = _drawer().vegalite_to_png(_sized(spec, width), scale=2)
-    return data
-
-
-def _drawer() -> Any:
-    altair()
-    import vl_convert
-
-    return vl_convert
-
-
-def _sized(spec: dict[str, Any], width: int) -> str:
-    background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
-    sized = {} if "vconcat" in spec else {"width": width}
-    return json.dumps({**spec, **background, **sized})
-
-
 def _inline(data: object) -> str:
     """Return JSON that no HTML parser can leave: no tag begins or ends in it."""
     return (

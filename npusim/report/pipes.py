@@ -11,8 +11,6 @@ Source: CANN documentation, msprof op, "PipeUtilization".
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from types import MappingProxyType
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npusim.config.document import read_csv
 from npusim.errors import SpecError
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
-from npusim.sanitize import csv_cell
+from npusim.sanitize import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -69,12 +67,8 @@ def pipe_columns(record: RunRecord) -> PipeColumns:
 def pipes_csv(record: RunRecord) -> str:
     """Return the columns as CSV text, ``NA`` where a column is another core's."""
     columns = pipe_columns(record)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([csv_cell(name) for name in columns])
-    for values in zip(*columns.values(), strict=True):
-        writer.writerow([_NOT_APPLICABLE if v is None else csv_cell(v) for v in values])
-    return text.getvalue()
+    rows = zip(*columns.values(), strict=True)
+    return csv_text(columns, ([_NOT_APPLICABLE if v is None else v for v in row] for row in rows))
 
 
 def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: list[QueueUse]) -> dict[str, PipeValue]:

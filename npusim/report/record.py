@@ -7,15 +7,16 @@ records, so that old and new runs are treated alike.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
 from npusim.config.record import read_record, record_document
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
+from npusim.simulation.request import short_name
 from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
 from npusim.timing.result import TimingRecord
 from npusim.units import MIB
@@ -75,7 +76,7 @@ class RunRecord:
     @property
     def called(self) -> str:
         """What sentences call the schedule: of a launch the kernel."""
-        return self.schedule.partition("::")[2].partition("[")[0] or self.schedule
+        return short_name(self.schedule)
 
     def to_document(self) -> dict[str, object]:
         """Return it as JSON data; ``schema_version`` changes when a key changes its meaning."""
@@ -84,27 +85,10 @@ class RunRecord:
 
 def record_of(result: RunData) -> RunRecord:
     """Return the record of a result."""
-    return RunRecord(
-        npusim_version=__version__,
-        name=result.name,
-        schedule=result.schedule,
-        precision=result.precision,
-        formats=result.formats,
-        workload=result.workload,
-        problem=result.problem.model_dump(mode="json"),
-        tiling=result.tiling.model_dump(mode="json"),
-        device=_device(result.device),
-        timing=result.timing,
-        numerics=result.numerics,
-        spread=result.spread,
-        notes=result.notes,
-        orders=result.orders,
-        finite=result.finite,
-        ignored=result.ignored,
-        presets=result.presets,
-        digest=result.digest,
-        compared=result.compared,
-    )
+    values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
+    values |= {"npusim_version": __version__, "device": _device(result.device)}
+    values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
+    return RunRecord(**values)
 
 
 def _device(device: DeviceSpec) -> DeviceRecord:
@@ -126,18 +110,23 @@ def load_result(path: str | Path) -> RunRecord:
     file = Path(path)
     if file.is_dir():
         file = file / RESULT_FILE
-    try:
-        text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
-        data = json.loads(text)
-    except OSError as error:
-        raise SpecError(
-            f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"{file}: not a JSON file: {error}") from None
+    text, data = read_json(file)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise SpecError(f"{file}: not a result of `npusim run` (no key kind: {KIND!r})")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise SpecError(f"{file}: schema_version {version!r}; this npusim reads {SCHEMA_VERSION}")
     return read_record(RunRecord, text, file)
+
+
+def read_json(file: Path) -> tuple[str, Any]:
+    """Return a JSON file's text and what it says; raise `SpecError` where it cannot be read, or is none."""
+    try:
+        text = regular_file(file, MOST_BYTES, SpecError).read_text(encoding="utf-8")
+        return text, json.loads(text)
+    except OSError as error:
+        raise SpecError(
+            f"{file}: cannot be read: {error.strerror}; a run folder or a {RESULT_FILE} is needed"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{file}: not a JSON file: {error}") from None

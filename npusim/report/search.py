@@ -20,6 +20,7 @@ from npusim.report.bits import scientific
 from npusim.report.charts import Figure, FigureTile, PagePart
 from npusim.report.inputs import problem_text
 from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -284,25 +285,14 @@ def _subject(about: Mapping[str, Any]) -> str:
 def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = MappingProxyType({})) -> PagePart:
     """Return the part of a page on a search; ``about`` is what its store says, ``name`` its file's."""
     axes, ranked = varied(rows), _ranked(rows)
-    title = f"{', '.join(about.get('schedules', ()))} on {about['device']}" if "device" in about else name
+    names = ", ".join(map(short_name, about.get("schedules", ())))
+    title = f"{names} on {about['device']}" if "device" in about else name
     searched = f"searched over {', '.join(axes)}" if axes else ""
     counts = Counter(str(r["status"]) for r in rows)
     statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
     figures = tuple(_figures(rows, ranked, axes))
     parts = (_subject(about), searched, f"{whole(len(rows))} points: {statuses}")
     return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)
-
-
-def drawings_of(exploration: Exploration) -> dict[str, Spec]:
-    """Return ranking, front and heatmaps of a search, as far as its points allow, by the names of their files."""
-    rows = [o.row() for o in exploration.outcomes]
-    axes = varied(rows)
-    specs = {f"heatmap-{a}-{b}": map_of(rows, b, a)[0] for a, b in combinations(axes, 2)}
-    if exploration.front:
-        specs = {"front": front_of(rows, axes)[0], **specs}
-    if exploration.best is not None:
-        specs = {"ranking": ranking_of([o.row() for o in exploration.feasible], axes), **specs}
-    return specs
 
 
 def varied(rows: Sequence[Row]) -> list[str]:

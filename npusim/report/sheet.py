@@ -92,6 +92,12 @@ class Sheet:
         known = self.units.get(unit)
         return {} if known is None or self.cycles is None else known.rows(self.cycles, works=works, waits=waits)
 
+    def repeats(self, unit: str) -> bool:
+        """Return whether a unit is one of a further core that does what the first does."""
+        core, _, pipe = unit.partition(".")
+        first = f"{core.rstrip('0123456789')}0.{pipe}"
+        return first in self.units and first != unit and self.rows(first) == self.rows(unit)
+
 
 def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.

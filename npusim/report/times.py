@@ -113,7 +113,7 @@ def sure_words(timing: TimingRecord) -> str:
     if known is None:
         return time
     if known.most_error is not None:
-        return f"{time} ± {known.most_error * 100:.0f} %"
+        return f"{time} ± {known.most_error * 100:.0f} %{known.why}"
     others = f"; other kernels of this device ± {max(known.others.values()) * 100:.0f} %" if known.others else ""
     return f"{time} (never measured{others})"
 
@@ -124,6 +124,10 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     With ``is_full`` also the time as others measure it, the method, the least time, and what the roof rests on.
     """
     yield "latency", cells(_latency(timing))
+    phases = timing.account.phases if timing.account else ()
+    if len(phases) > 1:
+        each = (f"{p.name} {_duration(timing.core_us * p.cycles / timing.cycles)}" for p in phases)
+        yield "phases", cells(", ".join(each))
     if is_full and timing.overlap is None and len(timing.times_us) > 1:
         yield "times", cells(*(f"{kind} {_duration(us)}: {_MEASURED[kind]}" for kind, us in timing.times_us.items()))
     if timing.validated is not None:

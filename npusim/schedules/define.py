@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.algorithms.blocks import attention_cells
+from npusim.algorithms.blocks import AttentionTensors, attention_cells, attention_tensors
 from npusim.algorithms.cache import dequantised_inputs
 from npusim.algorithms.flash import attention_phase
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import Phase
 from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_score
 from npusim.algorithms.tiling_mask import mask_of
+from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
+from npusim.config.load import load_device
+from npusim.config.packaged import is_node_name, list_packaged
 from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
-from npusim.formats import cast
+from npusim.formats import BLOCK_FORMATS, cast
 from npusim.ir.content import kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
@@ -41,7 +44,6 @@ from npusim.schedules.registry import Schedule, for_inputs
 from npusim.units import chunks
 
 if TYPE_CHECKING:
-    from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
     from npusim.config.seen import Seen, Sees
     from npusim.ir.program import TileProgram
@@ -246,7 +248,7 @@ def attention(
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @kept_by_blocks(lambda phase, *_: len(phase.cells))
-    def one(problem: Any, sizes: tuple[int, int], p: Any, kind: MaskKind | None, mask_block: int, tiling: Any) -> Phase:
+    def one(problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any) -> Phase:
         if score:  # hooks see scores as they are; log2 e comes after them
             of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
         else:
@@ -261,10 +263,10 @@ def attention(
             raise TilingError(f"sink_logits: schedule {called} has no learned sinks; --ignore sink_logits")
         known |= given(problem, tiling, p) if given else {}
         seen = KeyFunction(sees(problem, tiling), problem.seq_kv) if sees else problem.seen
-        known["mask"] = mask_of(problem, sizes, kind, seen=seen)  # what does not fit it is said before blocks are made
+        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
         _check_seen(called, problem, seen)
-        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=mask_block)
-        phase = attention_phase(of_problem, problem, sizes, p, **known)
+        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
+        phase = attention_phase(of_problem, problem, sizes, p, tensors=tensors, **known)
         if len(phase.loops) > 1:
             walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
             raise TilingError(f"schedule {called}: {walks}; attention has one")
@@ -276,7 +278,8 @@ def attention(
             return ruled
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        return [one(problem, sizes, p, *masked, memo_tiling)]
+        before, tensors = _read_operands(problem, p, machine.device)
+        return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
@@ -302,6 +305,28 @@ def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem
     sizes = problem.seq_q, problem.seq_kv
     tensors = {n: GlobalTensor(n, problem.batch, len(x), *sizes, p.softmax, "input") for n, x in arrays.items()}
     return {"values": values, **tensors}
+
+
+def check_multiplied(device: DeviceSpec, fmt: str) -> None:
+    """Raise `SpecError` where a device's file does not say how its matrix unit multiplies a format in blocks."""
+
+    def multiplies(one: DeviceSpec) -> bool:
+        return any(fmt in unit.arithmetic for unit in one.matrix_engines.values())
+
+    if fmt in BLOCK_FORMATS and not multiplies(device):
+        listed = (name for name in list_packaged("hwconfigs") if not is_node_name(name))
+        able = ", ".join(name for name in listed if multiplies(load_device(name))) or "none"
+        raise SpecError(f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}")
+
+
+def _read_operands(problem: Any, p: Any, device: DeviceSpec) -> tuple[list[Phase], AttentionTensors]:
+    """Return Q, K and V as products read them, and the kernels that bring them there."""
+    tensors = attention_tensors(problem, p.output)
+    fmt, rule = getattr(p, "operands", ""), getattr(p, "scale_rule", "")
+    if rule and fmt not in BLOCK_FORMATS:
+        raise SpecError(f"scale_rule={rule}: operands={fmt or problem.dtype} are not in blocks")
+    check_multiplied(device, fmt)
+    return prepared(tensors, fmt, rule=rule) if fmt else ([], tensors)
 
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:

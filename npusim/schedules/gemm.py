@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flash import FlashPrecision
 from npusim.algorithms.gemm import WHOLE_ROWS, pointwise
 from npusim.algorithms.gemm import copy as copy_phase
-from npusim.config.load import load_device
-from npusim.config.packaged import is_node_name, list_packaged
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
-from npusim.errors import SpecError
-from npusim.formats import stored_format
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.plan import GemmFields
 from npusim.machines.sm.core import has_libraries
 from npusim.machines.sm.groups import GpuGemmFields
-from npusim.schedules.define import schedule
+from npusim.schedules.define import check_multiplied, schedule
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -36,11 +32,6 @@ def needs_groups(device: DeviceSpec) -> str:
     return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 
 
-def multiplies(device: DeviceSpec, fmt: str) -> bool:
-    """Return whether a device's file says how its matrix unit multiplies a format in blocks."""
-    return any(fmt in unit.arithmetic for unit in device.matrix_engines.values())
-
-
 def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...]:
     """Return tiles of C column by column within bands of so many rows of tiles."""
     rows = blocks[0].rows
@@ -55,12 +46,7 @@ def swizzled(blocks: tuple[WorkTile, ...], together: int) -> tuple[WorkTile, ...
 def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases:
     """Return C = A B, as many as there are: heads of one tensor."""
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
-    if stored_format(fmt).scale_block and not multiplies(machine.device, fmt):
-        listed = (name for name in list_packaged("hwconfigs") if not is_node_name(name))
-        able = ", ".join(name for name in listed if multiplies(load_device(name), fmt))
-        raise SpecError(
-            f"{machine.device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}"
-        )
+    check_multiplied(machine.device, fmt)
     column = machine.column(fmt) if problem.operands == "nz" else 0
     a, b = (
         GlobalTensor(*of, fmt, "input", column=column)

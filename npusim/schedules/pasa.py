@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.tiling_mask import mask_of
-from npusim.algorithms.unfused import WIDE, converted, element_wise, scaled
+from npusim.algorithms.unfused import prepared, workspace
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.plan import RegisterFields
@@ -23,10 +23,7 @@ from npusim.schedules.define import Blocks, schedule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from npusim.algorithms.blocks import AttentionTensors
-    from npusim.algorithms.phase import Phase
     from npusim.config.problem import Problem
-    from npusim.ir.tile import GlobalTensor
     from npusim.schedules.define import Phases
 
 
@@ -89,9 +86,6 @@ def _check_rounded(matrices: Iterable[ShiftingMatrix], beta: float) -> None:
 
 #: What inputs are cast to, "to preserve accuracy" (PASA, section 2.3).
 HALF = "float16"
-#: Rows and columns that a kernel which prepares an input takes at a time: as a product's tile is high,
-#: and a slice of scores wide.
-PREPARED = (128, 8192)
 
 
 def _checked(problem: Problem, tiling: PasaOptions, precision: PasaPrecision) -> str:
@@ -139,12 +133,12 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     }
     _check_rounded(matrices.values(), tiling.beta)
     scale = problem.scale if tiling.scale_in == "queries" else None
-    before, inputs = _prepared(attention_tensors(problem, precision.output), fmt, scale)
+    before, inputs = prepared(attention_tensors(problem, precision.output), fmt, scale)
     if before and not machine.has_rows_kernels:
         what = "scale_in=queries" if scale else f"dtype: {problem.dtype}"
         way = "take scale_in=matrix or scores" if scale else "--dtype float16 rounds inputs to it"
         raise TilingError(f"{what}: {machine.device.name} has no kernel that only scales or casts; {way}")
-    shifted = _workspace(inputs.k, "k_shifted", precision.shifted)
+    shifted = workspace(inputs.k, "k_shifted", precision.shifted)
     shift = Shift(
         beta,
         alpha,
@@ -166,33 +160,6 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     if problem.dtype == "bfloat16":
         notes.append("inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow")
     return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
-
-
-def _prepared(inputs: AttentionTensors, fmt: str, scale: float | None) -> tuple[list[Phase], AttentionTensors]:
-    """Return what is done to the inputs first, and the tensors that the other phases read."""
-    phases, changed = [], {}
-    for n, factor in zip("qkv", (scale, None, None), strict=True):
-        tensor: GlobalTensor = getattr(inputs, n)
-        if tensor.fmt == fmt and factor is None:
-            continue
-        changed[n] = _workspace(tensor, f"{tensor.name}_prepared", fmt)
-        is_cast = tensor.fmt != fmt
-        phases.append(
-            element_wise(
-                f"prepare_{tensor.name}",
-                converted if is_cast else scaled,
-                tensor,
-                changed[n],
-                (PREPARED[0], min(tensor.cols, PREPARED[1])),
-                scale=1.0 if factor is None else factor,
-                through=WIDE,
-            )
-        )
-    return phases, replace(inputs, **changed)
-
-
-def _workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
-    return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
 
 
 SCHEDULES = schedule(

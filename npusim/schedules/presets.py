@@ -18,6 +18,8 @@ PRECISIONS = MappingProxyType(
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
             FlashPrecision("fa16", **ALL_HALF),
+            # Blocks of 32 with a power of two each: Q and K along the head, V and P along keys.
+            FlashPrecision("mxfp8", operands="mxfp8", operand="mxfp8"),
         ),
         # What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the
         # row sum left to right (golden/README.md).

@@ -21,7 +21,7 @@ from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.formats import VARIANTS, get_arithmetic, get_format
+from npusim.formats import SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.machines.ascend.plan import slice_rows
 
@@ -117,6 +117,11 @@ class Schedule:
         Without a name the changes are made to the default preset.
         """
         return choose_precision(self.name, self.precisions, self.default_precision, text or "")
+
+    def presets(self, device: DeviceSpec) -> tuple[str, ...]:
+        """Return the names of presets whose operands the device's matrix units multiply."""
+        known = {"", *(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)}
+        return tuple(name for name, p in self.precisions.items() if getattr(p, "operands", "") in known)
 
     @property
     def against(self) -> str:
@@ -299,6 +304,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
         "multiply_add": get_args(MultiplyAdd),
+        "scale_rule": tuple(rule.name for rule in SCALE_RULES.values() if not rule.reads_tensor),
     }
 )
 
@@ -374,7 +380,7 @@ def _value(preset: Precision, key: str, text: str) -> object:
         except ValueError:
             raise SpecError(f"precision field {key}: {text!r} is no number") from None
     if key in preset.formats() and text != "input":
-        return get_format(text).name
+        return stored_format(text).name
     if key == "arithmetic" and text:
         return get_arithmetic(text).name
     if key in NAMED and text not in NAMED[key]:

@@ -347,7 +347,9 @@ SCHEDULES = schedule(
     "split_kv",
     phases,
     tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
-    precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
+    precisions={
+        f: tuple(SplitPrecision(**asdict(p)) for p in listed if not p.operands) for f, listed in PRECISIONS.items()
+    },
     families=["ascend", "nvidia"],
     takes_lengths=True,
     is_of_decoding=True,

@@ -72,8 +72,8 @@ class TritonPrecision:
     exp_variant
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
     sum_order
-        Order of a row's sum; empty: the device's.  ``mma_lanes``: four lanes, then across them, as Triton's layout of
-        products has it.
+        Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
+        else the device's.
     accumulate
         ``chained``: the matrix unit goes on adding to what it is given; ``fresh``: a product alone, and an addition.
     contracts
@@ -86,7 +86,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
-    sum_order: str = "mma_lanes"
+    sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
     arithmetic: str = ""
@@ -99,10 +99,10 @@ class TritonPrecision:
 
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
-    | {"ascend": (TritonPrecision("ascend", "exp.correct", "", "fresh", contracts=False),)}
+    | {"ascend": (TritonPrecision("ascend", "exp.correct", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
-            TritonPrecision("plain", sum_order="", contracts=False),
+            TritonPrecision("plain", contracts=False),
             TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
         )
     }
@@ -216,6 +216,7 @@ def _plain(text: str) -> Any:
 
 def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a launch on a problem's tensors."""
+    _refuse_unused(launch, problem)
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
     arguments, words = dict[str, Any](), dict[str, object]()
     for q in launch.source.parameters:
@@ -243,7 +244,8 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, p.is_exact)
+    orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, orders, p.is_exact)
     reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
@@ -253,6 +255,17 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
         return [phase]
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
     return [(phase, fields)]
+
+
+def _refuse_unused(launch: Launch, problem: Any) -> None:
+    """Raise `SpecError` for a size that no expression of the launch has: a misspelt one would be taken silently."""
+    texts = (launch.grid, *launch.arguments.values())
+    used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    for name in getattr(problem, "sizes", {}):
+        if name not in used:
+            parameters = {p.name for p in launch.source.parameters}
+            sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - parameters - {"tensor"} | used & problem.sizes.keys()))
+            raise SpecError(f"problem: {launch.source.name} has no size {name!r}; its launch names {sizes or 'none'}")
 
 
 def _reference(launch: Launch) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
 from npusim.node.collective import collective
-from npusim.node.memory import longest, memory_plan, paper_layers
+from npusim.node.memory import longest, memory_plan
 from npusim.node.program import ROW_GRAIN, CollectiveOp, HostOp, KernelOp, operations
 from npusim.node.reduction import execute, normal_samples
 from npusim.node.result import folded
@@ -307,11 +307,11 @@ def _model_notes(what: ModelProblem, tiling: LayerTiling, machine: NodeDevice, t
     overhead = "no framework overhead (-t overhead_us=...)"
     if tiling.overhead_us:
         overhead = f"{tiling.overhead_us:g} us a layer of framework overhead"
-    host, printed = "", paper_layers(what, memory.capacity_bytes, output=tiling.output)
+    host = ""
     if tiling.offload != "none":
         host = (
             f"; K and V of {layers_on_host(what, tiling, machine)} layers on the host; devices have room for those "
-            f"of {memory.gpu_layers} of {what.layers} (L_GPU; by equation 37 as printed {printed:,.1f})"
+            f"of {memory.gpu_layers} of {what.layers} (L_GPU)"
         )
     offloaded = "; ".join(
         f"{longest(what, machine, is_offloaded=is_offloaded):,} {text}"

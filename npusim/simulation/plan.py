@@ -7,7 +7,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -66,16 +66,8 @@ EXACT_DEVICE = "xeon_avx512"
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
-#: Bytes of a folder's name before its digest, so that hidden folders beside it have names too.
+#: Bytes of a folder's name before its digest: file systems have 255 at most.
 LONGEST_FOLDER = 200
-
-
-class Target(NamedTuple):
-    """The schedule and the device or node of a request; ``features`` are those of `NEEDS` that its run has."""
-
-    schedule: Schedule
-    device: DeviceSpec
-    features: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +158,7 @@ class Plan:
             precision = schedule.precision("exact")
             self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
         program = self.exact_programs["kernel"]
-        written = execute_rows(program, wide, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+        written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
         return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
 
     def reference(
@@ -297,10 +289,11 @@ class Plan:
         return with_evidence(result)
 
 
-def target_of(request: Request, *, has_bits: bool) -> Target:
-    """Return what a request is to run; raise `SpecError` for options that nothing of it reads.
+def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
+    """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
 
-    ``has_bits``: whether bits are computed, by the run or by its caller.
+    Raises `SpecError` for options that nothing of it reads.  ``has_bits``: whether bits are computed, by the run or by
+    its caller.
     """
     r, device = request, request.machine()
     if is_of_models(r.schedule) and not isinstance(device, NodeDevice):
@@ -320,7 +313,7 @@ def target_of(request: Request, *, has_bits: bool) -> Target:
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
     request.refuse_unread(features)
-    return Target(schedule, device, features)
+    return schedule, device, features
 
 
 def plan_of(request: Request, *, is_bare: bool = False) -> Plan:

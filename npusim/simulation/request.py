@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from npusim.numerics.evaluate import Choice
     from npusim.schedules import Schedule
 
-__all__ = ["DEFAULT_HW", "OPTIONS", "Asked", "Layout", "Option", "Request", "RunOptions", "command", "refuse"]
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 DEFAULT_HW = "ascend_910b2"
@@ -49,6 +48,11 @@ OF_ROWS = ("tensors", "rows", "heads", "seed")
 LAUNCH = ("args", "grid", "constexpr", "num_warps", "num_stages")
 #: Axes of Q, K and V.
 Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
+
+
+def short_name(schedule: str) -> str:
+    """Return what sentences call a schedule: of a launch the kernel, else its name."""
+    return schedule.partition("::")[2].partition("[")[0] or schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.device_tables import validated
+from npusim.config.bands import validated
+from npusim.config.device_tables import ESTIMATED
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
@@ -152,6 +153,7 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with what is known of it beside the simulation."""
     # Groups of one class share their uses.
     uses = tuple(replace(use, group=g) for g, group in enumerate(timing.queues) for use in group)
+    is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
     return replace(
         timing,
         flops=result.program.flops,
@@ -159,7 +161,7 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
         overlap=timing if isinstance(timing, OverlapRecord) else None,
         roofline=roofline_of(result),
-        validated=validated(result.device, result.schedule),
+        validated=validated(result.device, result.schedule, result.problem, is_estimated=is_estimated),
     )
 
 
@@ -195,7 +197,7 @@ def roofline_of(result: RunData) -> Roofline | None:
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None
-    peak = peak_flops_per_s(device, str(getattr(result.problem, "dtype", "")))
+    peak = peak_flops_per_s(device, result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
     if not (peak and result.program.flops and timing.compulsory_bytes and moved):
         return None

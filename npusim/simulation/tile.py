@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from npusim.schedules.registry import Precision
     from npusim.simulation.plan import Plan
 
-__all__ = [
-    "PAIRS",
-    "WORTH",
-    "TileChoice",
-    "choose_tile",
-    "completed",
-    "judged_problem",
-    "open_fields",
-    "program_of",
-    "remembered",
-    "starting_with",
-]
 
 #: Share of a call's time: what gains less does not leave the declared tile, nor change bits.
 WORTH = 0.01

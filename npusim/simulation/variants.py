@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
 
-__all__ = ["OPTIONS", "PRECISION", "Variant", "Variants", "bits_key", "named_fields", "row_key"]
 
 #: The name of a change to another preset of the precision.
 PRECISION = "precision"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 
-class InnerBody(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InnerBody:
     """A loop's body in another, and how often it runs; None: as often as the block says."""
 
     times: int | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from npusim.config.device_tables import Validated
+from npusim.config.bands import Validated
 from npusim.config.record import Microseconds, key
 
 
@@ -170,8 +170,8 @@ class TimingRecord:
     nothing left out. ``bound_cycles`` is the least time each unit and each link needs for its work,
     ``compulsory_bytes`` what has to come from or go beyond L2 at least. ``uses`` are those of all core groups' queues,
     ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described. ``account`` is that
-    of the core group that ends last, ``validated`` how far such times were from measured ones; None in files of before
-    they were kept.
+    of the core group that ends last, ``validated`` how far such times are expected to be from measured ones; None in
+    files of before they were kept.
     """
 
     method: str

@@ -26,7 +26,7 @@ from npusim.errors import SpecError
 from npusim.ttir.text import Locations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 #: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
 FIRST, BEYOND = (3, 6), (3, 7)
@@ -63,6 +63,7 @@ class Compiled:
     """TTIR, and of NVIDIA's code: registers and spilled ones of a thread, shared bytes; 0 where no code was made.
 
     ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
+    ``orders``: in which order each of its reductions adds, one after another (`npusim.formats.reductions`).
     """
 
     ttir: str
@@ -71,6 +72,7 @@ class Compiled:
     shared_bytes: int = 0
     fuses: bool = False
     down: int = 0
+    orders: str = ""
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +187,22 @@ def _compile(
         ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
     fuses = "fma.rn" in made.asm["ptx"]
-    return Compiled(ttir, registers, stack // 4, made.metadata.shared, fuses, int(down[1]) if down else 0)
+    orders = " ".join(_orders(made.asm["ttgir"]))
+    return Compiled(ttir, registers, stack // 4, made.metadata.shared, fuses, int(down[1]) if down else 0, orders)
+
+
+def _orders(ttgir: str) -> Iterator[str]:
+    """Yield in which order each reduction adds: by how many neighbours, lanes and warps its operand's layout has."""
+    of_threads = (
+        r"(#\w+) = #ttg\.blocked<\{sizePerThread = \[(.*?)\], threadsPerWarp = \[(.*?)\], warpsPerCTA = \[(.*?)\]"
+    )
+    blocked = {
+        name: list(zip(*(x.split(", ") for x in by), strict=True)) for name, *by in re.findall(of_threads, ttgir)
+    }
+    reductions = r'"tt\.reduce".*?axis = (\d+).*?\}\) : \(tensor<[^#]*#(?:ttg\.slice<\{dim = (\d+), parent = #)?(\w+)'
+    for axis, dropped, layout in re.findall(reductions, ttgir, re.DOTALL):
+        axes = [i for i in range(3) if str(i) != dropped]
+        yield f"lanes_{'x'.join(blocked[f'#{layout}'][axes[int(axis)]])}" if f"#{layout}" in blocked else "mma_lanes"
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:

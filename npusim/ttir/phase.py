@@ -20,16 +20,16 @@ from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor
-from npusim.ttir.reader import LANGUAGE, Load
+from npusim.ttir.reader import LANGUAGE
 from npusim.ttir.values import RELATIONS, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.seen import Seen
-    from npusim.ttir.reader import Reader
+    from npusim.ttir.reader import Load, Reader, Stored, Walk
     from npusim.ttir.text import Line
     from npusim.ttir.values import Affine, Integers
 
@@ -65,18 +65,27 @@ class LaunchGrid:
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
-        counts = [np.arange(w.most)[None] < w.counts for w in reader.walks] or [np.ones((len(ids), 1), bool)]
+        walks = reader.walks[:1] if reader.is_apart else reader.walks
+        counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         self.is_summed = any(w.is_sum for w in reader.walks)
         #: Whether a program's blocks are one row, which has no axis.
-        self.is_row = len(self.stored.pointer.shape) < 2
+        self.is_row = len(stored := self.stored.value.axes) < 2 and not any(
+            len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0])
+            for x in reader.loads.values()
+            if stored
+        )
         self.out = self._tensor(self.stored.pointer.of)
         self.names = self._names()
         self.sizes, self.shared = dict[str, int](), set[str]()
         self.walk: tuple[Integers, Integers] | None = None
         places = self.out.places(self.stored.pointer.base)
+        if self.stored.is_walked:  # of a row stored tile by tile a program's first is where it begins
+            places = tuple(x[:, :1] for x in places)
         self.batch, self.head, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
+        if self.stored.is_walked:
+            cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
         self.rows, self.cols = (
             np.broadcast_to(np.minimum(n, whole - at), (len(ids), 1))
             for n, whole, at in zip((rows, cols), self.out.shape[2:], (self.row, self.col), strict=True)
@@ -86,6 +95,8 @@ class LaunchGrid:
         self.sizes["value"] = min(width, self.out.shape[3])
         for load in reader.loads.values():
             self._place(load)
+        if self.stored.is_walked:
+            self._place(self.stored)
         if self.walk and self.is_summed:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
@@ -99,7 +110,7 @@ class LaunchGrid:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
         tensor: Tensor = self.reader.arguments[of]
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
-        vectors += [x.value.axes for x in self.reader.stored[1:] if x.pointer.of == of]
+        vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
         return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
@@ -161,7 +172,7 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
         return load.dims.index(moves[0])
 
-    def _place(self, load: Load) -> None:
+    def _place(self, load: Load | Stored) -> None:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
@@ -178,7 +189,7 @@ class LaunchGrid:
             self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _place_axis(
-        self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
+        self, load: Load | Stored, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
     ) -> None:
         """Hold one axis of a block against what the grid and the loop say of it."""
         whole, size = sizes
@@ -202,13 +213,16 @@ class LaunchGrid:
         elif np.any((at != (self.row if self.is_row else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
-    def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
+    def _check_end(self, load: Load | Stored, called: str, end: Integers, whole: int) -> None:
         """Raise `ProgramError` for a program that reads beyond a tensor."""
         if np.any(end > whole):
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             ids = ", ".join(map(str, self.reader.ids[program]))
-            why = f"program ({ids}) reads up to {called} {int(end[program].max()) - 1} of {whole}, and no mask keeps it"
-            raise self._fault(load.line, f"{load.of}: {why} from that: mask=... of tl.load, or sizes that divide")
+            does = "stores" if load is self.stored else "reads"
+            why = (
+                f"program ({ids}) {does} up to {called} {int(end[program].max()) - 1} of {whole}, and no mask keeps it"
+            )
+            raise self._fault(load.line, f"{load.of}: {why} from that: mask=..., or sizes that divide")
 
     # ---------------------------------------------------------------- what comes out
 
@@ -224,26 +238,33 @@ class LaunchGrid:
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
-        lines += [(f"    {text}", line.number) for text, line in r.lines[: r.loop_at]]
-        walked = [n for n, x in r.loads.items() if x.is_walked]
-        if walked and self.is_summed:
-            lines += [(f"    {text}", line.number) for text, line in r.walks[0].lines]
-        elif walked:
-            at = r.walks[0].lines[0][1].number
-            for name, (start, of, fmt) in r.states.items():
-                if "key" in (called := self.called(of)).split():
-                    line = r.walks[0].lines[0][1]
-                    raise self._fault(line, f"{name} is carried along the axis that the loop walks: tl.sum it")
-                lines.append((f"    {name} = full({called!r}, {start.text}, {r.choices.fmt(fmt)!r})", at))
-            lines.append(
-                (f"    for {', '.join(walked)} in tiles({', '.join(names[n] for n in walked)}, axis='key'):", at)
-            )
-            lines += [(f"        {text}", line.number) for text, line in r.walks[0].lines]
-        lines += [(f"    {text}", line.number) for text, line in r.lines[r.loop_at :]]
-        lines.append((f"    return {', '.join(r.text(x.value) for x in r.stored)}", self.stored.line.number))
+        done = 0
+        for walk in r.walks if r.is_apart else r.walks[:1]:
+            lines += [(f"    {text}", line.number) for text, line in r.lines[done : walk.at]]
+            lines += self._loop(walk, names)
+            done = walk.at
+        lines += [(f"    {text}", line.number) for text, line in r.lines[done:]]
+        if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
+            lines.append((f"    return {returned}", self.stored.line.number))
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
+
+    def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
+        """Yield the statements of a loop, those of a sum without one."""
+        indent, (first, *_) = "    ", [line for _, line in walk.lines]
+        if walk.loads and not self.is_summed:
+            for name in walk.states:
+                start, of, fmt = self.reader.states[name]
+                yield (
+                    f"    {name} = full({self.called(of)!r}, {start.text}, {self.reader.choices.fmt(fmt)!r})",
+                    first.number,
+                )
+            walked = list(dict.fromkeys(walk.loads))
+            of_all = ", ".join(names[n] for n in walked)
+            yield f"    for {', '.join(walked)} in tiles({of_all}, axis='key'):", first.number
+            indent = "        "
+        yield from ((indent + text, line.number) for text, line in walk.lines)
 
     def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
         """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
@@ -319,7 +340,11 @@ class LaunchGrid:
             written = int((areas * times).sum())
             grid = "x".join(map(str, self.reader.grid))
             why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written // scale} of {whole // scale}"
-            raise self._fault(self.stored.line, f"{why} {each}, {how}: the grid, or a program's offsets")
+            b, h, r, c = (int(i) for i in np.argwhere(times != 1)[0])
+            at = [f"{n} {i}" for n, i, size in zip(("batch", "head"), (b, h), self.out.shape, strict=False) if size > 1]
+            first = ", ".join([*at, f"row {edges[0][r]}", *([f"column {edges[1][c]}"] * self.is_cut)])
+            advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
+            raise self._fault(self.stored.line, f"{why} {each}, {how}, first {first}: the grid, or offsets{advice}")
         return tuple(cells)
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:

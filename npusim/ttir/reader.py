@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
+from itertools import chain, count, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ _WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 class Choices:
     """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written.
 
+    ``orders``: in which each reduction adds, all empty where the precision says it.
     ``is_exact``: all is float64, as a reference.
     """
 
@@ -89,6 +90,7 @@ class Choices:
     fuses: bool
     exp2: str
     exp: str
+    orders: tuple[str, ...] = ()
     is_exact: bool = False
 
     def fmt(self, name: str) -> str:
@@ -97,7 +99,7 @@ class Choices:
 
 
 class UnlikeLoopsError(Exception):
-    """Of two loops one contracts what the other, with a mask between, does not."""
+    """A loop does other than the one before it, or not alike: one contracts where the other has a mask between."""
 
 
 @dataclass
@@ -121,10 +123,14 @@ class Load:
 class Walk:
     """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
 
+    ``at``: statements of the kernel before it; ``loads``, ``states``: what it walks, and what begins with it.
     ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
     """
 
     counts: Integers
+    at: int
+    loads: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
     lines: list[tuple[str, Line]] = field(default_factory=list)
     masks: list[tuple[str, Affine]] = field(default_factory=list)
     is_sum: bool = False
@@ -137,20 +143,37 @@ class Walk:
 
 @dataclass
 class Stored:
-    """What is stored, where, and how much of it its mask leaves."""
+    """What is stored, where, and how much of it its mask leaves; ``is_walked``: tile by tile, in a loop."""
 
     pointer: Affine
     value: Floats
     left: list[Integers]
     line: Line
+    is_walked: bool
+    name = ""
+    dims = (2, 3)
+
+    @property
+    def of(self) -> str:
+        """The tensor's argument."""
+        return self.pointer.of
+
+    @property
+    def axes(self) -> tuple[str | None, ...]:
+        """Those of the value."""
+        return self.value.axes
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel at a launch; two loops of which one has a mask are read without contractions."""
+    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
     try:
         return Reader(function, arguments, grid, choices)
     except UnlikeLoopsError:
+        pass
+    try:
         reader = Reader(function, arguments, grid, replace(choices, fuses=False))
+    except UnlikeLoopsError:
+        return Reader(function, arguments, grid, choices, is_apart=True)
     why = "of two loops that without a mask contracts multiplications and additions; here neither does"
     reader.notes.append(f"{function.name}: {why}")
     return reader
@@ -160,8 +183,15 @@ class Reader:
     """One kernel at one launch, read from its operations."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        *,
+        is_apart: bool = False,
     ) -> None:
+        self.is_apart = is_apart  # whether each loop does what it does, on the same tiles
         self.function, self.arguments, self.grid, self.choices = function, arguments, grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
@@ -174,21 +204,27 @@ class Reader:
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
         self.notes: list[str] = []
-        self.loop_at = 0  # lines before the loop
         self._roots: dict[str, str] = {}
         self._roots_of: dict[str, str] = {}  # of square roots, what 1 over them is
         self._taken: set[str] = set()
         self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
         self._walk: Walk | None = None
         self._uses: dict[str, list[Op]] = {}
+        self._reductions: list[Op] = []
         self._count(function.operations)
+        known = (
+            choices.orders if len(choices.orders) == len(self._reductions) else choices.orders[:1] and ("mma_lanes",)
+        )
+        self._orders = dict(
+            zip(map(id, self._reductions), chain(known, repeat(known[0] if known else "")), strict=False)
+        )
         for name, kind in function.parameters.items():
             self.values[name] = self._argument(name, kind)
         for op in function.operations:
             self._do(op)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
-        self.stored.sort(key=lambda x: -len(x.pointer.shape))  # tiles before vectors of rows
+        self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
             if accessed.count(x.pointer.of) > 1:
@@ -200,6 +236,7 @@ class Reader:
         for op in operations:
             for name in op.operands:
                 self._uses.setdefault(name, []).append(op)
+            self._reductions += [op] if op.name == "tt.reduce" else []
             self._count(op.body)
 
     def _argument(self, name: str, kind: str) -> Known:
@@ -438,7 +475,8 @@ class Reader:
         if self.root(x.axes[-1]) in self.cuts and x.pad != neutral:
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
-        self._bind(op, Floats(f"{self.text(x)}.{kind}()", x.axes[:-1], x.fmt))
+        order = self._orders[id(op)] if kind == "sum" else ""
+        self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         if not isinstance(a, Floats) or not isinstance(b, Floats):
@@ -505,12 +543,18 @@ class Reader:
         self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any(some < n)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
-            before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
-            before.left = list(map(self._both, before.left, left))
+            if not self.is_apart:
+                before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
+                before.left = list(map(self._both, before.left, left))
+            elif not all(map(np.array_equal, (before.pointer.base, *before.left), (pointer.base, *left))):
+                raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: let both walk the same")
+            self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
             return
         name = self._unique(tensor.name + ("j" if is_walked and self._walk and not self._walk.is_sum else ""))
         self.loads[name] = Load(name, pointer.of, pointer, axes, left, is_walked, op.line, dims)
+        if is_walked:
+            self.walks[-1].loads.append(name)
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
 
     def _both(self, a: Integers, b: Integers) -> Integers:
@@ -542,14 +586,14 @@ class Reader:
         return left
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
-        if self._walk:
-            raise op.fail("a store in a loop over tiles: each program stores its results behind the loop")
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
             raise op.fail("a store of what is no block of floats, or to an address that was loaded")
         tensor = self.arguments[pointer.of]
         if self._dims(op, pointer, tensor) == (3, 2):
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
-        self.stored.append(Stored(pointer, value, self._left(op, mask, pointer), op.line))
+        if self._walk:
+            self._emit(f"yield {self.text(value)}", op.line)
+        self.stored.append(Stored(pointer, value, self._left(op, mask, pointer), op.line, bool(self._walk)))
 
     # ---------------------------------------------------------------- the loop
 
@@ -570,9 +614,12 @@ class Reader:
         first, end, each = (x.base if isinstance(x, Affine) else np.zeros((1, 1), np.int64) for x in bounds)
         if not all(isinstance(x, Affine) for x in bounds):
             raise op.fail("a loop whose end hangs on data: bound it by sizes")
-        inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands
-        walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)))
-        if any(o.name == "tt.store" for o in _within(op)):
+        inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
+        walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
+        stores = any(o.name == "tt.store" for o in _within(op))
+        if stores and self.walks and not self.is_apart:
+            raise UnlikeLoopsError
+        if stores and not self.walks:
             self._go_through(op, walk.counts[:, 0], first, each)
             return
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
@@ -582,13 +629,13 @@ class Reader:
             return
         times = np.arange(walk.most)[None]
         self.values[number] = Affine(first + times * each)
-        self.loop_at = self.loop_at if self.walks else len(self.lines)
         self.walks.append(walk)
         names = [self._state(op, i, times) for i in range(len(inner))]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
-        self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
+        if not self.is_apart:
+            self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
         self._walk = walk
-        for o in casts_last(op.body[:-1]):
+        for o in casts_last(op.body):
             self._do(o)
         new = {n: self.text(self.values[e]) for n, e in zip(names, ends, strict=True) if n}
         new = {n: text for n, text in new.items() if n != text}
@@ -602,7 +649,7 @@ class Reader:
                 value = Floats(name, self._joined(Floats("", axes, fmt), value), fmt)
             self.values[result] = value
         if len(self.walks) > 1:
-            self._merge(op)
+            self._compare(op)
 
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
         """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
@@ -652,6 +699,7 @@ class Reader:
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
         types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
         name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
+        self.walks[-1 if self.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self.values[inner] = Floats(name, axes, fmt)
         return name
@@ -674,14 +722,18 @@ class Reader:
             self._do(made)
         return self.values.get(name)
 
-    def _merge(self, op: Op) -> None:
-        """Make one loop of two that differ in their masks alone."""
+    def _compare(self, op: Op) -> None:
+        """Make one loop of two that differ in their masks alone; others are apart, if they only go over rows."""
         first, second, *more = self.walks
+        if self.is_apart:
+            if any(" @ " in text for w in self.walks for text, _ in w.lines):
+                raise op.fail("a second loop over tiles that does other than the first: make it a kernel of its own")
+            if not np.array_equal(self.walks[-1].counts, first.counts):
+                raise op.fail("a second loop over more tiles than the first, or fewer: let both walk the same")
+            return
         one, other = ([text for text, _ in w.lines if " = where(mask, " not in text] for w in (first, second))
-        if one != other and self.choices.fuses:
-            raise UnlikeLoopsError
         if one != other or more:
-            raise op.fail("a second loop over tiles that does other than the first: make it a kernel of its own")
+            raise UnlikeLoopsError
         first.lines = first.lines if first.masks else second.lines
 
 

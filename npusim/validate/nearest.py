@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from npusim.config.bands import SIZES
 from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
 from npusim.validate.times import Predictor
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from npusim.config.cases import MeasurementCase
     from npusim.simulation.result import RunData
 
-#: Sizes that say how alike two problems are, by the number of times that they are doubled.
-SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "m", "n", "k", "bytes", "count")
 #: What another value of a field of the tiling, or of a mask, counts: as a size doubled.
 OTHER = 1.0
 SHOWN = 3

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import npusim
 from npusim.config.load import load_device
-from npusim.report.page import svg
 from npusim.report.search import front_of, map_of
+from reports.parts.chart import svg
 from reports.parts.document import Section, gather, save_page, table
 from reports.parts.kernel import declared_tiling
 

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.report.charts import CHART_HEIGHT, front
-from npusim.report.page import svg
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
+from reports.parts.chart import svg
 from reports.parts.document import number, save_page, table
 from reports.parts.kernel import declared_tiling
 

@@ -17,8 +17,8 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import NpusimError
 from npusim.report.charts import tracks
 from npusim.report.figures import figures_document
-from npusim.report.page import svg
 from npusim.report.timeline import timeline_of
+from reports.parts.chart import svg
 from reports.parts.document import Section, gather, number, save_page, table
 from reports.parts.kernel import declared_tiling
 

@@ -12,7 +12,7 @@ from npusim.config.cases import load_measurements
 from npusim.config.layers import ModelProblem
 from npusim.config.load import load_workload
 from npusim.config.node import load_node_device
-from npusim.node.memory import longest, memory_plan, paper_layers
+from npusim.node.memory import longest, memory_plan
 from npusim.node.result import NodeTiming
 from npusim.simulation.plan import layer_problem
 from npusim.timing.result import TimingResult
@@ -179,6 +179,14 @@ def layer_counts() -> Section:
         "longest": table(["model", "GiB", "K tokens on the GPUs", "K tokens with the host"], ends),
     }
     return fields, {"layer_counts": data}
+
+
+def paper_layers(p: ModelProblem, capacity_bytes: int) -> float:
+    """Return L_GPU by equation 37 as printed: a real number, of any sign, beyond the layers there are too."""
+    n, h1, h2 = p.ranks, p.hidden, p.intermediate
+    weights, s = p.layers * (8 * h1 * h1 + 4 * h1 * h2), p.seq_kv
+    free_bytes = n * capacity_bytes - weights - 6 * p.batch * s * h1 - n * p.vocab * h1
+    return free_bytes / (4 * p.batch * h1 * s)
 
 
 def _cannot(p: ModelProblem, printed: float, free: int) -> str:

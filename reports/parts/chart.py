@@ -7,14 +7,14 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.report.charts import CHART_HEIGHT, altair, chart_of, finished, tooltip, tracks
-from npusim.report.page import svg
+from npusim.report.page import theme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from npusim.report.charts import Row
 
-__all__ = ["Bar", "Panel", "chart", "gantt", "scatters"]
+__all__ = ["Bar", "Panel", "chart", "gantt", "scatters", "svg"]
 
 WIDTH, PANEL, TICKS = 620, 230, 8
 #: A line of fewer points shows each.
@@ -143,3 +143,12 @@ def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_ti
         charts.append(spec)
     rows_ = [{"hconcat": charts[i : i + columns], "spacing": 24} for i in range(0, len(charts), columns)]
     return svg({"title": title, "vconcat": rows_, "datasets": data, "spacing": 24})
+
+
+def svg(spec: dict[str, Any], width: int = 700) -> str:
+    """Return a chart as SVG text in the light theme, for pages that are no HTML."""
+    import vl_convert
+
+    background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
+    sized = {} if "vconcat" in spec else {"width": width}
+    return f"{vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))}\n"

@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import npusim
+from npusim.config.bands import validated
 from npusim.config.cases import load_measurements
-from npusim.config.device_tables import validated
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError

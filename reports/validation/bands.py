@@ -1,33 +1,58 @@
-"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py``.
+"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py [DEVICE ...]``, of all or some devices;
+hold bands against cases kept out.
 
-How far predicted times were from measured ones, by device and schedule, from every case that `study` knows.
+How far predicted times were from measured ones, a case a line, from every case that `study` knows.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
+from functools import cache
+from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from npusim.config.device_tables import COLUMNS, FILE, numbers_of
+from npusim.config.bands import (
+    A_DOUBLING,
+    FILE,
+    MeasuredCase,
+    distance,
+    errors_of,
+    half,
+    nine_in_ten,
+    numbers_of,
+    sizes_of,
+)
+from npusim.config.device_tables import ESTIMATED
 from npusim.config.node import NODE_FAMILY, NodeDevice, load_machine
-from npusim.config.packaged import packaged_folder
+from npusim.config.packaged import packaged_folder, read_table
 from npusim.report.output import write_whole
 from npusim.schedules import SCHEDULES
+from npusim.validate.times import Predictor
 from reports.validation import study
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from npusim.config.device import DeviceSpec
 
 HEAD = """\
-# How far predicted times were from measured ones: half of the cases are within `median`, nine in ten within `most`.
-# Written by reports/validation/bands.py from the measurements beside it; `numbers` a hash of the device file's then.
+# How far predicted times were from measured ones, by case: predicted over measured less one; `estimated_error` with
+# registers estimated. `group`: what is kept out together. Written by reports/validation/bands.py from the measurements
+# beside it; `numbers` a hash of the device file's then.
 """
+#: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
+FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
+SHARES = ((0.45, 0.60), (0.85, 0.95))
+#: Cases from which a class of them is judged.
+JUDGED = 10
 
 
 def machine_of(device: str, schedule: str) -> DeviceSpec:
@@ -37,21 +62,108 @@ def machine_of(device: str, schedule: str) -> DeviceSpec:
     return NodeDevice.alone(machine) if is_alone else machine
 
 
-def table() -> str:
-    """Return the file's text."""
-    lines = [",".join(COLUMNS)]
-    for (device, schedule), (every, free) in study.bands().items():
-        figures = (every.cases, *(f"{e:.4f}" for e in (every.median, every.most)), free.cases, f"{free.median:.4f}")
-        lines.append(",".join(map(str, (device, numbers_of(machine_of(device, schedule)), schedule, *figures))))
-    return HEAD + "\n".join(lines) + "\n"
+def table(*devices: str) -> str:
+    """Return the file's text, lines of other devices than these (all, where none is named) as they are."""
+    kept = [tuple(row.values()) for row in read_table(FILE) if devices and row["device"] not in devices]
+    lines = [line for device in devices or (None,) for line in _lines(study.times(device))]
+    return HEAD + "\n".join(",".join(line) for line in [MeasuredCase._fields, *sorted([*kept, *lines])]) + "\n"
 
 
-def write() -> Path:
+def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
+    who, lines = Predictor(), list[tuple[str, ...]]()
+    groups = defaultdict(set)
+    for row in rows:
+        groups[row.case.device, row.case.schedule].add(_group(row))
+    for row in rows:
+        device, schedule = key = row.case.device, row.case.schedule
+        group = _group(row) if len(groups[key]) > 1 else row.case.name
+        estimated = _estimated_error(row)
+        sizes = " ".join(f"{name}={size}" for name, size in sizes_of(who.plan(row.case).problem).items())
+        errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
+        numbers = numbers_of(machine_of(*key))
+        lines.append((device, numbers, schedule, group, "" if row.is_untouched else "yes", *errors, sizes))
+    return lines
+
+
+def _group(row: study.Row) -> str:
+    return row.case.group or f"{row.file} {row.case.schedule}"
+
+
+def _estimated_error(row: study.Row) -> float | None:
+    """Return the error with registers estimated, as of a kernel that no compiler was asked about; None if no matter."""
+    tiling = row.case.tiling or {}
+    if "stages" not in tiling:
+        return None
+    named = ("registers", "spilled_registers", "shared_bytes")
+    case = row.case.model_copy(update={"tiling": {name: v for name, v in tiling.items() if name not in named}})
+    with patch("npusim.machines.sm.groups.compiled_registers", return_value=None):
+        who = Predictor()
+        predicted = who.latency_us(case)
+    is_estimated = any(f"registers {ESTIMATED}" in note for note in who.result(case).notes)
+    assert case.measured.latency_us is not None
+    return case.measured.latency_us.relative_error(predicted) if is_estimated else None
+
+
+def write(*devices: str) -> Path:
     """Write the file; return its path."""
     path = packaged_folder("hwconfigs") / FILE
-    write_whole(path, table().encode())
+    write_whole(path, table(*devices).encode())
     return path
 
 
+class KeptOut(NamedTuple):
+    """A measured case, and the ends of the band that the other groups give it, before it is widened."""
+
+    case: MeasuredCase
+    median: float
+    most: float
+    doublings: float
+
+    def is_inside(self, factor: float) -> tuple[bool, bool]:
+        """Return whether its error is within the median's band and most's, so much wider for each doubling."""
+        widened = 1 + factor * self.doublings
+        return abs(self.case.error) <= self.median * widened, abs(self.case.error) <= self.most * widened
+
+
+@cache
+def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
+    """Return every measured case with the band that others give it, by device and schedule."""
+    devices = defaultdict(list)
+    for row in read_table(FILE):
+        devices[row["device"], row["numbers"]].append(MeasuredCase.of(row))
+    found = defaultdict(list)
+    for cases in devices.values():
+        for schedule, group in sorted({(case.schedule, case.group) for case in cases}):
+            inside = [case for case in cases if (case.schedule, case.group) == (schedule, group)]
+            others = [case for case in cases if (case.schedule, case.group) != (schedule, group)]
+            if same := [case for case in others if case.schedule == schedule]:
+                errors = errors_of(others, schedule, is_estimated=False)
+                for case in inside:
+                    doublings = log2(distance(same, case.sizes)[0])
+                    found[case.device, schedule].append(KeptOut(case, half(errors), nine_in_ten(errors), doublings))
+    return {key: tuple(listed) for key, listed in sorted(found.items())}
+
+
+def shares(cases: Sequence[KeptOut], factor: float = A_DOUBLING) -> tuple[float, float]:
+    """Return the shares of cases inside the median's band and most's."""
+    inside = [case.is_inside(factor) for case in cases]
+    return sum(a for a, _ in inside) / len(inside), sum(b for _, b in inside) / len(inside)
+
+
+def judged() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
+    """Return the classes with cases enough, of those that no constant was fitted on."""
+    free = {key: tuple(c for c in cases if not c.case.is_fitted) for key, cases in kept_out().items()}
+    return {key: cases for key, cases in free.items() if len(cases) >= JUDGED}
+
+
+def holding(factor: float) -> int:
+    """Return how many shares of classes, the median's and most's, lie where they should."""
+    return sum(_holds(shares(cases, factor)) for cases in judged().values())
+
+
+def _holds(found: Iterable[float]) -> int:
+    return sum(low <= share <= high for share, (low, high) in zip(found, SHARES, strict=True))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{write()}\n")
+    sys.stdout.write(f"{write(*sys.argv[1:])}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.device_tables import FILE
+from npusim.config.bands import FILE
 from npusim.config.packaged import packaged_folder
 from npusim.config.problem import Problem
 from npusim.report.output import write_whole
@@ -123,48 +123,42 @@ def _short() -> Section:
 
 
 def _classes() -> Section:
-    """Errors by device and schedule: what runs print."""
+    """Errors of times by device and schedule, and of cases kept out the share inside the band that the others give."""
     lines, figures = [], {}
-    times = [r for r in study.counted() if r.kind in study.BANDED]
-    for (device, schedule), (every, free) in study.bands().items():
-        fitted = every.cases - free.cases
-        own = [r for r in times if (r.case.device, r.case.schedule) == (device, schedule)]
-        used = study.errors(r for r in own if not r.is_untouched and r.residual.quantity == "latency_us")
-        lines.append(
-            [
-                device,
-                schedule,
-                every.cases,
-                *_figures(every),
-                fitted,
-                _percent(used.median) if fitted else "",
-                free.cases,
-                _percent(free.median) if free.cases else "",
-            ]
-        )
-        figures[f"{device} {schedule}"] = {"all": every, "fitted": used, "untouched": free}
-    header = (
-        "device",
-        "schedule",
-        "times",
-        "median",
-        "nine in ten",
-        "worst",
-        "fitted on",
-        "their median",
-        "untouched",
-        "their median",
-    )
-    others = [r for r in study.counted() if r.residual.quantity not in ("latency_us", "tokens_per_s")]
+    kept = bands.judged()
+    for (device, schedule), rows in study.classes().items():
+        every, free = study.errors(rows), study.errors(r for r in rows if r.is_untouched)
+        inside = bands.shares(kept[device, schedule]) if (device, schedule) in kept else None
+        shown = [""] * 2 if inside is None else [_percent(share) for share in inside]
+        untouched = [free.cases, _percent(free.median) if free.cases else ""]
+        lines.append([device, schedule, every.cases, *_figures(every), *untouched, *shown])
+        figures[f"{device} {schedule}"] = {"all": every, "untouched": free, "inside": inside}
+    header = ("device", "schedule", "times", "median", "nine in ten", "worst", "untouched", "their median")
+    others = [r for r in study.counted() if r.residual.quantity not in study.TIMES]
     kinds = sorted({(r.kind, r.residual.quantity) for r in others})
     more = [
         [kind, quantity, found.cases, *_figures(found)]
         for kind, quantity in kinds
         for found in [study.errors(r for r in others if (r.kind, r.residual.quantity) == (kind, quantity))]
     ]
-    return {"classes": table(header, lines), "others": table(("source", "quantity", "count", *header[3:6]), more)}, {
-        "classes": figures
+    every_kept = [case for cases in kept.values() for case in cases]
+    inside = bands.shares(every_kept)
+    outside = [case for case in every_kept if case.doublings]
+    fields: dict[str, object] = {
+        "classes": table((*header, "inside half's", "inside most's"), lines),
+        "others": table(("source", "quantity", "count", *header[3:6]), more),
+        "kept": len(every_kept),
+        "kept_half": _percent(inside[0]),
+        "kept_most": _percent(inside[1]),
+        "beyond": len(outside),
+        "beyond_most": _percent(bands.shares(outside)[1]),
+        "narrow_most": _percent(bands.shares(outside, 0.0)[1]),
+        "factors": table(
+            ("wider a doubling", "shares where they should be", "of"),
+            [[_percent(factor), bands.holding(factor), 2 * len(kept)] for factor in bands.FACTORS],
+        ),
     }
+    return fields, {"classes": figures, "kept_out": {"cases": len(every_kept), "half": inside[0], "most": inside[1]}}
 
 
 def _groups() -> Section:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.load import load_device
-from npusim.config.node import load_machine
 from npusim.validate.times import Predictor, kendall_tau, regret
 from reports.validation.study import Errors, counted
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.cases import MeasurementCase
-    from npusim.config.device import DeviceSpec
 
 DEVICE = "h200"
 #: The group that constants are fitted on, and those that are predicted then.
@@ -58,20 +56,6 @@ class Outcome(NamedTuple):
     regret: float
 
 
-class _Changed(Predictor):
-    """Predicts on a device with some numbers changed."""
-
-    def __init__(self, changes: Mapping[str, float]) -> None:
-        super().__init__()
-        self.changes = {key: str(value) for key, value in changes.items()}
-
-    def machine(self, name: str) -> DeviceSpec:
-        """Return the device with the changes."""
-        if name not in self._machines:
-            self._machines[name] = load_machine(name, self.changes)
-        return self._machines[name]
-
-
 @cache
 def cases(group: str) -> tuple[MeasurementCase, ...]:
     """Return the cases of a group."""
@@ -92,7 +76,7 @@ def before() -> dict[str, float]:
 
 
 def _pairs(group: str, changes: Mapping[str, float]) -> list[tuple[float, float]]:
-    who = _Changed(changes)
+    who = Predictor(changes={key: str(value) for key, value in changes.items()})
     found = []
     for case in cases(group):
         assert case.measured.latency_us is not None

@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from reports.validation.vectors import VectorReport
 
 HERE = Path(__file__).resolve().parent
+SILICON = HERE.parents[1] / "tests" / "silicon"
 #: What each file of measurements is, and where it lies.
 FILES: tuple[tuple[str, Path], ...] = (
     ("H200", HERE / "measured_h200.yaml"),
     ("H200", HERE / "measured_h200_schedules.yaml"),
     ("H100", HERE / "measured_h100.yaml"),
     ("two H200", HERE.parent / "nodes" / "measured_h200.yaml"),
+    ("four H200", HERE.parent / "nodes" / "measured_h200_x4.yaml"),
     ("910B", HERE.parent / "ascend_timing" / "measured_910b2.yaml"),
     ("910B", HERE.parent / "ascend_timing" / "measured_more.yaml"),
     ("eight 910B", HERE.parent / "nodes" / "measured_ascend_910b2.yaml"),
+    ("eight 910B, CANN's products", HERE.parent / "nodes" / "measured_ascend_allreduce.yaml"),
     ("papers", HERE.parent / "ascend_timing" / "measured_papers.yaml"),
     ("papers", HERE.parent / "nodes" / "measured_papers.yaml"),
     ("papers", HERE.parent / "nodes" / "measured_offload.yaml"),
@@ -43,11 +46,14 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("950", HERE.parent / "ascend_950" / "measured.yaml"),
     ("950", HERE.parent / "ascend_950" / "measured_cann.yaml"),
     ("H200, kernels in production", HERE.parent / "production" / "measured_h200_production.yaml"),
-    ("H200, kernels in production", HERE.parents[1] / "tests" / "silicon" / "h200_production.yaml"),
+    ("H200, kernels in production", SILICON / "h200_production.yaml"),
     ("H200, kernels in production", HERE.parent / "production" / "measured_h200_served.yaml"),
+    ("H200, kernels in production", SILICON / "h200_attention.yaml"),
+    ("H200, other shapes", SILICON / "h200_heldout.yaml"),
+    ("H200, other shapes", SILICON / "h200_ragged.yaml"),
 )
-#: Of these the bands are made that runs print; the others have a page of their own that says how far off they are.
-BANDED = frozenset(kind for kind, _ in FILES[:13])
+#: What is a case's time, the first that was measured.
+TIMES = ("latency_us", "core_us", "tokens_per_s")
 #: Kernels that a framework calls one by one: what is left over is the framework's.
 MODELS = "whole models"
 #: Kernels without a program here, measured at another clock.
@@ -65,6 +71,7 @@ class Row(NamedTuple):
     """One quantity of one case."""
 
     kind: str
+    file: str
     case: MeasurementCase
     residual: Residual
     method: str
@@ -118,14 +125,16 @@ class Errors(NamedTuple):
 
 
 @cache
-def _reports() -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
+def _reports(device: str | None = None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
     found: list[Row] = []
     ranks: dict[str, GroupRank] = {}
     faults: list[str] = []
     for kind, path in FILES:
         cases = {case.name: case for case in load_measurements(path).cases}
-        report = validate_times(path)
-        found += [Row(kind, cases[r.name], r, report.methods.get(r.name, "")) for r in report.residuals]
+        if device is not None and all(case.device != device for case in cases.values()):
+            continue
+        report = validate_times(path, only=device)
+        found += [Row(kind, path.stem, cases[r.name], r, report.methods.get(r.name, "")) for r in report.residuals]
         ranks |= report.groups
         faults += report.faults
     return tuple(found), ranks, tuple(faults)
@@ -161,16 +170,20 @@ def errors(found: Iterable[Row]) -> Errors:
     return Errors.of(r.error for r in found)
 
 
-def bands() -> dict[tuple[str, str], tuple[Errors, Errors]]:
-    """Return by device and schedule the errors of times: of all cases, and of those that nothing was fitted on."""
-    quantities = "latency_us", "tokens_per_s"
-    times = [r for r in counted() if r.residual.quantity in quantities and r.kind in BANDED]
-    keys = sorted({(r.case.device, r.case.schedule) for r in times})
-    return {
-        key: (errors(own), errors(r for r in own if r.is_untouched))
-        for key in keys
-        for own in [[r for r in times if (r.case.device, r.case.schedule) == key]]
-    }
+def times(device: str | None = None) -> list[Row]:
+    """Return the time of each case (of a device) that figures are made of: a call's, its cores', or a rate."""
+    times: dict[tuple[str, str], Row] = {}
+    for quantity in TIMES:
+        for row in _reports(device)[0]:
+            if row.is_counted and row.residual.quantity == quantity:
+                times.setdefault((row.file, row.case.name), row)
+    return list(times.values())
+
+
+def classes() -> dict[tuple[str, str], list[Row]]:
+    """Return the times by device and schedule."""
+    keys = sorted({(r.case.device, r.case.schedule) for r in times()})
+    return {key: [r for r in times() if (r.case.device, r.case.schedule) == key] for key in keys}
 
 
 class Recorded(NamedTuple):

@@ -71,6 +71,20 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
         "ADD of o (row x value, float32) and pv.to('bfloat16') (row x value, bfloat16): their formats differ",
     ),
     "no format": ([('s.to("float16")', 's.to("fp16")')], 5, "unknown number format 'fp16'; near names: float16"),
+    "blocks across a product": (
+        [('s.to("float16")', 's.to("mxfp8", axis="row")')], 6,
+        "blocks of w (row x key, mxfp8) lie along row, and a product contracts key",
+    ),
+    "blocks along a third axis": (
+        [('s.to("float16")', 's.to("mxfp8", axis="head")')], 5, "blocks lie along one of the two axes of a tile"
+    ),
+    "a rule of another format": (
+        [('s.to("float16")', 's.to("mxfp8", rule="te")')], 5, "mxfp8 has float8_e8m0fnu scales of float8_e4m3fn: floor"
+    ),
+    "a rule without blocks": ([('s.to("float16")', 's.to("float16", rule="floor")')], 5, "it has no blocks"),
+    "rows of blocks": (
+        [('s.to("float16")', '(s.to("mxfp8") * 2).to("float16")')], 5, "in blocks is a factor of products alone"
+    ),
     "a state of no format": ([("0.0, F", '0.0, "single"')], 2, "unknown number format 'single'"),
     "if on a value": (
         [(LAST, "        if s.max() > 0: o = o + pv\n")], 7,

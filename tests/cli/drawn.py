@@ -67,7 +67,7 @@ SCALARS = (
 #: What options and arguments take that looks right, by name, where more is wanted than examples give.
 PLAUSIBLE: Mapping[str, str] = {
     **dict.fromkeys(("seq", "seq_q", "seq_kv"), "1 2 16 64 100 128"),
-    **dict.fromkeys(("out", "html", "best", "plot"), "out out.csv out.yaml out.html out.sqlite out/out.csv"),
+    **dict.fromkeys(("out", "html", "best"), "out out.csv out.yaml out.html out.sqlite out/out.csv"),
     "schedule": " ".join([*dict.fromkeys(name for name, _ in SCHEDULES), "mine.py:mine"]),
     "workload": " ".join([*list_workloads(), "w.yaml"]),
     "hw": " ".join([*list_devices(), *list_nodes()]),

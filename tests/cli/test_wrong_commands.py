@@ -322,7 +322,7 @@ WRONG = (
     ("format mxfp4 --rule flor", "unknown scale rule 'flor'; near names: floor"),
     ("format mxint8 --rule te", "scale rule 'te' gives float8_e4m3fn scales of any element; mxint8 has"),
     ("format float16 --rule floor", "--rule: float16 has no scale; formats with one: mxfp8,"),
-    ("format mxfp4 --values 1,a", "--values: '1,a' is no list of finite numbers, such as 0.3,-1,5"),
+    ("format mxfp4 --values 1,a", "--values 1,a: write finite numbers, such as 0.3,-1,5"),
     (
         "format nvfp4 --values 1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17",
         "--values: 17 numbers; a block of nvfp4 has 16",

@@ -11,7 +11,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
-from npusim.explore.bounds import Bound, alone_bound, roofline_bound, work_bound
+from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.space import auto_axes, spec_of
 from npusim.ir.families import families_of
 from npusim.ir.program import program_key
@@ -116,7 +116,6 @@ def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> Non
                 cycles = one.timing().cycles
                 assert 0 < least <= work_bound(one.program, one.plan.device).cycles <= cycles
                 assert cycles < 12 * least
-                assert roofline_bound(one) <= cycles
             done += 1
 
 

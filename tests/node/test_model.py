@@ -14,7 +14,7 @@ from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import SpecError, TilingError
-from npusim.node.memory import longest, memory_plan, paper_layers
+from npusim.node.memory import longest, memory_plan
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
 from npusim.numerics.executor import execute
@@ -22,6 +22,7 @@ from npusim.schedules import find_schedule
 from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
 from npusim.simulation.node import time_on_node
+from reports.nodes.models import paper_layers
 
 SMALL = ModelProblem.around(
     Problem(heads=2, seq_q=128, head_dim=64, causal=True),

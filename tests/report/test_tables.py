@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from npusim.config.device_tables import Validated
+from npusim.config.bands import Validated
 from npusim.report.inputs import problem_text, tiling_text
 from npusim.report.output import save_run
 from npusim.report.record import load_result, record_of
@@ -49,9 +49,12 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert timing is not None
     assert timing.busiest is not None
     assert timing.busy_share(timing.busiest) < 0.6
-    known = Validated(9, 0.05, 0.136, 4, 0.06)
+    known = Validated(9, 3, 0.05, 0.136)
     sure = replace(record, timing=replace(timing, latency_s=238.4e-6, launch_s=80e-6, validated=known))
-    assert verdict(sure).text == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 %"
+    assert (
+        verdict(sure).text
+        == "latency-bound, 20 of 24 core groups work, 10 % of the roofline, 238 us ± 14 % (3 of 9 cases like it)"
+    )
     assert verdict(record).text.startswith("latency-bound, 60 % launch, 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
     assert verdict(replace(record, timing=other)).text.endswith(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,16 @@ import pytest
 
 from npusim import formats
 from npusim.config.load import load_device
-from npusim.config.problem import GemmProblem
+from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import SpecError, TilingError
-from npusim.ir.op import Opcode, Step
+from npusim.errors import NpusimError, SpecError, TilingError
+from npusim.ir.op import Attributes, Opcode, Step, VectorCode
 from npusim.ir.tile import Tile
+from npusim.machines.ascend import registers
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
+from tests.ir.toy import flatten
 
 DEVICE = load_device("ascend_950")
 
@@ -82,3 +85,107 @@ def test_a_device_without_the_unit_names_those_that_have_it(hw: str) -> None:
 def test_pieces_of_k_are_whole_pairs_of_blocks() -> None:
     with pytest.raises(TilingError, match="block_k: 16 is no multiple of 64"):
         program_of(GemmProblem(m=64, n=64, k=64, dtype="mxfp8"), block_k=16)
+
+
+def attended(q: Any, k: Any, v: Any, scale: float, keys: int, rule: str, queries: int) -> Any:
+    """Return attention of one head as the recipe says it, (rows, d) each: a tile of keys after the other.
+
+    ``queries``: of a causal call, how many keys the first one sees; 0: all see all.
+    """
+    f32, unit = np.float32, DEVICE.matrix_engine("aic").arithmetic_of("mxfp8")
+
+    def product(a: Any, b: Any) -> Any:
+        tail = -a.elements.shape[1] % 64
+        elements = np.pad(a.elements, ((0, 0), (0, tail))), np.pad(b.elements, ((0, tail), (0, 0)))
+        blocks = elements[0].shape[1] // 32
+        scales = [
+            np.pad(x.scales.view(np.uint8), w).view(x.scales.dtype)
+            for x, w in ((a, ((0, 0), (0, blocks - a.scales.shape[1]))), (b, ((0, blocks - b.scales.shape[0]), (0, 0))))
+        ]
+        return formats.matmul(*elements, arithmetic=unit, a_scale=scales[0], b_scale=scales[1])
+
+    rows = np.arange(len(q))[:, None]
+    quantised = formats.quantize(q, "mxfp8", rule=rule), formats.quantize(k.T, "mxfp8", rule=rule, axis=0)
+    m, l, o = np.full((len(q), 1), -np.inf, f32), np.zeros((len(q), 1), f32), np.zeros((len(q), v.shape[1]), f32)
+    values = formats.quantize(v, "mxfp8", rule=rule, axis=0)
+    scores = formats.mul(product(*quantised), f32(scale), "float32")
+    for at in range(0, len(k), keys):
+        s = scores[:, at : at + keys]
+        s = np.where(at + np.arange(s.shape[1]) < rows + queries, s, f32(-np.inf)) if queries else s
+        m_new = np.maximum(m, formats.reduce_max(s, "float32")[:, None])
+        alpha, e = (formats.exp(formats.sub(x, m_new, "float32"), "float32") for x in (m, s))
+        m, l = (
+            m_new,
+            formats.add(
+                formats.mul(l, alpha, "float32"), formats.reduce_sum(e, "float32", "vector_lanes")[:, None], "float32"
+            ),
+        )
+        part = replace(
+            values, elements=values.elements[at : at + keys], scales=values.scales[at // 32 : (at + keys + 31) // 32]
+        )
+        added = product(formats.quantize(e, "mxfp8", rule=rule), part)
+        o = formats.add(formats.mul(o, alpha, "float32"), added, "float32")
+    return formats.cast(formats.div(o, l, "float32"), "float16")
+
+
+@pytest.mark.parametrize(("rule", "causal"), [("floor", False), ("rceil", True)])
+def test_attention_in_blocks_is_the_recipe_bit_for_bit(rule: str, causal: bool) -> None:
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=40, seq_kv=164, head_dim=48, causal=causal)
+    rng = np.random.default_rng(34)
+    sizes = {"q": (2, 40), "k": (1, 164), "v": (1, 164)}
+    tensors = {n: rng.standard_normal((heads, rows, 48)).astype(np.float16) for n, (heads, rows) in sizes.items()}
+    tensors["k"][0, 70] *= 30
+    chosen = find_schedule("flash", "ascend")
+    tiling = build_tiling(chosen.tiling, {"block_q": 32, "block_kv": 64, "layout": "nd"})
+    program = chosen.program(problem, tiling, DEVICE, chosen.precision(f"mxfp8,scale_rule={rule}"))
+    assert [p.name for p in program.phases] == ["quantise_q", "quantise_k", "quantise_v", "attention"]
+    state = execute(program, lambda name, _, head: tensors[name][head])
+    for head in range(2):
+        written = state.tensors.head(program.tensors["o"], 0, head)
+        q, k, v = tensors["q"][head], tensors["k"][0], tensors["v"][0]
+        expected = attended(q, k, v, problem.scale, 64, rule, problem.causal_offset + 1 if causal else 0)
+        np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))
+
+
+def test_rows_of_blocks_stay_on_one_vector_core() -> None:
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=40, seq_kv=40, head_dim=96, causal=False)
+    chosen = find_schedule("flash", "ascend")
+    program = chosen.program(problem, build_tiling(chosen.tiling, {}), DEVICE, chosen.precision("mxfp8"))
+    phase = next(p for p in program.phases if p.name == "quantise_v")
+    loads = [o.steps[0].srcs[0] for o in flatten(phase.body(phase.blocks[0])) if o.queue.endswith("MTE2")]
+    assert [(at.row, at.rows) for at in loads] == [(0, 32), (32, 8)]
+
+
+def test_a_cast_to_blocks_costs_a_pass_for_scales_and_one_for_quotients() -> None:
+    """64 rows of 128 on a unit of registers: by blocks the largest of 32, then multiply, cast and pack."""
+    code = VectorCode("fused", "nd", 4, frozenset({"x"}))
+    spec: Any = DEVICE.engine("aiv", "VECTOR")
+
+    def cycles(fmt: str, **attributes: Any) -> int:
+        source, made = (Tile("aiv0.UB", at, 64, 128, 128, f) for at, f in ((0, "float32"), (1 << 16, fmt)))
+        step = Step(Opcode.CAST, made, (source,), Attributes(**attributes), "x")
+        return registers.function_cycles([step], spec, "unit", code)[0]
+
+    plain, across, down = cycles("float8_e4m3fn"), cycles("mxfp8"), cycles("mxfp8", axis=-2)
+    assert plain < down < across < 4 * plain  # a block within a register takes a reduction of its own there
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [
+        ("mxfp8,scale_rule=te", "scale_rule: 'te' is not one of floor, ceil"),
+        ("mxfp8,scale_rule=sage3", "'sage3' gives float8_e4m3fn scales"),
+        ("scale_rule=floor", "operands=float16 are not in blocks"),
+        ("mxfp8,operand=float16", "P v_mxfp8: float16 by mxfp8"),
+    ],
+)
+def test_precisions_that_do_not_fit_are_refused(precision: str, message: str) -> None:
+    problem, chosen = Problem(seq_q=64, seq_kv=64, heads=1, kv_heads=1, head_dim=64), find_schedule("flash", "ascend")
+    with pytest.raises(NpusimError, match=message):
+        chosen.program(problem, build_tiling(chosen.tiling, {}), DEVICE, chosen.precision(precision))
+
+
+def test_tiles_of_keys_are_whole_pairs_of_blocks() -> None:
+    problem, chosen = Problem(seq_q=64, seq_kv=64, heads=1, kv_heads=1, head_dim=64), find_schedule("flash", "ascend")
+    with pytest.raises(TilingError, match="keys of a tile: 48 is no multiple of 64"):
+        chosen.program(problem, build_tiling(chosen.tiling, {"block_kv": 48}), DEVICE, chosen.precision("mxfp8"))

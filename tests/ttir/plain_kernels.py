@@ -57,6 +57,12 @@ def bias_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl
 
 
 @triton.jit
+def row_sum(X, O, N, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    tl.store(O + row, tl.sum(tl.load(X + row * N + cols, mask=cols < N, other=0.0), axis=0))
+
+
+@triton.jit
 def layer_norm(X, W, B, Y, Mean, Rstd, N, eps, BLOCK: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK)
     mask = cols < N
@@ -68,6 +74,48 @@ def layer_norm(X, W, B, Y, Mean, Rstd, N, eps, BLOCK: tl.constexpr):
     tl.store(Rstd + row, rstd)
     w, b = tl.load(W + cols, mask=mask), tl.load(B + cols, mask=mask)
     tl.store(Y + row * N + cols, (centred * rstd * w + b).to(tl.float16), mask=mask)
+
+
+@triton.jit
+def long_softmax(X, Y, N, B: tl.constexpr):
+    """Rows longer than a block: statistics in one loop, results in a second."""
+    row, m, l = tl.program_id(0), -float("inf"), 0.0
+    for j in range(0, N, B):
+        cols = j + tl.arange(0, B)
+        x = tl.load(X + row * N + cols, mask=cols < N, other=-float("inf")).to(tl.float32)
+        mn = tl.maximum(m, tl.max(x, 0))
+        l = l * tl.exp(m - mn) + tl.sum(tl.exp(x - mn), 0)
+        m = mn
+    for j in range(0, N, B):
+        cols = j + tl.arange(0, B)
+        x = tl.load(X + row * N + cols, mask=cols < N, other=-float("inf")).to(tl.float32)
+        tl.store(Y + row * N + cols, (tl.exp(x - m) / l).to(tl.float16), mask=cols < N)
+
+
+@triton.jit
+def long_norm(X, W, B, Y, Mean, Rstd, N, eps, BLOCK: tl.constexpr):
+    """As the tutorial has it: sums of a block's columns are carried, and added up behind their loop."""
+    row = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in range(0, N, BLOCK):
+        cols = j + tl.arange(0, BLOCK)
+        total += tl.load(X + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / N
+    squares = tl.zeros([BLOCK], tl.float32)
+    for j in range(0, N, BLOCK):
+        cols = j + tl.arange(0, BLOCK)
+        x = tl.load(X + row * N + cols, mask=cols < N, other=0.0).to(tl.float32)
+        x = tl.where(cols < N, x - mean, 0.0)
+        squares += x * x
+    rstd = 1 / tl.sqrt(tl.sum(squares, 0) / N + eps)
+    tl.store(Mean + row, mean)
+    tl.store(Rstd + row, rstd)
+    for j in range(0, N, BLOCK):
+        cols = j + tl.arange(0, BLOCK)
+        mask = cols < N
+        x = tl.load(X + row * N + cols, mask=mask, other=0.0).to(tl.float32)
+        w, b = tl.load(W + cols, mask=mask), tl.load(B + cols, mask=mask)
+        tl.store(Y + row * N + cols, ((x - mean) * rstd * w + b).to(tl.float16), mask=mask)
 
 
 def normed(X, W, B, eps):

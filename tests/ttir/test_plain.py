@@ -46,10 +46,12 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         {"M": 64, "N": 128, "K": 64},
     ),
     "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
+    "long_norm": (NORM.replace("layer_norm", "long_norm").format(more="").replace("256", "64"), {"R": 6, "C": 200}),
+    "long_softmax": ("long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)", {"R": 6, "C": 200}),
 }
 #: What TTIR leaves open, by device, and the precision that chooses the same.
 HOW = {
-    "h200": (Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused"),
+    "h200": (Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused,sum_order=mma_lanes"),
     "ascend_910b2": (Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", ""), None),
     "ascend_950": (Open("ascend.cube.k16.f16.f32", "four_chains", "correct", ""), None),
 }
@@ -99,6 +101,21 @@ def test_a_product_equals_silicon_in_every_bit() -> None:
         name_of(MATMUL), problem={"M": 256, "N": 256, "K": 256}, hw="h200", rows="all", tensors={"A": a, "B": b}
     )
     assert hashlib.sha256(result.output.tobytes()).hexdigest()[:16] == "b97192122cb733e1"
+
+
+def test_sums_of_rows_equal_silicon_in_every_bit() -> None:
+    """As an H100 computed them with Triton 3.6: lanes hold four neighbours of aligned rows, one of others."""
+    rng = np.random.default_rng(0)
+    for columns, order, digest in (
+        (1024, "lanes_4x32x4", "b9862175edd53b4f"),
+        (1000, "lanes_1x32x4", "a574751ddad690e3"),
+    ):
+        launch = "row_sum[R](tensor(R, C).to('float32'), tensor(R).to('float32'), C, BLOCK=1024)"
+        tensors = {"X": rng.standard_normal((64, columns)).astype(np.float32)}
+        call: dict[str, Any] = {"problem": {"R": 64, "C": columns}, "hw": "h100", "rows": "all"}
+        result = npusim.run(name_of(launch), **call, tensors=tensors)
+        assert result.numerics.row_sum_orders == (order,)
+        assert hashlib.sha256(result.output.tobytes()).hexdigest()[:16] == digest
 
 
 def test_a_measured_product_equals_silicon_in_every_bit(shared_folder: Path) -> None:
@@ -175,10 +192,12 @@ def test_a_reference_is_a_function_of_the_kernels_file() -> None:
 
 
 @pytest.mark.parametrize("hw", ["a100", "t4", "v100", "h100"])
-def test_it_runs_on_other_devices(hw: str) -> None:
-    result = npusim.run(name_of(LAUNCHES["bias_gelu"][0]), problem=LAUNCHES["bias_gelu"][1], hw=hw)
+@pytest.mark.parametrize("kernel", ["bias_gelu", "long_norm"])
+def test_it_runs_on_other_devices(kernel: str, hw: str) -> None:
+    launch, sizes = LAUNCHES[kernel]
+    result = npusim.run(name_of(launch), problem=sizes, hw=hw)
     assert result.numerics.error.rmse < 5e-4
-    assert result.cycles > 0
+    assert result.cycles == npusim.run(name_of(launch), problem=sizes, hw=hw, numerics=False, method="des").cycles
 
 
 @pytest.mark.parametrize(
@@ -186,7 +205,7 @@ def test_it_runs_on_other_devices(hw: str) -> None:
     [
         ("matmul", "tensor(M, N), M", "tensor(M, 2 * N), M", "is accessed with strides"),
         ("matmul", TILES, "1", r"writes \d+ of \d+ elements, \d+ of them never"),
-        ("bias_gelu", "N // BN", "1", r"writes \d+ of \d+ elements, \d+ of them never"),
+        ("bias_gelu", "N // BN", "1", r"\d+ of \d+ elements, \d+ of them never, first row 0, column 64: .* cdiv"),
         ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask keeps it"),
         ("add", "tensor(n)", "tensor(0)", "one to four whole numbers"),
         ("add", "n, BLOCK", "size, BLOCK", "no 'size'"),
@@ -198,3 +217,8 @@ def test_a_launch_that_does_not_fit_is_refused(kernel: str, old: str, new: str, 
     launch = launch.replace(old, new, 1) if why else launch.replace("BLOCK=128", "BLOCK=128, reference=nothing")
     with pytest.raises(NpusimError, match=why or "no function 'nothing'"):
         npusim.run(name_of(launch), problem=sizes, hw="h200", rows="all")
+
+
+def test_a_size_that_the_launch_does_not_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="add has no size 'm'; its launch names n"):
+        npusim.run(name_of(LAUNCHES["add"][0]), problem={"n": 1000, "m": 8}, hw="h200")

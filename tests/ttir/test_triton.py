@@ -80,7 +80,7 @@ def test_a_left_factor_may_be_transposed(hw: str) -> None:
 @pytest.mark.parametrize(
     ("hw", "how", "precision"),
     [
-        ("h200", Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused"),
+        ("h200", Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused,sum_order=mma_lanes"),
         ("ascend_910b2", Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", "", is_fresh=True), None),
         ("ascend_950", Open("ascend.cube.k16.f16.f32", "four_chains", "correct", "", is_fresh=True), None),
     ],

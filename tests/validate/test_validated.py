@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
+from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, Validated, band, numbers_of, validated
 from npusim.config.cases import load_measurements
-from npusim.config.device_tables import FILE, Validated, numbers_of, validated
 from npusim.config.load import load_device
 from npusim.config.packaged import packaged_folder
 from npusim.report.record import record_of
@@ -66,13 +66,19 @@ def test_half_and_nine_in_ten() -> None:
         (Validated(), "no measurement of flash on t4: predicted only"),
         (
             Validated(others={"gemm": 0.3}),
-            "predicted only; nine in ten of the times measured there are met within 30.0 % .gemm.$",
+            "predicted only; nine in ten of the times measured there are expected within 30.0 % .gemm.$",
         ),
         (Validated(is_changed=True), "no measurement of flash on t4 with these numbers: predicted only"),
-        (Validated(1, 0.05, 0.05, 1, 0.05), "the one measured time of flash on t4 is met within 5.0 %"),
-        (Validated(9, 0.05, 0.1, 4, 0.06), "half of the 4 that no constant was fitted on within 6.0 %"),
-        (Validated(9, 0.05, 0.1), "nine in ten within 10.0 %; constants were fitted on all of them"),
-        (Validated(9, 0.05, 0.1, 9, 0.05), "of 9 measured times .* half are met within 5.0 %.* on none of them"),
+        (
+            Validated(1, 1, 0.05, 0.05),
+            "by 1 measured time of flash on t4, half .* all measured so far within 5.0 % .1 of 1",
+        ),
+        (Validated(9, 4, 0.05, 0.1), "by 9 measured times .* 5.0 %, nine in ten within 10.0 % .4 of 9 cases like it.$"),
+        (
+            Validated(4, 0, 0.05, 0.1, 8, "seq_kv 4 times the largest measured", is_estimated=True),
+            "4 measured times of flash on t4 and 8 of other schedules, .* nine in ten within 10.0 % "
+            ".0 of 4 cases like it; seq_kv 4 times the largest measured; registers estimated.$",
+        ),
     ],
 )
 def test_errors_in_words(found: Validated, text: str) -> None:
@@ -95,6 +101,36 @@ def test_a_run_says_its_errors_in_every_form() -> None:
 def test_other_numbers_are_not_those_that_were_held_against_silicon() -> None:
     device = load_device("h200", {"clock_hz": "1e9"})
     assert validated(device, "flash") == Validated(is_changed=True)
-    assert set(validated(load_device("ascend_910b2"), "pasa").others) == {"flash", "gemm"}, "no whole models"
-    others = validated(load_device("h200"), "two_level").others
-    assert others["flash"] == validated(load_device("h200"), "flash").most_error
+    assert set(validated(load_device("ascend_910b2"), "pasa").others) >= {"flash", "gemm"}
+    assert "layer" not in validated(load_device("ascend_910b2"), "pasa").others, "no whole models"
+
+
+def case(error: float, schedule: str = "gemm", *, is_fitted: bool = False, m: int = 64, **more: object) -> MeasuredCase:
+    return MeasuredCase("t4", "", schedule, f"{error}", is_fitted, error, None, {"m": m})._replace(**more)  # type: ignore[arg-type]
+
+
+def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured() -> None:
+    cases = [case(sign * n / 100) for n in range(1, 10) for sign in (-1, 1)] + [case(0.5, is_fitted=True)]
+    inside = band(cases, "gemm", {"m": 64}, is_estimated=False)
+    assert (inside.cases, inside.like, inside.median_error, inside.most_error) == (19, 19, 0.05, 0.09)
+    far = band(cases, "gemm", {"m": 16}, is_estimated=False)
+    assert (far.outside, far.like, far.widened) == ("m 1/4 of the smallest", 0, 1 + 2 * A_DOUBLING)
+    assert far.most_error == pytest.approx(0.09 * far.widened)
+    few = [case(0.01), *(case(n / 10, "flash") for n in range(1, 9)), case(3.0, "layer")]
+    assert band(few, "gemm", {"m": 64}, is_estimated=False).others_used == 8
+    assert band(few, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
+    told = [c._replace(estimated_error=2 * c.error) for c in cases]
+    assert band(told, "gemm", {}, is_estimated=True).most_error == 0.18
+
+
+def test_bands_hold_for_cases_kept_out() -> None:
+    kept = {key: bands.shares(cases) for key, cases in bands.judged().items()}
+    # Ten of twelve cases are CANN's, which may hold 200 to 400 us of something else: others do not tell.
+    assert {key for key, (_, most) in kept.items() if most < bands.SHARES[1][0]} <= {
+        ("ascend_910b2_x8", "gemm_allreduce")
+    }
+    every = [c for cases in bands.judged().values() for c in cases]
+    assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
+    holding = {factor: bands.holding(factor) for factor in bands.FACTORS}
+    assert holding[A_DOUBLING] >= 0.7 * 2 * len(kept)
+    assert holding[A_DOUBLING] >= max(holding.values()) - 1, "others widen better"

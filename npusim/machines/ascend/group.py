@@ -19,7 +19,7 @@ from npusim.ir.content import record
 from npusim.ir.op import ALONE, Opcode, Pace, Step, TileOp
 from npusim.ir.program import Queue
 from npusim.machines.base import memories
-from npusim.units import ceil_div
+from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,15 +146,15 @@ class AscendGroup:
         assert isinstance(engine, VectorUnit)
         return engine
 
-    def share(self, core: VectorCore, rows: int) -> tuple[int, int]:
-        """Return first row and rows of a vector core's share of ``rows``, possibly none."""
-        each = ceil_div(rows, len(self.vector_cores))
+    def share(self, core: VectorCore, rows: int, grain: int = 1) -> tuple[int, int]:
+        """Return first row and rows of a vector core's share of ``rows``, possibly none; ``grain`` stay together."""
+        each = self.largest_share(rows, grain)
         start, end = min(core.index * each, rows), min((core.index + 1) * each, rows)
         return start, end - start
 
-    def largest_share(self, rows: int) -> int:
+    def largest_share(self, rows: int, grain: int = 1) -> int:
         """Return the most rows one vector core gets of a tile of ``rows``."""
-        return ceil_div(rows, len(self.vector_cores))
+        return min(rows, round_up(ceil_div(rows, len(self.vector_cores)), grain))
 
     def refuse_route(self, what: str, source: str, destination: str) -> NoReturn:
         """Raise `TilingError`: ``what`` needs a route that the device file has not."""

@@ -151,9 +151,7 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
             raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is no multiple of block_k={k}")
     if all(loads) and max(loads) % min(loads):
         raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
-    blocks = stored_format(fmt).scale_block
-    if blocks and k % (SCALED_K * blocks):
-        raise TilingError(f"block_k: {k} is no multiple of {SCALED_K * blocks}, in which {fmt} is multiplied")
+    _check_blocks("block_k", k, fmt)
     plan = ProductPlan(
         m,
         n,
@@ -168,6 +166,13 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
         slots=tuple(f.get(f"slots_l0{x}") or 0 for x in "abc"),
     )
     return AscendTiling({phase.name: plan})
+
+
+def _check_blocks(what: str, size: int, fmt: str) -> None:
+    """Raise `TilingError` for pieces of a sum that the matrix unit does not take, of operands in blocks."""
+    together = SCALED_K * stored_format(fmt).scale_block
+    if together and size % together:
+        raise TilingError(f"{what}: {size} is no multiple of {together}, in which {fmt} is multiplied")
 
 
 def slice_rows(chosen: int | None, width: int, elements: int = SLICE_ELEMENTS) -> int:
@@ -194,6 +199,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     if n_axis == phase.loop_axis:
         return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
     if k_axis == phase.loop_axis:
+        _check_blocks(f"{k_axis}s of a tile", phase.sizes[k_axis], frame.fmt(row.srcs[0]))
         return ProductPlan(m, n, k, "piece", "piece")
     left, right = (frame.size_bytes(x, prod(phase.sizes[a] for a in frame.axes(x))) for x in row.srcs)
     if left + PING_PONG * right <= group.capacity_bytes("L1"):

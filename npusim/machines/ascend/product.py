@@ -267,7 +267,7 @@ class CubeProduct:
         (m, rows), (c, cols), fmt = corner.band, corner.panel, self.frame.fmt(self.dst)
         parts: list[tuple[RingTile, Span]] = []
         for core, ring in zip(self.group.vector_cores, self.cross[self.dst], strict=True):
-            start, count = self.group.share(core, height)
+            start, count = self.group.share(core, height, self.frame.phase.row_grain)
             sharing = [k for k in corners if k.band[0] < start + count and start < sum(k.band)]
             if corner not in sharing:
                 continue

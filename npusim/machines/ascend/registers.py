@@ -11,12 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import ceil, log2
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.errors import UnknownOpcodeError
-from npusim.formats import get_format
+from npusim.formats import BLOCK_FORMATS, stored_format
 from npusim.formats.reductions import CHAINS
-from npusim.ir.op import Opcode
+from npusim.ir.op import PLAIN, Opcode
 from npusim.ir.tile import GlobalTile, RingTile, Tile
 from npusim.units import ceil_div
 
@@ -81,6 +81,7 @@ class RegisterValue:
     chains: int = 1
     is_kept: bool = False  #: lies in UB when its function ends
     is_narrowed: bool = False  #: a cast to fewer bytes
+    crosses: Literal["row", "register", ""] = "row"  #: lanes that a reduction joins: of a row, or within each register
     loop: int = 0
 
     @property
@@ -150,14 +151,19 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
             tuple(latest.get(place(t), place(t)) for t in tiles),
             widest.rows,
             widest.cols,
-            max((get_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
+            max((stored_format(t.fmt).size_bytes for t in (step.dst, *tiles) if t.fmt != MASK), default=1),
             reduction=step.opcode if step.opcode in WITHIN else None,
             chains=ACCUMULATORS.get(order, code.chains) if step.opcode is Opcode.ROW_SUM else code.chains,
             is_kept=step.name in code.leaves,
             is_narrowed=step.opcode is Opcode.CAST and step.dst.payload_bytes < tiles[0].payload_bytes,
         )
         parts = MADE_OF.get(step.opcode, (*["compare"] * step.attributes.comparisons, name))
-        *others, value.name = (named(n, step.dst.fmt) for n in parts)
+        fmt = step.dst.fmt
+        if step.opcode is Opcode.CAST and fmt in BLOCK_FORMATS:
+            is_along = (step.attributes.axis == PLAIN.axis) == (code.layout == "nd")
+            values += _scales(value, BLOCK_FORMATS[fmt].block, "register" if is_along else "")
+            fmt = BLOCK_FORMATS[fmt].element
+        *others, value.name = (named(n, fmt) for n in parts)
         for other in others:
             values.append(replace(value, name=other, is_kept=False, reduction=None))
             value.sources = (values[-1],) if step.opcode in MADE_OF else (*value.sources, values[-1])
@@ -166,6 +172,24 @@ def _values(steps: Sequence[Step], spec: RegisterVectorEngine, key: str, code: V
         latest[place(step.dst)] = value
         values.append(value)
     return values if code.functions == "calls" else _joined(values, spec, is_fused=code.functions == "fused")
+
+
+def _scales(cast: RegisterValue, block: int, crosses: Literal["register", ""]) -> list[RegisterValue]:
+    """Return what comes before a cast to a format in blocks: exponents, the largest of a block, its scale, quotients.
+
+    Exponents are masked out; their maximum is the scale's but for a constant, and held to the least; elements are
+    multiplied by its inverse.  ``crosses``: whether a block lies within a register.
+    """
+    part = replace(cast, is_kept=False, is_narrowed=False)
+    exponents = replace(part, name="and")
+    largest = replace(part, name="max", sources=(exponents,), reduction=Opcode.ROW_MAX, crosses=crosses)
+    scales, count = [largest], ceil_div(cast.rows * cast.cols, block)
+    for name in ("sub", "max", "sub"):
+        is_kept = cast.is_kept and name == "max"
+        scales.append(replace(part, name=name, sources=(scales[-1],), rows=count, cols=1, is_kept=is_kept))
+    quotients = replace(part, name="mul", sources=(*cast.sources, scales[-1]))
+    cast.sources = (quotients,)
+    return [exponents, *scales, quotients]
 
 
 def _joined(values: list[RegisterValue], spec: RegisterVectorEngine, *, is_fused: bool) -> list[RegisterValue]:
@@ -264,7 +288,9 @@ class _VectorFunction:
         for value in loop.values:
             if value.name:
                 counts[value.name] += each
-            if value.reduction and not is_down:
+            if value.reduction and value.crosses == "register":
+                counts[WITHIN[value.reduction]] += each
+            elif value.reduction and value.crosses and not is_down:
                 counts[WITHIN[value.reduction]] += 1
                 counts["dup"] += 1
         for source in self._read(loop):
@@ -299,7 +325,7 @@ class _VectorFunction:
         """Count what an earlier loop had: vectors stay in registers, tiles are made again or stored and loaded."""
         if source.is_vector:
             if loop.cols > 1 and not is_down:
-                loop.counts["load"] += 1
+                loop.counts["load"] += 1 if source.rows == loop.rows else loop.each  # of blocks: for each register
             return
         again = list(_chain(source))
         if len(again) <= MOST_REPEATED and all(self._op(v.name).kind == "plain" for v in again if v.name):

@@ -60,14 +60,15 @@ def rows_stage(
     frame: Frame, stage: Stage, table: Table, group: AscendGroup, tiling: AscendTiling, direct: Mapping[str, bool]
 ) -> RowsStage:
     """Return what a stage needs; a slice has the elements of the tiling, a core's share of rows at most."""
-    share = group.largest_share(frame.height(stage.written[0]))
+    grain = frame.phase.row_grain
+    share = group.largest_share(frame.height(stage.written[0]), grain)
     inputs = tuple(n for n in stage.read if frame.places.get(n) in ("down", "global"))
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
     elements = tiling.elements if frame.axes(stage.written[0])[0] == frame.row_axis else SLICE_ELEMENTS
-    height = max(1, min(share, elements // max(frame.width(n) for n in names)))
+    height = min(share, max(1, elements // max(frame.width(n) for n in names) // grain) * grain)
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
     code = tiling.code and _code(frame, stage, tiling.code, direct)
     return RowsStage(stage, table, inputs, outputs, masks, names, moved, height, code)
@@ -76,7 +77,8 @@ def rows_stage(
 def _code(frame: Frame, stage: Stage, code: VectorCode, direct: Mapping[str, bool]) -> VectorCode:
     """Return how a stage is written: only tiles along the loop, which products leave, can lie transposed."""
     names = [n for n in (*stage.written, *stage.read) if n in frame.phase.names]
-    along = frame.loop_axis and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
+    has_products = any(s.is_product for s in frame.stages)
+    along = has_products and any(frame.loop_axis in frame.axes(n)[1:] for n in names)
     return replace(
         code,
         layout=code.layout if along else "nd",
@@ -115,7 +117,7 @@ class VectorShare:
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
-        self.rows = group.largest_share(frame.phase.sizes[frame.row_axis])
+        self.rows = group.largest_share(frame.phase.sizes[frame.row_axis], frame.phase.row_grain)
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
@@ -230,7 +232,7 @@ class VectorShare:
 
     def mine(self, rows: int) -> RowSlice | None:
         """Return this core's share of a tile's rows, None where it has none."""
-        start, count = self.group.share(self.core, rows)
+        start, count = self.group.share(self.core, rows, self.frame.phase.row_grain)
         return RowSlice(start, count, 0, count) if count else None
 
     def slices(self, mine: RowSlice, height: int) -> list[RowSlice]:

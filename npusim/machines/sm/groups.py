@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from npusim.algorithms.flow import views
-from npusim.config.device_tables import compiled_registers
+from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -202,7 +202,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
     most = issue.thread_registers_count.value
     registers = Registers(
-        min(most, count), max(0, count - most), shared, "estimated", SPILL_ACCESSES * max(0, count - most)
+        min(most, count), max(0, count - most), shared, ESTIMATED, SPILL_ACCESSES * max(0, count - most)
     )
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
@@ -316,7 +316,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
     estimate = estimated_registers(tile, work)
     spilled = max(0, estimate - most)
-    return Registers(min(most, estimate), spilled, shared, "estimated", SPILL_ACCESSES * spilled)
+    return Registers(min(most, estimate), spilled, shared, ESTIMATED, SPILL_ACCESSES * spilled)
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:

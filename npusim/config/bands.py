@@ -1,0 +1,212 @@
+"""Bands of predicted times: conformal quantiles of how far predictions were from measured times of the same kind.
+
+``hwconfigs/validated.csv`` has the error of each measured case.  A band is that of a new group of cases: it is made
+of errors of cases that no constant was fitted on, as far as there are enough, with the correction for their number
+(``reports/validation/bands.py`` holds it against each group, made of the others).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cache
+from math import log2
+from typing import TYPE_CHECKING, NamedTuple
+
+from npusim.config.packaged import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npusim.config.device import DeviceSpec
+    from npusim.config.model import SpecModel
+
+#: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
+FILE = "validated.csv"
+#: The schedule whose measured times are a framework's too, and say nothing of other kernels.
+WHOLE_MODELS = "layer"
+#: Sizes that say how alike two problems are.
+SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", "m", "n", "k", "bytes", "count")
+#: Errors from which nine in ten can be told: of ten, one more than the largest of nine is expected.
+FEWEST = 9
+#: How much wider a band is for each doubling of a size beyond those measured: that under which most classes of cases
+#: that were kept out have their shares inside (``reports/validation/bands.py``).
+A_DOUBLING = 0.1
+#: Largest factor between the sizes of a case and those of one like it.
+LIKE = 2.0
+
+
+class MeasuredCase(NamedTuple):
+    """A measured case, with the relative error of its predicted time.
+
+    ``group``: what is kept out together; ``is_fitted``: a constant of its device was fitted on it;
+    ``estimated_error``: the error where its kernel's registers are estimated, None where they decide nothing.
+    """
+
+    device: str
+    numbers: str
+    schedule: str
+    group: str
+    is_fitted: bool
+    error: float
+    estimated_error: float | None
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> MeasuredCase:
+        """Return the case of a line of the table."""
+        sizes = (size.split("=") for size in row["sizes"].split())
+        estimated = float(row["estimated_error"]) if row["estimated_error"] else None
+        first = row["device"], row["numbers"], row["schedule"], row["group"], row["is_fitted"] == "yes"
+        return cls(*first, float(row["error"]), estimated, {name: int(size) for name, size in sizes})
+
+
+@dataclass(frozen=True)
+class Validated:
+    """How far a schedule's predicted times on a device are expected to be from measured ones, relative to these.
+
+    Half of such times are within ``median_error``, nine in ten within ``most_error``: of ``cases`` that were measured,
+    ``like`` of them with each size within a factor of 2 of this one's (None: no shape is known); ``others_used`` of
+    other schedules of the device where these are too few.  ``outside`` says which size lies outside of those measured,
+    and how far: bands are ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those
+    of such predictions.
+    No cases: nothing was measured, or (``is_changed``) the device's numbers are others than those that were held
+    against it; ``others`` are then the other schedules that were measured there, each with its ``most_error``.
+    """
+
+    cases: int = 0
+    like: int | None = None
+    median_error: float | None = None
+    most_error: float | None = None
+    others_used: int = 0
+    outside: str = ""
+    widened: float = 1.0
+    is_estimated: bool = False
+    is_changed: bool = False
+    others: dict[str, float] = field(default_factory=dict)
+
+    def text(self, schedule: str, device: str) -> str:
+        """Return it in words."""
+        if self.median_error is None or self.most_error is None:
+            changed = " with these numbers" if self.is_changed else ""
+            met = ", ".join(f"{_percent(error)} ({name})" for name, error in self.others.items())
+            others = f"; nine in ten of the times measured there are expected within {met}" if met else ""
+            return f"no measurement of {schedule} on {device}{changed}: predicted only{others}"
+        used = f" and {self.others_used} of other schedules" if self.others_used else ""
+        most = "nine in ten" if self.cases + self.others_used >= FEWEST else "all measured so far"
+        return (
+            f"by {self.cases} measured time{'s' * (self.cases > 1)} of {schedule} on {device}{used}, half are expected "
+            f"within {_percent(self.median_error)}, {most} within {_percent(self.most_error)}{self.why}"
+        )
+
+    @property
+    def why(self) -> str:
+        """How near the run is to what was measured, in words; empty where no shape is known."""
+        cases = f"{self.cases} case{'s' * (self.cases > 1)}"
+        reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
+        reasons += [self.outside] if self.outside else []
+        reasons += ["registers estimated"] if self.is_estimated else []
+        return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+@cache
+def measured_cases(device: str) -> tuple[MeasuredCase, ...]:
+    """Return the measured cases of a device."""
+    return tuple(MeasuredCase.of(row) for row in read_table(FILE) if row["device"] == device)
+
+
+def validated(
+    device: DeviceSpec, schedule: str, problem: SpecModel | None = None, *, is_estimated: bool = False
+) -> Validated:
+    """Return the band of a schedule's time on a device, as far as its numbers are those of its file.
+
+    Without a ``problem``, that of shapes as they were measured.
+    """
+    numbers = numbers_of(device) if (of_device := measured_cases(device.name)) else ""
+    cases = [case for case in of_device if case.numbers == numbers]
+    names = dict.fromkeys(case.schedule for case in cases)
+    if schedule in names:
+        return band(cases, schedule, sizes_of(problem), is_estimated=is_estimated)
+    others = {name: errors_of(cases, name, is_estimated=False) for name in names if name != WHOLE_MODELS}
+    is_changed = any(case.schedule == schedule for case in of_device)
+    return Validated(is_changed=is_changed, others={name: nine_in_ten(errors) for name, errors in others.items()})
+
+
+def sizes_of(problem: SpecModel | None) -> dict[str, int]:
+    """Return the sizes of a problem that say how like others it is."""
+    sizes = {name: getattr(problem, name, None) for name in SIZES}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def band(cases: Sequence[MeasuredCase], schedule: str, sizes: Mapping[str, int], *, is_estimated: bool) -> Validated:
+    """Return the band that a device's measured cases give a run of one of their schedules."""
+    errors = errors_of(cases, schedule, is_estimated=is_estimated)
+    same = [case for case in cases if case.schedule == schedule]
+    factor, outside = distance(same, sizes)
+    widened = 1 + A_DOUBLING * log2(factor)
+    like = sum(_is_like(case.sizes, sizes) for case in same) if sizes else None
+    ends = half(errors) * widened, nine_in_ten(errors) * widened
+    used = len(errors) - len(same) if len(errors) > len(same) else 0
+    is_told = is_estimated and any(case.estimated_error is not None for case in same)
+    return Validated(len(same), like, *ends, used, outside, widened, is_told)
+
+
+def errors_of(cases: Iterable[MeasuredCase], schedule: str, *, is_estimated: bool) -> list[float]:
+    """Return the absolute errors that a schedule's band is made of, the least first.
+
+    Of cases that no constant was fitted on; of all of the schedule, then of the device's kernels, where those are too
+    few for nine in ten.
+    """
+    kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
+    same = [case for case in kernels if case.schedule == schedule]
+    sets = [case for case in same if not case.is_fitted], same, kernels
+    chosen = next((listed for listed in sets if len(listed) >= FEWEST), kernels)
+    errors = ((case.estimated_error if is_estimated else None, case.error) for case in chosen)
+    return sorted(abs(known if estimated is None else estimated) for estimated, known in errors)
+
+
+def half(errors: Sequence[float]) -> float:
+    """Return the error that half of new ones are within: of n in order that of rank (n + 1) / 2."""
+    return errors[(len(errors) + 2) // 2 - 1]
+
+
+def nine_in_ten(errors: Sequence[float]) -> float:
+    """Return the error that nine in ten new ones are within: of rank (n + 1) 9 / 10; the largest of fewer than 9."""
+    return errors[min(-(-(len(errors) + 1) * 9 // 10), len(errors)) - 1]
+
+
+def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[float, str]:
+    """Return by which factor a size lies outside of those measured, the largest of all, and that in words."""
+    factor, words = 1.0, ""
+    listed = list(cases)
+    for name, size in sizes.items():
+        known = [case.sizes[name] for case in listed if name in case.sizes]
+        above, below = (size / max(known), min(known) / size) if known else (1.0, 1.0)
+        if max(above, below) > factor:
+            factor = max(above, below)
+            words = (
+                f"{name} {above:.3g} times the largest measured"
+                if above > 1
+                else f"{name} 1/{below:.3g} of the smallest"
+            )
+    return factor, words
+
+
+def _is_like(measured: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    return all(1 / LIKE <= size / measured.get(name, size) <= LIKE for name, size in sizes.items())
+
+
+def numbers_of(device: DeviceSpec) -> str:
+    """Return a hash of all numbers and choices that decide what is predicted, whatever is said of them."""
+    values = [(key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith("facts.")]
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+def validated_schedules(device: DeviceSpec) -> dict[str, Validated]:
+    """Return the same by schedule, of those that were measured on the device."""
+    schedules = dict.fromkeys(case.schedule for case in measured_cases(device.name))
+    return {schedule: validated(device, schedule) for schedule in schedules}
