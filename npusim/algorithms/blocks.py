@@ -84,7 +84,7 @@ def with_columns(
 ) -> tuple[WorkTile, ...]:
     """Return the blocks with a loop over ``total`` columns, ``width`` at a time, under conditions ``only``."""
     runs = tuple(replace(run, only=only) for run in kv_runs(KeyRanges(total), 0, 1, total, width))
-    return tuple(replace(c, runs=runs) for c in blocks)
+    return tuple([WorkTile(c.batch, c.head, c.spans, runs, c.causal_offset, c.place) for c in blocks])
 
 
 def attention_cells(
@@ -211,7 +211,7 @@ def as_free(
         tiles = sum(run.count for run in block.runs)
         heapq.heapreplace(free, (work + tiles + 1, slot, core))
         shares[core].append(number)
-        placed.append(replace(block, place=slot))
+        placed.append(block if slot == block.place else replace(block, place=slot))
     return tuple(placed), tuple(tuple(share) for share in shares)
 
 

@@ -195,13 +195,14 @@ class _Cache:
         self.traffic[key[0]].evicted += self._dirty.pop(key, 0)
 
     def _remember(self, touched: Mapping[Key, _Use]) -> None:
-        now = len(self._step_bytes)
-        self._step_bytes.append(0)
+        now, last, step_bytes, kept_from = len(self._step_bytes), self._last, self._step_bytes, self._kept_from
+        step_bytes.append(0)
         for key, use in touched.items():
-            rows, at = self._last.get(key, (0, 0))
-            self._add(at, -rows * use.row_bytes)
-            self._add(now, use.rows * use.row_bytes)
-            self._last[key] = (use.rows, now)
+            rows, at = last.get(key, (0, now))
+            step_bytes[at] -= rows * use.row_bytes
+            step_bytes[now] += use.rows * use.row_bytes
+            self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes
+            last[key] = use.rows, now
         # Scanned in step, a byte comes up again once every other region touched since has passed.
         while self._kept_bytes > self.capacity:
             self._kept_bytes -= self._step_bytes[self._kept_from]
@@ -209,12 +210,6 @@ class _Cache:
         while self._kept_from and self._kept_bytes + self._step_bytes[self._kept_from - 1] <= self.capacity:
             self._kept_from -= 1
             self._kept_bytes += self._step_bytes[self._kept_from]
-
-    def _add(self, step: int, size: int) -> None:
-        """Let the last touch of so many more bytes, or fewer, have been in a step."""
-        self._step_bytes[step] += size
-        if step >= self._kept_from:
-            self._kept_bytes += size
 
 
 @dataclass(slots=True)

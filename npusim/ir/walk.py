@@ -27,7 +27,7 @@ from npusim.ir.families import distinct, families_of, shapes_of
 from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -215,9 +215,13 @@ class OpTemplate:
 
 @dataclass(slots=True)
 class LoopTemplate:
-    """``count`` repetitions of ``body``; ``start`` is the advance from the template's start to it."""
+    """``count`` repetitions of ``body``, for ``indices`` in a block of the shape that it was compiled for.
+
+    ``start`` is the advance from the template's start to it.
+    """
 
     name: str
+    indices: Sequence[int]
     count: int
     start: tuple[int, ...]
     body: Template
@@ -242,6 +246,20 @@ class Template:
     def op_count(self) -> int:
         """Return the number of operations, loops unrolled."""
         return sum(p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts)
+
+
+def unrolled(template: Any, cursors: Sequence[int], path: Path = ()) -> Iterator[tuple[Any, Sequence[int], Path]]:
+    """Yield operations of a template, with costs or without, what their waits add to, and the loops around them."""
+    base = tuple(cursors)
+    for part in template.parts:
+        if isinstance(part, tuple):
+            for op in part:
+                yield op, base, path
+            continue
+        here = [b + s for b, s in zip(base, part.start, strict=True)]
+        for index in part.indices:
+            yield from unrolled(part.body, here, (*path, (part.name, index)) if part.name else path)
+            here = [h + a for h, a in zip(here, part.body.advance, strict=True)]
 
 
 Bodies = dict[Hashable, Template]
@@ -296,7 +314,7 @@ def _compile(walker: Walker, items: Iterable[Item], bodies: Bodies) -> Template:
             walker.cursors = list(start)
             for endpoint, moved in body.moves:
                 walker.cursors[endpoint] += count * moved
-            parts.append(LoopTemplate(item.name, count, start, body))
+            parts.append(LoopTemplate(item.name, item.indices, count, start, body))
         else:
             run.append(_op_template(walker, item))
     if run:

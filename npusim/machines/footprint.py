@@ -13,7 +13,7 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
 
-    from npusim.algorithms.phase import TileRun, WorkTile
+    from npusim.algorithms.phase import WorkTile
     from npusim.machines.frame import Frame
 
 
@@ -38,8 +38,10 @@ class Footprint:
         return footprint(self.frame, self._times, blocks, self.views)
 
     def _times(self, name: str, block: WorkTile) -> int:
-        rows = dict(self.reread).get(name)
-        return ceil_div(block.rows, rows) if rows else 1
+        for n, rows in self.reread:
+            if n == name:
+                return ceil_div(block.rows, rows)
+        return 1
 
 
 def footprint(
@@ -65,8 +67,11 @@ def footprint(
                 spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
                 yield Touch(frame.cut(n, block, WHOLE, *spans), each)
         else:
+            tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
             for block in blocks:
-                for tile in _tiles(frame, n, block):
+                if id(block.runs) not in tiles:
+                    tiles[id(block.runs)] = _tiles(frame, n, block)
+                for tile in tiles[id(block.runs)]:
                     yield Touch(frame.cut(n, block, tile), each)
 
 
@@ -85,14 +90,13 @@ def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         yield Touch(region, 1, region.payload_bytes * count)
 
 
-def _tiles(frame: Frame, n: str, block: WorkTile) -> Iterator[Visit]:
-    """Yield visits that together touch all that a block does of a name's tensor."""
+def _tiles(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
+    """Return visits that together touch all that a block does of a name's tensor."""
     if not block.runs or any(n in s.written for s in frame.phase.finish):
-        yield WHOLE
-    elif frame.stack(n) and frame.is_visited(n):
-        yield from (Visit(0, at, 1) for at in range(block.first, block.last))
-    else:
-        yield Visit(0, block.first, block.last - block.first)
+        return [WHOLE]
+    if frame.stack(n) and frame.is_visited(n):
+        return [Visit(0, at, 1) for at in range(block.first, block.last)]
+    return [Visit(0, block.first, block.last - block.first)]
 
 
 def _visited(
@@ -100,15 +104,15 @@ def _visited(
 ) -> Iterator[Touch]:
     """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`, read as often as planned."""
     share, axes = frame.sharing(n), frame.axes(n)
-    alike: dict[tuple[int, int, object, tuple[TileRun, ...]], tuple[int, int, WorkTile]] = {}
+    alike: dict[tuple[object, ...], tuple[int, int, WorkTile]] = {}
     for block in blocks:
         each, spans = times(n, block), tuple([block.span(a) for a in axes])
-        visitors = block.batch, block.head // share, spans, block.runs
+        visitors = block.batch, block.head // share, spans, id(block.runs)
         most, total, _ = alike.get(visitors, (0, 0, block))
         alike[visitors] = max(most, each), total + each, block
     largest: dict[tuple[tuple[object, ...], int], tuple[int, int, int, WorkTile]] = {}
-    for (*position, runs), (each, count, block) in alike.items():
-        for col, cols in frame.stretches(runs):
+    for (*position, _), (each, count, block) in alike.items():
+        for col, cols in frame.stretches(block.runs):
             key = tuple(position), col
             most_cols, most, total, _ = largest.get(key, (0, 0, 0, block))
             largest[key] = max(most_cols, cols), max(most, each), total + count * cols, block

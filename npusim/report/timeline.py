@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
-from npusim.ir.walk import Walker, walk
+from npusim.ir.walk import Templates, required_count, unrolled
 from npusim.machines.tracks import Track, track_of
 from npusim.timing.gpu_pipes import PIPE_BUSY
 from npusim.timing.stream import Streams
@@ -22,13 +22,12 @@ from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from npusim.ir.walk import ResolvedOp
+    from npusim.ir.walk import OpTemplate, Path
     from npusim.numerics.result import NumericEvent
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, Span, TimingResult
-    from npusim.timing.stream import TimedOp
 
 #: Cause of a wait: other core groups have yet to end the phase before; then blocks are dealt out.
 BARRIER = "phase barrier"
@@ -130,7 +129,10 @@ class _Replay:
     def __init__(self, timeline: Timeline, result: RunData, group: int) -> None:
         assert result.timing is not None
         self.timeline, self.result, self.program, self.group = timeline, result, result.program, group
-        self.walker = Walker(self.program)
+        #: None of a node, whose kernels have no costs of their own.
+        self.streams = Streams(self.program, result.device) if self.program.pricing else None
+        self.templates = self.streams.templates if self.streams else Templates(self.program)
+        self.endpoints, self.queues = self.templates.walker.endpoints, [q.name for q in self.program.queues]
         spans: dict[str, list[Span]] = defaultdict(list)
         for span in result.timing.spans:
             if span.group == group:
@@ -150,67 +152,59 @@ class _Replay:
         for event in self.result.numerics.events if self.result.numerics else ():
             events[event.phase, event.block, event.position].append(event)
         left = sum(map(len, self.spans.values()))
-        for (phase, block, position, resolved), timed in zip(self._walked(), self._timed(), strict=False):
+        for (phase, block, position), op, cursors, path in self._walked():
             if not left:
                 break
-            remaining = self.spans.get(resolved.op.queue)
+            remaining = self.spans.get(self.queues[op.queue])
             if not remaining:
                 continue  # beyond the end of what was traced
             left -= 1
             span = remaining.pop()
-            assert span.label == resolved.op.label, f"{span} is no {resolved}"
+            assert span.label == op.op.label, f"{span} is no {op.op.label}"
             notes = tuple(map(_event_text, events.get((phase, block, position), ())))
-            piece = Slice(span.label, span.start, span.end, block=block, path=resolved.path, events=notes)
+            piece = Slice(span.label, span.start, span.end, block=block, path=path, events=notes)
             track = track_of(self.group, span.queue)
             self.operations.append((track, piece))
             self.timeline.tracks[track].append(piece)
-            self._add_waits(piece, span, resolved, timed)
-            self._set_flags(span, resolved, timed)
+            timed = self.streams.timed_op(op) if self.streams else None
+            self._add_waits(piece, span, op, cursors, is_shared=bool(timed and timed.pipes))
+            self._set_flags(span, op, timed.latency if timed else 0)
 
-    def _walked(self) -> Iterator[tuple[str, str, int, ResolvedOp]]:
-        """Yield phase, block and position of every operation of the group."""
-        count = self.result.device.group_count.value
+    def _walked(self) -> Iterator[tuple[tuple[str, str, int], OpTemplate, Sequence[int], Path]]:
+        """Yield phase, block and position of every operation of the group; the operation, cursors, loops around it."""
+        cursors, count = [0] * len(self.endpoints), self.result.device.group_count.value
         for phase in self.program.phases:
             end = max(self.free.values(), default=0)
             first = min((spans[-1].start for spans in self.spans.values() if spans), default=end)
             self.opening, self.free = (BARRIER if end else NO_INSTRUCTION, end, first), {}
             for block in phase.blocks_of_group(self.group, count):
-                for position, resolved in enumerate(walk(self.walker, phase.body(block))):
-                    yield phase.name, str(block), position, resolved
+                template, name = self.templates.of(phase, block), str(block)
+                for position, operation in enumerate(unrolled(template, cursors)):
+                    yield (phase.name, name, position), *operation
+                for endpoint, moved in template.moves:
+                    cursors[endpoint] += moved
 
-    def _timed(self) -> Iterator[TimedOp | None]:
-        """Yield the same operations with their costs; None for each of a node, whose kernels have none."""
-        if self.program.pricing is None:
-            while True:
-                yield None
-        streams = self.streams = Streams(self.program, self.result.device)
-        cursors, count = [0] * len(streams.endpoints), self.result.device.group_count.value
-        for phase in self.program.phases:
-            for op, _ in streams.stream(phase, phase.blocks_of_group(self.group, count), cursors):
-                yield op
-
-    def _add_waits(self, piece: Slice, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
+    def _add_waits(self, piece: Slice, span: Span, op: OpTemplate, cursors: Sequence[int], *, is_shared: bool) -> None:
         """Add flows from the producers of what an operation reads, and split the time before it by cause.
 
         Flags are taken in the order in which the queue waits for them.  Where an instruction was late and a flag
-        later still, all of that time is the flag's.
+        later still, all of that time is the flag's.  ``is_shared``: it takes pipes that other queues take too.
         """
-        queue = resolved.op.queue
+        queue = self.queues[op.queue]
         waits = [] if queue in self.free else [self.opening]
         now = self.free.get(queue, self.opening[-1])
-        for wait in resolved.waits:
-            endpoint = self.walker.endpoints[wait.endpoint]
-            if wait.count > len(self.sets[wait.peer]):
+        for index, peer, delta in op.waits:
+            endpoint = self.endpoints[index]
+            count = required_count(endpoint, cursors[index] + delta)
+            if not 0 < count <= len(self.sets[peer]):
                 continue
             if not endpoint.is_producer:
-                producer = self.operations[self.sets[wait.peer][wait.count - 1]]
-                self.timeline.flows.append(Flow(producer, self.operations[-1]))
-            seen = min(self.visible[wait.peer][wait.count - 1], span.start)
+                self.timeline.flows.append(Flow(self.operations[self.sets[peer][count - 1]], self.operations[-1]))
+            seen = min(self.visible[peer][count - 1], span.start)
             if seen > now:
                 waits.append((str(endpoint), now, seen))
                 now = seen
         if span.start > now:
-            is_shared = timed is not None and timed.pipes
             waits.append((PIPE_BUSY if is_shared else NO_INSTRUCTION, now, span.start))
         self.free[queue] = max(span.end, span.done)
         track = self.timeline.tracks[track_of(self.group, queue)]
@@ -218,13 +212,12 @@ class _Replay:
             Slice(cause, start, end, "wait", piece.block, piece.path) for cause, start, end in waits if end > start
         ]
 
-    def _set_flags(self, span: Span, resolved: ResolvedOp, timed: TimedOp | None) -> None:
-        number, queue = len(self.operations) - 1, resolved.op.queue
-        over = max(span.end, span.done) + (0 if timed is None else timed.latency)
-        self.over[queue] = max(over, self.over[queue])
-        for index in resolved.sets:
-            late = 0 if timed is None else self.streams.flag_latency(index)
+    def _set_flags(self, span: Span, op: OpTemplate, latency: int) -> None:
+        number, queue = len(self.operations) - 1, self.queues[op.queue]
+        self.over[queue] = max(max(span.end, span.done) + latency, self.over[queue])
+        for index in op.sets:
             self.sets[index].append(number)
+            late = self.streams.flag_latency(index) if self.streams else 0
             self.visible[index].append(self.over[queue] + late)
 
 

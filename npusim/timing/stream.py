@@ -15,7 +15,7 @@ from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, Known, interned, methods_of
 from npusim.ir.op import meets_l2
 from npusim.ir.program import by_content
-from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates
+from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates, unrolled
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class TimedOp:
 class TimedLoop:
     """A loop of timed operations; ``start`` is the cursor advance before it."""
 
+    name: str
+    indices: Sequence[int]
     count: int
     start: tuple[int, ...]
     body: TimedBody
@@ -126,7 +128,7 @@ class Streams:
         """
         for block in blocks:
             body = self.timed(self.templates.of(phase, block), issuer)
-            yield from _expand(body, cursors)
+            yield from ((op, base) for op, base, _ in unrolled(body, cursors))
             for i, advance in enumerate(body.advance):
                 cursors[i] += advance
 
@@ -139,9 +141,10 @@ class Streams:
             parts: list[tuple[TimedOp, ...] | TimedLoop] = []
             for part in template.parts:
                 if isinstance(part, LoopTemplate):
-                    parts.append(TimedLoop(part.count, part.start, self.timed(part.body, issuer)))
+                    loop = part.name, part.indices, part.count, part.start
+                    parts.append(TimedLoop(*loop, self.timed(part.body, issuer)))
                 else:
-                    operations = tuple([self._timed_op(o) for o in part if self._issues(issuer, o)])
+                    operations = tuple([self.timed_op(o) for o in part if self._issues(issuer, o)])
                     if operations:
                         parts.append(operations)
             bodies[issuer] = TimedBody(tuple(parts), template.advance)
@@ -151,7 +154,7 @@ class Streams:
     def _issues(self, issuer: str | None, op: OpTemplate) -> bool:
         return issuer is None or self.program.queues[op.queue].issuer == issuer
 
-    def _timed_op(self, op: OpTemplate) -> TimedOp:
+    def timed_op(self, op: OpTemplate) -> TimedOp:
         """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
         by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
         if op.timed is None or op.timed[0] is not by:
@@ -202,20 +205,6 @@ class Streams:
         if self.endpoints[endpoint].is_cross_core:
             return flags.cross_core_latency_cycles.value
         return flags.intra_core_latency_cycles.value
-
-
-def _expand(body: TimedBody, base: Sequence[int]) -> Iterator[Issued]:
-    base = tuple(base)
-    for part in body.parts:
-        if isinstance(part, TimedLoop):
-            here = [b + s for b, s in zip(base, part.start, strict=True)]
-            advance = part.body.advance
-            for _ in range(part.count):
-                yield from _expand(part.body, here)
-                here = [h + a for h, a in zip(here, advance, strict=True)]
-        else:
-            for op in part:
-                yield op, base
 
 
 #: Of a long program they are large: the last two are kept.
