@@ -1,6 +1,6 @@
 """A model's attention layer as its workload file describes it, and the problem one device gets."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -40,6 +40,11 @@ OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 IGNORABLE = (*OPTIONAL, *UNMODELLED)
 #: Fields that a problem has too, and a call may change.
 OF_PROBLEM = tuple(name for name in CallFields.model_fields if name != "lengths")
+#: Sizes that a call may give in place of a workload's.
+_SIZES = (
+    *("seq", "seq_q", "seq_kv", "batch", "lengths", "tensor_parallel", "causal", "dtype"),
+    *("heads", "kv_heads", "head_dim", "value_head_dim"),
+)
 #: Kinds of layers: all see what the global ones do, where a window or chunk is not said to be of some layers alone.
 LayerKind = Literal["global", "local"]
 
@@ -120,68 +125,48 @@ class Workload(CallFields):
         return {kind: count for kind, count in counts.items() if count}
 
     def problem(
-        self,
-        *,
-        seq: int | None = None,
-        seq_q: int | None = None,
-        seq_kv: int | None = None,
-        batch: int | None = None,
-        lengths: Sequence[int] | None = None,
-        tensor_parallel: int | None = None,
-        causal: bool | None = None,
-        heads: int | None = None,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        value_head_dim: int | None = None,
-        dtype: str | None = None,
-        kind: LayerKind | None = None,
-        ignore: Collection[str] = (),
-        is_absorbed: bool = False,
-        **asked: Any,
+        self, *, kind: LayerKind | None = None, ignore: Collection[str] = (), is_absorbed: bool = False, **asked: Any
     ) -> Problem:
         """Return what one device computes; every argument replaces what the workload says.
 
-        ``seq`` stands for both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over
-        the workload's keys.  ``lengths`` are keys of sequences that differ, in place of ``seq``, ``seq_kv`` and
-        ``batch``; without ``seq_q`` each has as many queries.  ``heads``, ``kv_heads`` and the head sizes are those of
-        tensors at hand, that is one device's share already: a given ``heads`` is not divided.  ``is_absorbed``: queries
-        of a decoding step meet latents themselves (W_UK and W_UV are multiplied into Q and the output's projection).
-        ``kind``: of the layer, by default the one with most to see; ``ignore``: what of `OPTIONAL` is left out.
-        ``asked``: other fields of `Problem`, `OF_PROBLEM`.
+        Arguments are sizes (`_SIZES`) and other fields of `Problem`, `OF_PROBLEM`; None is none.  ``seq`` stands for
+        both ``seq_q`` and ``seq_kv``; ``seq_q=1`` alone is a decoding step over the workload's keys.  ``lengths`` are
+        keys of sequences that differ, in place of ``seq``, ``seq_kv`` and ``batch``; without ``seq_q`` each has as many
+        queries.  ``heads``, ``kv_heads`` and the head sizes are those of tensors at hand, that is one device's share
+        already: a given ``heads`` is not divided.  ``is_absorbed``: queries of a decoding step meet latents themselves
+        (W_UK and W_UV are multiplied into Q and the output's projection).  ``kind``: of the layer, by default the one
+        with most to see; ``ignore``: what of `OPTIONAL` is left out.
 
         Raises `SpecError` if lengths stand beside what they say, heads cannot be shared among ``tensor_parallel``
         devices (lists the divisors), or the sizes make no problem (see `Problem`).
         """
-        sizes_of_all = {"seq": seq, "seq_kv": seq_kv, "batch": batch}
-        sized = [name for name, value in sizes_of_all.items() if value is not None]
+        asked = {name: value for name, value in asked.items() if value is not None}
+        sized = [name for name in ("seq", "seq_kv", "batch") if name in asked]
+        lengths = tuple(asked.get("lengths") or (() if sized else self.lengths))
         if lengths and sized:
             raise SpecError(f"{', '.join(sized)}: lengths say how many sequences there are, and of what; leave it out")
-        lengths = tuple(lengths or (() if sized else self.lengths))
         if lengths:
-            batch, seq, seq_kv = len(lengths), max(lengths), max(lengths)
-            seq_q = max(asked.get("query_lengths") or self.query_lengths, default=seq_q)
+            asked |= {"batch": len(lengths), "seq": max(lengths)}
+            queries = asked.get("query_lengths") or self.query_lengths
+            asked |= {"seq_q": max(queries)} if queries else {}
+        heads, kv_heads = asked.get("heads"), asked.get("heads")
         if heads is None:
-            devices = _first(tensor_parallel, self.tensor_parallel)
-            rank_heads, rank_kv_heads = shared_heads(self.heads, self.kv_heads, devices)
-        else:
-            rank_heads, rank_kv_heads = heads, heads
-        packed = sum(asked.get("documents") or self.documents) or None
-        sizes: dict[str, object] = {
-            "batch": _first(batch, self.batch),
-            "heads": rank_heads,
-            "kv_heads": _first(kv_heads, rank_kv_heads),
-            "seq_q": _first(seq_q, seq, packed, self.seq),
-            "seq_kv": _first(seq_kv, seq, packed, self.seq_kv, self.seq),
-            "head_dim": _first(head_dim, self.head_dim),
-            "value_head_dim": _first(value_head_dim, head_dim, self.value_head_dim),
-            "causal": self.causal if causal is None else causal,
-            "dtype": dtype or self.dtype,
+            devices = asked.get("tensor_parallel", self.tensor_parallel)
+            heads, kv_heads = shared_heads(self.heads, self.kv_heads, devices)
+        packed = sum(asked.get("documents") or self.documents)
+        sizes: dict[str, Any] = {
+            **{name: asked.get(name, getattr(self, name)) for name in ("batch", "head_dim", "causal", "dtype")},
+            "heads": heads,
+            "kv_heads": asked.get("kv_heads", kv_heads),
+            "seq_q": asked.get("seq_q", asked.get("seq", packed or self.seq)),
+            "seq_kv": asked.get("seq_kv", asked.get("seq", packed or self.seq_kv or self.seq)),
+            "value_head_dim": asked.get("value_head_dim", asked.get("head_dim", self.value_head_dim)),
             "lengths": lengths,
         }
-        sizes |= self._of_kind(kind, ignore, asked)
+        sizes |= self._of_kind(kind, ignore, {n: value for n, value in asked.items() if n not in _SIZES})
         if self.scale is not None and sizes["head_dim"] == self.head_dim:
             sizes["scale"] = self.scale
-        if is_absorbed and self.latent and _first(seq_q, seq, self.seq) < _first(seq_kv, seq, self.seq_kv, self.seq):
+        if is_absorbed and self.latent and sizes["seq_q"] < sizes["seq_kv"]:
             sizes |= {"kv_heads": 1, "head_dim": self.latent.width, "value_head_dim": self.latent.kv_lora_rank}
             sizes |= {"values_in_keys": True, "scale": self.scale or self.head_dim**-0.5}
         return Problem.model_validate({**sizes, "data": self.data})
@@ -195,8 +180,7 @@ class Workload(CallFields):
         if "window" in left_out:
             left_out.add("sinks")
         stated = {name: getattr(self, name) for name in OF_PROBLEM if name not in left_out}
-        values = stated | {name: value for name, value in asked.items() if value is not None}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in (stated | dict(asked)).items() if value is not None}
 
     def model(self, attention: Problem, ranks: int, local: Problem | None = None) -> ModelProblem:
         """Return the whole model on ``ranks`` devices, ``attention`` that of one; ``local``: that of local layers.
@@ -278,7 +262,3 @@ def _share_fault(heads: int, kv_heads: int, devices: int) -> str | None:
 
 def _joined(numbers: list[int]) -> str:
     return " ".join(map(str, numbers))
-
-
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
