@@ -99,7 +99,7 @@ class Calibration:
         lines += [f"description: {json.dumps(f'{self.device}, constants fitted on {len(self.cases)} cases')}", ""]
         for c in self.constants:
             with_it = f"; moved by one factor with {', '.join(c.with_it)}" if c.with_it else ""
-            interval = f"90 % interval to first order {c.low:.4g} to {c.high:.4g}"
+            interval = f"90 % interval {c.low:.4g} to {c.high:.4g}"
             source = f"npusim calibrate, {self.source}: {c.before:.6g} before, {interval}"
             number = int(c.after) if c.after.is_integer() else c.after
             value = {"value": number, "basis": "fitted", "fitted_on": list(self.cases), "source": source + with_it}
@@ -221,7 +221,7 @@ class _Fit:
             return Calibration(self.name, (), (), total, (), (), source)
         kept = self._kept_out(fitted, whole)
         written = [
-            self._constant(bundle, x, half) for bundle, x, half in zip(chosen, fitted.x, fitted.half, strict=True)
+            self._constant(bundle, x, both) for bundle, x, both in zip(chosen, fitted.x, fitted.ends, strict=True)
         ]
         # As a run of the file that is written has it: programs are built anew.
         anew = Predictor(self.base.method, self._changes(whole(fitted.x)), self.base.folder)
@@ -240,13 +240,13 @@ class _Fit:
             source,
         )
 
-    def _constant(self, bundle: tuple[int, ...], x: float, half: float) -> list[Constant]:
+    def _constant(self, bundle: tuple[int, ...], x: float, both: Array) -> list[Constant]:
         """Return the constants of a bundle; the first of them is that which moves times most."""
         found = []
         for column in bundle:
             key, value = self.keys[column], self.values[self.keys[column]]
             sign = least_squares.sign(self.jac, bundle[0], column)
-            ends = sorted(value * float(np.exp(sign * (x + way * half))) for way in (-1, 1))
+            ends = sorted(value * float(np.exp(sign * end)) for end in both)
             number = float(self._written(key, value * float(np.exp(sign * x))))
             others = tuple(self.keys[c] for c in bundle if c != column)
             found.append(Constant(key, value, number, ends[0], ends[1], others))

@@ -35,8 +35,13 @@ ALIKE = 0.98
 CONDITION = 30.0
 #: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
 BOUND, FAR = 3.0, 5.0
-#: Predictions of a fit at most, but for those of slopes; how much wider an interval becomes where times hardly move.
-MOST_TRIALS, WIDEST = 25, 8.0
+#: Predictions of a fit at most, but for those of slopes; how often it begins, again at a refit that lies lower;
+#: predictions of a refit; the share of a sum of squares by which a lower one is less, and the square of no step.
+MOST_TRIALS, MOST_FITS, MOST_REFITS, LOWER, TINY = 25, 3, 4, 1e-4, 1e-12
+#: Steps of a profile, in widths of the interval to first order; share of the sum's rise that is within, and beyond all.
+NEAR, BEYOND = 0.8, 2.0
+STRIDE = 1.6
+WIDTHS = tuple(STRIDE**n for n in range(4))
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
 #: at least (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
@@ -46,10 +51,10 @@ COVERAGE = 0.90
 
 @dataclass(frozen=True)
 class Fitted:
-    """Logarithms of factors on the chosen columns, with half the width of their intervals, and the Jacobian there."""
+    """Logarithms of factors on the chosen columns, with the ends of their intervals, (columns, 2), and the Jacobian."""
 
     x: Array
-    half: Array
+    ends: Array
     jacobian: Array
     residuals: Array
 
@@ -162,16 +167,19 @@ def condition(jac: Array) -> float:
 
 
 def fit(predict: Predict, measured: Array, start: Array | None = None, width: int = 1) -> Fitted:
-    """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
+    """Return the least squares of ``predict(x) - measured``, by scipy's trust regions, with profiles as intervals.
 
     ``measured``: logarithms; ``width``: how many x are.  An interval covers `COVERAGE` where errors are independent and
-    of one width, to first order: it is too narrow where constants trade against one another along a curve.
+    of one width: at its ends the least sum of squares, all other constants fitted again, has grown as the quantile
+    says.  A refit that comes out lower than the fit is where the fit begins again.  Predictions: up to
+    ``MOST_TRIALS (1 + 2 width)`` a fit, and for each x up to ``2 len(WIDTHS) (1 + MOST_REFITS)``, `MOST_FITS` times.
 
     Raises `SpecError` where measurements are not more than constants.
     """
     limit = np.log(BOUND)
     x = np.zeros(width) if start is None else np.clip(start, -0.99 * limit, 0.99 * limit)
-    if len(measured) <= len(x):
+    free = len(measured) - len(x)
+    if free <= 0:
         raise SpecError(f"{len(measured)} measured times for {len(x)} constants: there must be more times")
 
     def off(x: Array) -> Array:
@@ -181,33 +189,61 @@ def fit(predict: Predict, measured: Array, start: Array | None = None, width: in
         h = np.log(STEP) * np.eye(len(x))
         return np.asarray([(off(x + one) - off(x - one)) / (2 * np.log(STEP)) for one in h]).T
 
-    found = _scipy("optimize").least_squares(
-        off, x, jac=slopes, bounds=(-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
-    )
-    free = len(measured) - len(x)
-    quantile = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free)
-    covariance = np.linalg.pinv(found.jac.T @ found.jac) * 2 * found.cost / free
-    half = [_half(off, found.x, covariance[:, n], n, quantile) for n in range(len(x))]
-    return Fitted(found.x, np.array(half), found.jac, found.fun)
+    for last in range(MOST_FITS - 1, -1, -1):
+        found = _scipy("optimize").least_squares(
+            off, x, jac=slopes, bounds=(-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
+        )
+        rise = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free) ** 2 * 2 * found.cost / free
+        ends, lower = list[tuple[float, float]](), None
+        while len(ends) < len(x) and (lower is None or not last):
+            both, lower = _profile(off, found, len(ends), rise)
+            ends.append(both)
+        if lower is None:
+            break
+        x = np.clip(lower, -0.99 * limit, 0.99 * limit)
+    return Fitted(found.x, np.array(ends), found.jac, found.fun)
 
 
-def _half(off: Predict, x: Array, covariance: Array, at: int, quantile: float) -> float:
-    """Return half the interval of a constant, wider where times hardly move so far off: they are no smooth functions.
+def _profile(off: Predict, found: Any, at: int, rise: float) -> tuple[tuple[float, float], Array | None]:
+    """Return the ends of a constant's interval, where the least sum of squares has grown by ``rise``.
 
-    The others follow by ``covariance``, a column of the matrix; at the ends the sum of squares has grown by the square
-    of the interval, if times were linear.
+    The outermost such places: times are no smooth functions.  At least the ends to first order.  With them an x of a
+    lower sum, where one is met: then the fit begins again.
     """
-    width = np.sqrt(covariance[at])
-    if not width:
-        return 0.0
-    least, factor = float(np.sum(off(x) ** 2)), 1.0
+    limit, least, ends, lower = np.log(BOUND), 2 * found.cost, list[float](), None
+    slope = np.linalg.pinv(found.jac.T @ found.jac)[at]
+    width = float(np.sqrt(slope[at] * rise))
     for way in (-1.0, 1.0):
-        while factor < WIDEST:
-            ends = off(x + way * factor * quantile * covariance / width)
-            if float(np.sum(ends**2)) - least >= 0.5 * quantile**2 * least / len(ends):
+        end = width
+        for step in (width * factor for factor in WIDTHS if width):
+            moved = np.clip(found.x + way * step * slope / slope[at], -limit, limit)
+            total, x = _refit(off, moved, found.jac, at)
+            if total < least * (1 - LOWER):
+                lower, least = x, total
+            if total > least + BEYOND * rise:
                 break
-            factor *= 1.5
-    return float(factor * quantile * width)
+            end = step * STRIDE if total < least + NEAR * rise else end
+        ends.append(float(found.x[at] + way * end))
+    return (ends[0], ends[1]), lower
+
+
+def _refit(off: Predict, x: Array, jac: Array, at: int) -> tuple[float, Array]:
+    """Return the least sum of squares with one x as it is, and where: the Jacobian is learnt by Broyden's updates."""
+    residuals, free = off(x), np.arange(len(x)) != at
+    best = float(residuals @ residuals), x
+    for _ in range(MOST_REFITS if free.any() else 0):
+        step = np.zeros(len(x))
+        step[free] = -np.linalg.lstsq(jac[:, free], residuals, rcond=None)[0]
+        step = np.clip(x + step, -np.log(BOUND), np.log(BOUND)) - x
+        if step @ step < TINY:
+            break
+        moved = off(x + step)
+        jac = jac + np.outer(moved - residuals - jac @ step, step) / (step @ step)
+        x, residuals, before = x + step, moved, best[0]
+        best = min(best, (float(residuals @ residuals), x), key=lambda trial: trial[0])
+        if abs(before - best[0]) < LOWER * before:
+            break
+    return best
 
 
 def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:

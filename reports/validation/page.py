@@ -147,6 +147,10 @@ def _classes() -> Section:
     fields: dict[str, object] = {
         "classes": table((*header, "inside half's", "inside most's"), lines),
         "others": table(("source", "quantity", "count", *header[3:6]), more),
+        **{
+            f"{k}_share": f"{100 * a:.0f} to {100 * b:.0f} %"
+            for k, (a, b) in zip(("half", "most"), bands.SHARES, strict=True)
+        },
         "kept": len(every_kept),
         "kept_half": _percent(inside[0]),
         "kept_most": _percent(inside[1]),
