@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.cache import cached_operands, reading_cache
-from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
+from npusim.algorithms.language import Value, exp, fma, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.formats import BLOCK_FORMATS, get_format
@@ -34,6 +34,8 @@ Accumulate = Literal["fresh", "chained"]
 #: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
 E4M3 = "float8_e4m3fn"
+#: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
+FA4_GROWTH = 8.0
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
@@ -173,7 +175,7 @@ def online_softmax(
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
-def _narrowed(e: Value, p: FlashPrecision | Fp8Precision) -> Value:
+def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
     return e.to(p.operand, rule=getattr(p, "scale_rule", "") if p.operand in BLOCK_FORMATS else "")
 
@@ -204,7 +206,7 @@ def attend(
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: _narrowed(e, p)), log_scale)
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), log_scale)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l
@@ -229,6 +231,27 @@ def flash(
     """FlashAttention-2."""
     o, m, l = attend(q, k, v, mask, p, scale, score, sink=sink)
     return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def fa4(q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float) -> Value:
+    """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
+
+    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
+    """
+    m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
+    o = full("row value", 0.0, p.product)
+    for kj, vj in tiles(k, v):
+        s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
+        m_tile = maximum(m, s.max())
+        growth = maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0)
+        m_new = where(growth, m_tile, m)
+        alpha = exp((m - m_new) * scale)
+        e = exp(fma(s, scale, m_new * -scale))
+        m = m_new
+        l = l * alpha + e.sum()
+        o = o * alpha + e.to(p.operand) @ vj
+    return (o / l).to(p.output)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")

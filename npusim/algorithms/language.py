@@ -461,8 +461,13 @@ def where(mask: Value | tuple[Value, ...] | None, kept: Source, other: Source) -
     """Return ``kept`` where the mask is 1, else ``other``; one of them is a number.
 
     Tiles that the mask does not cut stay as they are; so do all without a mask (None).  Of several masks each
-    is applied.
+    is applied.  In a mask's place may stand a value of the same axes and format as two others: ``kept`` where it is
+    not 0.
     """
+    if isinstance(kept, Value) and isinstance(other, Value) and isinstance(mask, Value) and mask.kind != "mask":
+        if len({(x.axes, x.fmt) for x in (mask, kept, other)}) > 1:
+            fail(f"where({mask}, {kept}, {other}): their axes or formats differ")
+        return _rows(Opcode.SELECT, kept.axes, kept.fmt, (mask, kept, other))
     tile = kept if isinstance(kept, Value) else other
     if not isinstance(tile, Value) or (isinstance(kept, Value) and isinstance(other, Value)):
         fail(f"where(mask, {kept}, {other}): one of the two is a tile, the other a number")

@@ -477,7 +477,7 @@ def _column(e: Event) -> tuple[str, ...]:
 
 def _masked(e: Event) -> Value | None:
     """Return the tile that a `where` masks, unless it is an operand or a number."""
-    if e.opcode is not O.SELECT:
+    if e.opcode is not O.SELECT or e.read[0].kind != "mask":
         return None
     return next((s for s in e.read[1:] if s.event and s.event.opcode is not O.FILL), None)
 

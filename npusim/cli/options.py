@@ -295,9 +295,9 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     if (
         set(values) not in allowed
         or dtype not in ("float16", "bfloat16", "mxfp8", "mxfp8_e5m2")
-        or operands not in (None, "nd", "nz")
+        or operands not in (None, "nd", "nt", "nz")
     ):
-        how = "m=..,n=..,k=.. (and count=.., dtype=float16, bfloat16, mxfp8, mxfp8_e5m2, operands=nd, nz), or bytes=.."
+        how = "m=..,n=..,k=.. (and count=.., dtype=float16, bfloat16, mxfp8[_e5m2], operands=nd, nt, nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():

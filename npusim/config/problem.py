@@ -34,6 +34,8 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2"]
+#: How a product's A and B lie in memory (`GemmProblem.operands`).
+Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
 #: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
@@ -457,7 +459,8 @@ def _check_head_size(name: str, value: int) -> None:
 class GemmProblem(Sizes):
     """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts.
 
-    ``operands``: how A and B lie in memory: row by row, or (NZ) in columns as wide as a fractal, each row by row.
+    ``operands``: how A and B lie in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or (NZ)
+    in columns as wide as a fractal, each row by row.
     """
 
     m: PositiveInt
@@ -465,7 +468,7 @@ class GemmProblem(Sizes):
     k: PositiveInt
     dtype: Literal[Dtype, BlockDtype] = "float16"
     count: PositiveInt = 1
-    operands: Literal["nd", "nz"] = "nd"
+    operands: Operands = "nd"
 
     def flops(self) -> int:
         """Return operations, 2 a multiply-add."""

@@ -278,7 +278,7 @@ def attention(
             return ruled
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        before, tensors = _read_operands(problem, p, machine.device)
+        before, tensors = read_operands(attention_tensors(problem, p.output), p, machine.device)
         return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
@@ -319,12 +319,11 @@ def check_multiplied(device: DeviceSpec, fmt: str) -> None:
         raise SpecError(f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}")
 
 
-def _read_operands(problem: Any, p: Any, device: DeviceSpec) -> tuple[list[Phase], AttentionTensors]:
-    """Return Q, K and V as products read them, and the kernels that bring them there."""
-    tensors = attention_tensors(problem, p.output)
+def read_operands(tensors: AttentionTensors, p: Any, device: DeviceSpec) -> tuple[list[Phase], AttentionTensors]:
+    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there."""
     fmt, rule = getattr(p, "operands", ""), getattr(p, "scale_rule", "")
     if rule and fmt not in BLOCK_FORMATS:
-        raise SpecError(f"scale_rule={rule}: operands={fmt or problem.dtype} are not in blocks")
+        raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} are not in blocks")
     check_multiplied(device, fmt)
     return prepared(tensors, fmt, rule=rule) if fmt else ([], tensors)
 

@@ -6,13 +6,12 @@ import ast
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
-from npusim.algorithms.flash import with_finite_starts
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.phase import TileLoop, TileRun, WorkTile
 from npusim.algorithms.tiling_mask import mask_of
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.seen import Seen
-    from npusim.ttir.reader import Load, Reader, Stored, Walk
+    from npusim.ttir.reader import Load, Reader, Walk
     from npusim.ttir.text import Line
     from npusim.ttir.values import Affine, Integers
 
@@ -65,7 +64,7 @@ class LaunchGrid:
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
-        walks = reader.walks[:1] if reader.is_apart else reader.walks
+        walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
         counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         self.is_summed = any(w.is_sum for w in reader.walks)
@@ -172,7 +171,7 @@ class LaunchGrid:
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
         return load.dims.index(moves[0])
 
-    def _place(self, load: Load | Stored) -> None:
+    def _place(self, load: Load) -> None:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
@@ -189,7 +188,7 @@ class LaunchGrid:
             self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _place_axis(
-        self, load: Load | Stored, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
+        self, load: Load, called: str, at: Integers, count: Integers, sizes: tuple[int, int], is_visited: Any
     ) -> None:
         """Hold one axis of a block against what the grid and the loop say of it."""
         whole, size = sizes
@@ -213,7 +212,7 @@ class LaunchGrid:
         elif np.any((at != (self.row if self.is_row else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
-    def _check_end(self, load: Load | Stored, called: str, end: Integers, whole: int) -> None:
+    def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
         """Raise `ProgramError` for a program that reads beyond a tensor."""
         if np.any(end > whole):
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
@@ -239,7 +238,7 @@ class LaunchGrid:
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
         done = 0
-        for walk in r.walks if r.is_apart else r.walks[:1]:
+        for walk in r.walks if r.choices.is_apart else r.walks[:1]:
             lines += [(f"    {text}", line.number) for text, line in r.lines[done : walk.at]]
             lines += self._loop(walk, names)
             done = walk.at
@@ -287,17 +286,19 @@ class LaunchGrid:
         )
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
-        phase = with_finite_starts(phase) if is_masked else phase
         flops = None if isinstance(problem, Problem) else _flops(phase)
         return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
 
     def _global(self, of: str, *, is_shared: bool = False) -> GlobalTensor:
         t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
         b, h, rows, cols = t.shape
-        name = "o" if of == self.stored.pointer.of else f"{t.name}_" if t.name == "o" else t.name
+        is_result = of == self.stored.pointer.of and not t.is_workspace
+        name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
         rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
-        return GlobalTensor(name, b, h, rows, cols, t.fmt, "output" if is_stored else "input", t.is_interleaved, **more)
+        role: Literal["workspace", "output", "input"]
+        role = "workspace" if t.is_workspace else "output" if is_stored else "input"
+        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""

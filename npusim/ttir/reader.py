@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
 from types import MappingProxyType
@@ -83,7 +84,7 @@ class Choices:
     """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written.
 
     ``orders``: in which each reduction adds, all empty where the precision says it.
-    ``is_exact``: all is float64, as a reference.
+    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop does what it does, on the same tiles.
     """
 
     is_fresh: bool
@@ -92,6 +93,7 @@ class Choices:
     exp: str
     orders: tuple[str, ...] = ()
     is_exact: bool = False
+    is_apart: bool = False
 
     def fmt(self, name: str) -> str:
         """Return the format that TTIR calls by a name."""
@@ -142,40 +144,22 @@ class Walk:
 
 
 @dataclass
-class Stored:
-    """What is stored, where, and how much of it its mask leaves; ``is_walked``: tile by tile, in a loop."""
+class Stored(Load):
+    """What is stored, and where; ``is_walked``: tile by tile, in a loop."""
 
-    pointer: Affine
     value: Floats
-    left: list[Integers]
-    line: Line
-    is_walked: bool
-    name = ""
-    dims = (2, 3)
-
-    @property
-    def of(self) -> str:
-        """The tensor's argument."""
-        return self.pointer.of
-
-    @property
-    def axes(self) -> tuple[str | None, ...]:
-        """Those of the value."""
-        return self.value.axes
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    try:
-        return Reader(function, arguments, grid, choices)
-    except UnlikeLoopsError:
-        pass
-    try:
-        reader = Reader(function, arguments, grid, replace(choices, fuses=False))
-    except UnlikeLoopsError:
-        return Reader(function, arguments, grid, choices, is_apart=True)
-    why = "of two loops that without a mask contracts multiplications and additions; here neither does"
-    reader.notes.append(f"{function.name}: {why}")
+    ways: tuple[dict[str, Any], ...] = ({}, {"fuses": False}, {"is_apart": True})
+    for how in ways:
+        with suppress(UnlikeLoopsError):
+            reader = Reader(function, arguments, grid, replace(choices, **how))
+            break
+    if "fuses" in how:
+        why = "of two loops that without a mask contracts multiplications and additions; here neither does"
+        reader.notes.append(f"{function.name}: {why}")
     return reader
 
 
@@ -183,15 +167,8 @@ class Reader:
     """One kernel at one launch, read from its operations."""
 
     def __init__(
-        self,
-        function: Function,
-        arguments: Mapping[str, Any],
-        grid: tuple[int, ...],
-        choices: Choices,
-        *,
-        is_apart: bool = False,
+        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
     ) -> None:
-        self.is_apart = is_apart  # whether each loop does what it does, on the same tiles
         self.function, self.arguments, self.grid, self.choices = function, arguments, grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
@@ -543,7 +520,7 @@ class Reader:
         self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any(some < n)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
-            if not self.is_apart:
+            if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
             elif not all(map(np.array_equal, (before.pointer.base, *before.left), (pointer.base, *left))):
@@ -593,7 +570,8 @@ class Reader:
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
-        self.stored.append(Stored(pointer, value, self._left(op, mask, pointer), op.line, bool(self._walk)))
+        place = "", pointer.of, pointer, value.axes, self._left(op, mask, pointer), bool(self._walk), op.line, (2, 3)
+        self.stored.append(Stored(*place, value))
 
     # ---------------------------------------------------------------- the loop
 
@@ -617,7 +595,7 @@ class Reader:
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         stores = any(o.name == "tt.store" for o in _within(op))
-        if stores and self.walks and not self.is_apart:
+        if stores and self.walks and not self.choices.is_apart:
             raise UnlikeLoopsError
         if stores and not self.walks:
             self._go_through(op, walk.counts[:, 0], first, each)
@@ -632,7 +610,7 @@ class Reader:
         self.walks.append(walk)
         names = [self._state(op, i, times) for i in range(len(inner))]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
-        if not self.is_apart:
+        if not self.choices.is_apart:
             self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
         self._walk = walk
         for o in casts_last(op.body):
@@ -699,7 +677,7 @@ class Reader:
             raise op.fail(f"{plain_name(inner)} begins with a computed value: a state begins with a number")
         types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+", op.text.partition("-> (")[2])
         name, axes, fmt = self._unique(inner), self._axes(x.shape), shape_of(types[at])[1]
-        self.walks[-1 if self.is_apart else 0].states.append(name)
+        self.walks[-1 if self.choices.is_apart else 0].states.append(name)
         self.states[name] = x, axes, fmt
         self.values[inner] = Floats(name, axes, fmt)
         return name
@@ -725,7 +703,7 @@ class Reader:
     def _compare(self, op: Op) -> None:
         """Make one loop of two that differ in their masks alone; others are apart, if they only go over rows."""
         first, second, *more = self.walks
-        if self.is_apart:
+        if self.choices.is_apart:
             if any(" @ " in text for w in self.walks for text, _ in w.lines):
                 raise op.fail("a second loop over tiles that does other than the first: make it a kernel of its own")
             if not np.array_equal(self.walks[-1].counts, first.counts):

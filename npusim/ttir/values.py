@@ -28,6 +28,7 @@ class Tensor:
     """A tensor of a launch: (batch, heads, rows, columns), strides in elements; contiguous where none are given.
 
     ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes that the call gives it, the last.
+    ``is_workspace``: one launch leaves it for the next.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Tensor:
     strides: tuple[int, ...] = ()
     is_transposed: bool = False
     rank: int = 4
+    is_workspace: bool = False
 
     @property
     def steps(self) -> tuple[int, ...]:

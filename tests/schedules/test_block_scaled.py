@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from npusim import formats
+from npusim.algorithms.pasa import Shift
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
@@ -31,16 +33,21 @@ def program_of(problem: GemmProblem, device: Any = DEVICE, **fields: Any) -> Any
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp8_e5m2"])
-@pytest.mark.parametrize(("m", "n", "k", "outlier"), [(40, 48, 320, 1.0), (33, 17, 100, np.nan)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "outlier", "operands"),
+    [(40, 48, 320, 1.0, "nd"), (40, 48, 320, 1.0, "nt"), (33, 17, 100, np.nan, "nd")],
+)
 def test_a_product_in_blocks_is_that_of_its_quantised_operands(
-    fmt: str, m: int, n: int, k: int, outlier: float
+    fmt: str, m: int, n: int, k: int, outlier: float, operands: str
 ) -> None:
     rng = np.random.default_rng(m)
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
     a *= np.exp2(rng.integers(-20, 20, (m, 1))).astype(np.float32)  # scales differ
     b[5, 3] *= np.float32(outlier)
-    stored = {"a": formats.quantize(a, fmt), "b": formats.quantize(b, fmt, axis=0)}
-    program = program_of(GemmProblem(m=m, n=n, k=k, dtype=fmt), block_m=32, block_n=32, block_k=64)
+    is_turned = operands == "nt"  # B lies as (n, k)
+    stored = {"a": formats.quantize(a, fmt), "b": formats.quantize(b.T if is_turned else b, fmt, axis=int(is_turned))}
+    problem = GemmProblem(m=m, n=n, k=k, dtype=fmt, operands=operands)
+    program = program_of(problem, block_m=32, block_n=32, block_k=64)
     state = execute(program, lambda name, *_: stored[name].stored())
     written = state.tensors.head(program.tensors["c"], 0, 0)
 
@@ -87,23 +94,25 @@ def test_pieces_of_k_are_whole_pairs_of_blocks() -> None:
         program_of(GemmProblem(m=64, n=64, k=64, dtype="mxfp8"), block_k=16)
 
 
+def product(a: Any, b: Any) -> Any:
+    """Return a b of operands in blocks, filled up with zeros to whole pairs of blocks."""
+    elements = [np.pad(a.elements, ((0, 0), (0, -a.elements.shape[1] % 64)))]
+    elements.append(np.pad(b.elements, ((0, -b.elements.shape[0] % 64), (0, 0))))
+    blocks = elements[0].shape[1] // 32
+    missing = ((0, 0), (0, blocks - a.scales.shape[1])), ((0, blocks - b.scales.shape[0]), (0, 0))
+    a_scale, b_scale = (
+        np.pad(x.scales.view(np.uint8), width).view(x.scales.dtype) for x, width in zip((a, b), missing, strict=True)
+    )
+    unit = DEVICE.matrix_engine("aic").arithmetic_of("mxfp8")
+    return formats.matmul(*elements, arithmetic=unit, a_scale=a_scale, b_scale=b_scale)
+
+
 def attended(q: Any, k: Any, v: Any, scale: float, keys: int, rule: str, queries: int) -> Any:
     """Return attention of one head as the recipe says it, (rows, d) each: a tile of keys after the other.
 
     ``queries``: of a causal call, how many keys the first one sees; 0: all see all.
     """
-    f32, unit = np.float32, DEVICE.matrix_engine("aic").arithmetic_of("mxfp8")
-
-    def product(a: Any, b: Any) -> Any:
-        tail = -a.elements.shape[1] % 64
-        elements = np.pad(a.elements, ((0, 0), (0, tail))), np.pad(b.elements, ((0, tail), (0, 0)))
-        blocks = elements[0].shape[1] // 32
-        scales = [
-            np.pad(x.scales.view(np.uint8), w).view(x.scales.dtype)
-            for x, w in ((a, ((0, 0), (0, blocks - a.scales.shape[1]))), (b, ((0, blocks - b.scales.shape[0]), (0, 0))))
-        ]
-        return formats.matmul(*elements, arithmetic=unit, a_scale=scales[0], b_scale=scales[1])
-
+    f32 = np.float32
     rows = np.arange(len(q))[:, None]
     quantised = formats.quantize(q, "mxfp8", rule=rule), formats.quantize(k.T, "mxfp8", rule=rule, axis=0)
     m, l, o = np.full((len(q), 1), -np.inf, f32), np.zeros((len(q), 1), f32), np.zeros((len(q), v.shape[1]), f32)
@@ -189,3 +198,47 @@ def test_tiles_of_keys_are_whole_pairs_of_blocks() -> None:
     problem, chosen = Problem(seq_q=64, seq_kv=64, heads=1, kv_heads=1, head_dim=64), find_schedule("flash", "ascend")
     with pytest.raises(TilingError, match="keys of a tile: 48 is no multiple of 64"):
         chosen.program(problem, build_tiling(chosen.tiling, {"block_kv": 48}), DEVICE, chosen.precision("mxfp8"))
+
+
+def shifted(q: Any, k: Any, v: Any, shift: Shift, keys: int) -> Any:
+    """Return PASA of one head in float16, K' in blocks along the head, P and V along keys."""
+    half = {n: partial(getattr(formats, n), fmt="float16") for n in ("add", "sub", "mul", "div", "exp")}
+    add, sub, mul, div, exp = half.values()
+    zeros = np.zeros((len(q), 1), np.float16)
+    m, l, f, o = zeros - np.float16(np.inf), zeros, zeros, np.zeros((len(q), v.shape[1]), np.float16)
+    quantised = formats.quantize(q, "mxfp8"), formats.quantize(k.T, "mxfp8", axis=0)
+    scores, values = formats.cast(product(*quantised), "float16"), formats.quantize(v, "mxfp8", axis=0)
+    for index, at in enumerate(range(0, len(k), keys)):
+        s = scores[:, at : at + keys]
+        n = s.shape[1]
+        mean = formats.reduce_sum(mul(s, 1 / n), "float16", "vector_lanes")[:, None]
+        m_tile = formats.reduce_max(s, "float16")[:, None]
+        e = exp(sub(s, m_tile))
+        f_new = div(add(mul(f, float(index)), mean), index + 1.0)
+        d_old, d_tile = mul(sub(f, f_new), shift.inva_before(index, n)), mul(sub(mean, f_new), shift.inva(n))
+        m_new = formats.maximum(add(m, d_old), add(m_tile, d_tile), "float16")
+        e_old, e_tile = exp(add(sub(m, m_new), d_old)), exp(add(sub(m_tile, m_new), d_tile))
+        l = add(mul(e_old, l), mul(e_tile, formats.reduce_sum(e, "float16", "vector_lanes")[:, None]))
+        part = replace(
+            values, elements=values.elements[at : at + keys], scales=values.scales[at // 32 : (at + keys + 31) // 32]
+        )
+        added = formats.cast(product(formats.quantize(e, "mxfp8"), part), "float16")
+        o, m, f = add(mul(added, e_tile), mul(o, e_old)), m_new, f_new
+    return div(o, l)
+
+
+def test_pasa_in_blocks_is_the_recipe_bit_for_bit() -> None:
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=24, seq_kv=164, head_dim=48, causal=False)
+    rng = np.random.default_rng(35)
+    tensors = {n: rng.standard_normal((rows, 48)).astype(np.float16) for n, rows in (("q", 24), ("k", 164), ("v", 164))}
+    tensors["k"] += np.float16(8)  # a mean, which the shift takes away
+    chosen = find_schedule("pasa", "ascend")
+    tiling = build_tiling(chosen.tiling, {"block_q": 32, "block_kv": 64, "layout": "nd"})
+    program = chosen.program(problem, tiling, DEVICE, chosen.precision("mxfp8"))
+    assert [p.name for p in program.phases] == ["shift_keys", "quantise_q", "quantise_k", "quantise_v", "attention"]
+    state = execute(program, lambda name, *_: tensors[name])
+    keys = state.tensors.head(program.tensors["k_shifted"], 0, 0)
+    shift = Shift(tiling.beta, 1 / problem.scale, None, is_ideal=False, fmt="float16")
+    written = state.tensors.head(program.tensors["o"], 0, 0)
+    expected = shifted(tensors["q"], keys, tensors["v"], shift, 64)
+    np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))

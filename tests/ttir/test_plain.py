@@ -219,6 +219,22 @@ def test_a_launch_that_does_not_fit_is_refused(kernel: str, old: str, new: str, 
         npusim.run(name_of(launch), problem=sizes, hw="h200", rows="all")
 
 
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2", "v100"])
+def test_two_products_are_one_schedule(hw: str) -> None:
+    first = LAUNCHES["bias_gelu"][0].replace("tensor(M, N)", "workspace(M, N)")
+    then = "matmul[cdiv(M, BM) * cdiv(K, BN)](C, tensor(N, K), tensor(M, K), M, K, N, BM=64, BN=64, BK=32, GROUP=8)"
+    rng, sizes = np.random.default_rng(2), {"M": 192, "N": 128, "K": 64}
+    shapes = {"A": (192, 64), "B": (64, 128), "Bias": (128,), "B2": (128, 64)}
+    tensors = {n: rng.standard_normal(shape).astype(np.float16) for n, shape in shapes.items()}
+    call: dict[str, Any] = {"problem": sizes, "hw": hw, "rows": "all"}
+    result = npusim.run(name_of(f"{first}; {then}"), **call, tensors=tensors)
+    x = tensors["A"].astype(np.float64) @ tensors["B"] + tensors["Bias"]
+    wanted = (x / (1 + np.exp(-1.702 * x))) @ tensors["B2"]
+    assert np.linalg.norm(result.output[0, 0] - wanted) < 1e-3 * np.linalg.norm(wanted)
+    with pytest.raises(SpecError, match="constexpr BM is 64 in one launch and 32 in the next: rename it"):
+        npusim.run(name_of(f"{first}; {then.replace('BM=64', 'BM=32')}"), **call)
+
+
 def test_a_size_that_the_launch_does_not_name_is_refused() -> None:
     with pytest.raises(SpecError, match="add has no size 'm'; its launch names n"):
         npusim.run(name_of(LAUNCHES["add"][0]), problem={"n": 1000, "m": 8}, hw="h200")

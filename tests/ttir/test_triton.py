@@ -66,6 +66,34 @@ def test_kernels_as_users_write_them_compute_attention(kernel: str, problem: Pro
 
 @needs_triton
 @pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_what_one_launch_leaves_the_next_one_reads(hw: str) -> None:
+    """Keys halved by a kernel before: attention of scores with half the scale, which is exact."""
+    problem = attention(256, causal=True)
+    before = (
+        "halved[seq_kv // B, batch * kv_heads](k, workspace(batch, kv_heads, seq_kv, head_dim), seq_kv, head_dim, B=64)"
+    )
+    last = ATTENTION["plain"].replace("(q, k,", "(q, Y,").replace("scale * log2e", "2 * scale * log2e")
+    two = npusim.run(f"{KERNELS}::{before}; {last}", problem=problem, hw=hw)
+    one = npusim.run(name_of("plain"), problem=problem, hw=hw)
+    assert np.array_equal(two.output[two.numerics.computed], one.output[one.numerics.computed])
+    assert [p.name for p in two.program.phases] == ["halved 1", "plain"]
+    assert two.latency_us > one.latency_us
+
+
+@needs_triton
+def test_rows_that_see_nothing_of_a_first_tile_are_nan_as_on_silicon(tmp_path: Path) -> None:
+    """-Inf less -Inf: an H100 gives these 122 rows of each head (Triton 3.6)."""
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS.read_text().replace("-1.0e30", 'float("-inf")'))
+    problem = attention(256, causal=True, softcap=20.0, window=100)
+    call: dict[str, Any] = {"problem": problem, "hw": "h200", "rows": "all", "heads": "all"}
+    output = npusim.run(f"{path}::{ATTENTION['capped']}", **call).output
+    rows = [np.flatnonzero(np.isnan(head).any(-1)) for head in output[0].astype(np.float32)]
+    assert [(len(n), n[0], n[-1]) for n in rows] == [(122, 131, 255)] * 2
+
+
+@needs_triton
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
 def test_a_left_factor_may_be_transposed(hw: str) -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((1, 2, n, 64)).astype(np.float16) for n in (64, 256, 256))

@@ -117,8 +117,8 @@ def is_off(cols: int, fmt: str) -> bool:
 
 def _off_rows(problem: GemmProblem) -> list[str]:
     """Return which operands of a product have rows that are off; in fractals none have."""
-    sizes = (("A", problem.k), ("B", problem.n)) if problem.operands == "nd" else ()
-    return [n for n, cols in sizes if is_off(cols, problem.dtype)]
+    sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
+    return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]
 
 
 class AscendMachine(Machine):
@@ -314,7 +314,7 @@ class AscendMachine(Machine):
         group, listed = self.group, list(phases)
         built = []
         for phase, tiling in listed:
-            group.allocator.start_phase()
+            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)

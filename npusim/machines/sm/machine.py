@@ -270,7 +270,7 @@ class SmMachine(Machine):
                     f"{self.device.name}: {name} does not say how its tiles lie in a warp's lanes, which this device's "
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
-            core.allocator.start_phase()
+            core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work
             kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
