@@ -8,6 +8,8 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # What commands print must not hang on the terminal that the tests run in.
 os.environ.pop("COLUMNS", None)
+# Processes that tests start find the package compiled, as users' do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

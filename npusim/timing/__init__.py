@@ -10,11 +10,8 @@
     The same engine with one core group of each class of equal ones, its transfers weighted: exact.
 ``steady``
     ``fold`` that skips whole periods once the joint state repeats: exact.
-``reserved``
-    A mean field (`npusim.timing.mean_field`): each core group beside a mean of the others, a block simulated once:
-    approximate, for groups that all differ.
 ``auto``
-    Chooses ``steady`` or, where that takes long and its measured difference is small, ``reserved``.
+    ``steady``, or ``des`` where waits hold up scalar units, which the engine does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.timing import auto, des, engine, mean_field
+from npusim.timing import auto, des, engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +34,5 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
         "auto": auto.simulate,
         "des": des.simulate,
         **{method: partial(engine.simulate, method=method) for method in ("block", "fold", "steady")},
-        "reserved": mean_field.simulate,
     }
 )

@@ -33,7 +33,6 @@ VENDOR_COLUMNS = {
     "aiv_mte3_time(us)",
     "aiv_mte3_ratio",
     "method",
-    "band",
 }
 
 
