@@ -297,7 +297,8 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
         or dtype not in ("float16", "bfloat16", *get_args(BlockDtype))
         or operands not in (None, "nd", "nt", "nz")
     ):
-        how = "m=,n=,k= (count=, dtype=float16, bfloat16, mxfp8[_e5m2], mxfp4; operands=nd, nt, nz), or bytes="
+        formats = "float16, bfloat16, mxfp8[_e5m2], mxfp4"
+        how = f"m=..,n=..,k=.. (and count=.., dtype={formats}, operands=nd, nt, nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():
