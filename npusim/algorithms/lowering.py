@@ -10,7 +10,7 @@ from itertools import chain, count, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
+from npusim.algorithms.language import ONE, TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
     Instruction,
@@ -102,7 +102,7 @@ class Kernel:
         return Phase(
             name=label,
             cells=cells,
-            sizes=sizes,
+            sizes={ONE: 1, **sizes} if any(ONE in axes.split() for axes in self.axes.values()) else sizes,
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
