@@ -312,7 +312,8 @@ class _Lowering:
         groups: list[list[Event]] = []
         for e in self.events:
             last = groups[-1] if groups else []
-            is_apart = last and (e.loop, e.dst.axes[0]) != (last[0].loop, last[0].dst.axes[0])
+            of_rows = {self.trace.row_axis if x.dst.axes[0] == ONE else x.dst.axes[0] for x in (e, *last[:1])}
+            is_apart = last and (e.loop != last[0].loop or len(of_rows) > 1)
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):
