@@ -278,7 +278,8 @@ def attention(
             return ruled
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        before, tensors = read_operands(attention_tensors(problem, p.output), p, machine)
+        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
+        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
         return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
@@ -319,17 +320,22 @@ def check_multiplied(device: DeviceSpec, fmt: str) -> None:
         raise SpecError(f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}")
 
 
-def read_operands(tensors: AttentionTensors, p: Any, machine: Any) -> tuple[list[Phase], AttentionTensors]:
-    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there."""
+def read_operands(
+    tensors: AttentionTensors, p: Any, device: DeviceSpec, *, prepares: bool
+) -> tuple[list[Phase], AttentionTensors]:
+    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there.
+
+    ``prepares``: the machine has such kernels.
+    """
     fmt, rule, smooth = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth"))
     if rule and fmt not in BLOCK_FORMATS:
         raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} are not in blocks")
-    check_multiplied(machine.device, fmt)
+    check_multiplied(device, fmt)
     if not (fmt or smooth):
         return [], tensors
-    if not machine.has_rows_kernels:
+    if not prepares:
         what = f"smooth={smooth}" if smooth else f"operands={fmt}"
-        raise TilingError(f"{what}: {machine.device.name} has no kernel that only prepares Q, K and V; leave it out")
+        raise TilingError(f"{what}: {device.name} has no kernel that only prepares Q, K and V; leave it out")
     return prepared(tensors, fmt or tensors.k.fmt, rule=rule, smooth=smooth)
 
 

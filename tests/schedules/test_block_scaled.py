@@ -154,9 +154,11 @@ def tensors_of(problem: Problem, seed: int) -> dict[str, Any]:
     return made
 
 
-def executed(problem: Problem, device: Any, precision: str, tensors: Any, **fields: Any) -> tuple[Any, Any]:
-    """Return a program of `flash`, and the tensors it leaves."""
-    chosen = find_schedule("flash", device.family)
+def executed(
+    problem: Problem, device: Any, precision: str, tensors: Any, called: str = "flash", **fields: Any
+) -> tuple[Any, Any]:
+    """Return a program of a schedule, and the tensors it leaves."""
+    chosen = find_schedule(called, device.family)
     program = chosen.program(problem, build_tiling(chosen.tiling, fields), device, chosen.precision(precision))
     return program, execute(program, lambda name, _, head: tensors[name][head]).tensors
 
@@ -286,6 +288,27 @@ def test_two_elements_of_4_bits_share_a_byte() -> None:
         )
     startup = DEVICE.matrix_engine("aic").startup_cycles.value
     assert busy[0].occupancy_cycles - startup == 2 * (busy[1].occupancy_cycles - startup)
+
+
+@pytest.mark.parametrize(("device", "precision"), [(DEVICE, "mxfp8"), (BLACKWELL, "nvfp4")])
+def test_keys_of_formats_in_blocks_are_split_as_others_are(device: Any, precision: str) -> None:
+    problem = Problem(batch=1, heads=2, kv_heads=1, seq_q=1, seq_kv=300, head_dim=64, causal=False)
+    tensors = tensors_of(problem, 38)
+    sizes = {"block_q": 32, "block_kv": 64}
+
+    def written(name: str, **fields: Any) -> Any:
+        program, left = executed(problem, device, precision, tensors, name, **sizes, **fields)
+        o = program.tensors["o"]  # packed heads lie below one another
+        return np.concatenate([left.head(o, 0, head) for head in range(o.heads)])
+
+    whole, one, three = (
+        written("flash"),
+        written("split_kv", splits=1, pack="off"),
+        written("split_kv", splits=3, pack="on"),
+    )
+    np.testing.assert_array_equal(one.view(np.uint16), whole.view(np.uint16))
+    # Another maximum of a split moves what P is rounded to, by half a step of E4M3 or of E2M1.
+    np.testing.assert_allclose(three.astype(float), whole.astype(float), atol=0.02 if precision == "mxfp8" else 0.15)
 
 
 @pytest.mark.parametrize(("factor", "rule"), [(1.0, "start"), (256.0, "start"), (256.0, "end")])
