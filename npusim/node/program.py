@@ -108,8 +108,8 @@ class KernelWork:
 
     ``launch_fs`` passes on the device before any work, ``issue_fs`` on the host.  ``demand`` names
     resources as claims do: kinds of core, ``hbm``.  With ``waves`` the cores are given away whole.
-    ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found;
-    ``bound_fs`` is the least time of the work.
+    ``terms`` are the constants behind the time and their shares of it, ``methods`` how it was found,
+    ``band`` how far they are from exact, relative; ``bound_fs`` is the least time of the work.
     """
 
     alone_fs: int
@@ -119,6 +119,7 @@ class KernelWork:
     waves: Waves | None = None
     terms: tuple[tuple[str, float], ...] = ()
     methods: tuple[str, ...] = ()
+    band: float = 0.0
     bound_fs: int = 0
 
     @property

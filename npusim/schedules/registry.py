@@ -304,7 +304,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
         "multiply_add": get_args(MultiplyAdd),
-        "scale_rule": tuple(rule.name for rule in SCALE_RULES.values() if not rule.reads_tensor),
+        **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }
 )
 
