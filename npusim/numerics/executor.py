@@ -448,7 +448,7 @@ class TensorStore:
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
             values: Array = self._constants[tensor.name]()[batch, head]
-        elif tensor.role == "input":
+        elif tensor.role in ("input", "constant"):
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             matrices = [self._inputs(tensor.name, batch, h) for h in heads]
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)

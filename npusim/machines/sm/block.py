@@ -145,7 +145,7 @@ class ResidentBlock:
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
-                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
+                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else tiling.loaded_tiles, loader)
             elif is_staged:
                 # The load of the next operand may wait for this one.
                 others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
