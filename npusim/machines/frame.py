@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
+from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, stored_format
@@ -108,6 +109,10 @@ class Frame:
     def height(self, n: str) -> int:
         """Return the rows of the largest tile of a name."""
         return self.phase.sizes[self.phase.names[n].axes[0]]
+
+    def rows_of(self, n: str, rows: Span) -> Span:
+        """Return which rows of a name go with some of a tile: those, or the one row that all take."""
+        return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
 
     def is_of_operands(self, n: str) -> bool:
         """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""

@@ -411,19 +411,19 @@ class ResidentBlock:
         yield from self._stores(s, block, tile, group, share)
 
     def _bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
-        frame, (row, rows) = self.frame, share
+        frame = self.frame
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
                 once = root not in self.held  # what is held is taken and released at the block's ends
                 slot = self._slot(self.near[root], n, block, tile, first=once, last=once)
-                bound[n] = slot.part(row, rows)
+                bound[n] = slot.part(*frame.rows_of(n, share))
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
             elif n in frame.phase.names:
-                bound[n] = self._part(group, n, rows, frame.cols(n, block, tile))
+                bound[n] = self._part(group, n, frame.rows_of(n, share)[1], frame.cols(n, block, tile))
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound
 
