@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cache import reading_cache
-from npusim.algorithms.flash import FlashPrecision, Sink, attend, unchanged
+from npusim.algorithms.flash import FlashPrecision, Sink, attend, below, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, WorkTile, tensor_of
@@ -64,8 +64,9 @@ def split(
     score that is seen takes both away.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
-    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
-    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
+    starts = (-math.inf, 0.0) if mask is None else (lowest, least)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, starts=starts)
+    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + below(m, p.p_scale, p).to(EXACT)
 
 
 def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -284,7 +284,7 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     """
     if text is None:
         return None
-    from npusim.config.problem import KernelProblem, kernel_problem
+    from npusim.config.problem import BlockDtype, KernelProblem, kernel_problem
     from npusim.units import parse_count
 
     values = key_values(text.split(","), "--problem")
@@ -294,10 +294,11 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
     if (
         set(values) not in allowed
-        or dtype not in ("float16", "bfloat16", "mxfp8", "mxfp8_e5m2")
+        or dtype not in ("float16", "bfloat16", *get_args(BlockDtype))
         or operands not in (None, "nd", "nt", "nz")
     ):
-        how = "m=..,n=..,k=.. (and count=.., dtype=float16, bfloat16, mxfp8[_e5m2], operands=nd, nt, nz), or bytes=.."
+        formats = "float16, bfloat16, mxfp8[_e5m2], mxfp4"
+        how = f"m=..,n=..,k=.. (and count=.., dtype={formats}, operands=nd, nt, nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():

@@ -303,8 +303,9 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accumulate": get_args(Accumulate),
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
+        "smooth": ("", "k"),
         "multiply_add": get_args(MultiplyAdd),
-        "scale_rule": tuple(rule.name for rule in SCALE_RULES.values() if not rule.reads_tensor),
+        **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }
 )
 
