@@ -489,7 +489,8 @@ class Search:
                 if value not in covered:
                     middle = len(indices) * (attempt + TRIED // 2) // TRIED % len(indices)
                     some = (*indices[middle : middle + LOOKED_AT], *indices[:: max(1, len(indices) // LOOKED_AT)])
-                    chosen.append(max(some, key=lambda i: (len(self._values(i) - covered), -(self.outcomes[i].bound_us or 0))))
+                    news = {i: len(self._values(i) - covered) for i in some}
+                    chosen.append(max(some, key=lambda i: (news[i], -(self.outcomes[i].bound_us or 0))))
                     covered |= self._values(chosen[-1])
             for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
                 self.checked += len(fitting)
