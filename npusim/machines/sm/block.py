@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from npusim.machines.sm.core import SmCore, SmTiling
 
 
+#: What an operation without steps of its own takes or hands on.
+Slots = tuple["RingTile", ...]
+
+
 class ResidentBlock:
     """The ``number``-th resident block.
 
@@ -284,7 +288,7 @@ class ResidentBlock:
                 is_last = index == len(operations) - 1
                 yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
 
-    def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
+    def _held(self, rows: int, *, first: bool = False, last: bool = False) -> Slots:
         """Return a group's view of what stays in its place for the whole block."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
@@ -302,7 +306,7 @@ class ResidentBlock:
         """Return what a product sees of an operand of which another product reads a part, and releases it."""
         return self.near[n].peek(*self.frame.shape(n, block, tile), stride=self._pitch(n, SMEM))
 
-    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
+    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Slots = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
@@ -440,13 +444,7 @@ class ResidentBlock:
         return self.parts[group][self.frame.storage[n]].part(0, rows, 0, cols)
 
     def _op(
-        self,
-        label: str,
-        s: Stage,
-        group: int,
-        engine: str,
-        steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (),
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Slots = ()
     ) -> TileOp:
         """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
         if (plan := self._plan(s)) is not None:
@@ -493,7 +491,7 @@ class GroupBlock(ResidentBlock):
             yield from super()._tile(stages, block, tile)
         if self.work.is_specialised:
             return
-        slots: tuple[RingTile, ...] = ()
+        slots: Slots = ()
         copied = (n for n in self.visited if self._is_copied(n))
         copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
         if self.keeps_operands:
@@ -520,7 +518,7 @@ class GroupBlock(ResidentBlock):
         for n in self.visited:
             if n not in operands:
                 yield self._load(n, block, tile)
-        before: tuple[RingTile, ...] = ()
+        before: Slots = ()
         for n in operands:
             yield self._load(n, block, tile, before)
             before = (self._slot(self.loaded[n], n, block, tile),)
@@ -580,13 +578,7 @@ class GroupBlock(ResidentBlock):
         return ceil_div(self.frame.size_bytes(n, rows * cols), each)
 
     def _op(
-        self,
-        label: str,
-        s: Stage,
-        group: int,
-        engine: str,
-        steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (),
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Slots = ()
     ) -> TileOp:
         work: GroupWork | None = None
         if engine == TENSOR:
