@@ -101,7 +101,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ChoiceCounts:
     """How often a choice between two values took the first: elements and those, tiles of blocks and those with one."""
 
     count: int
@@ -131,7 +131,7 @@ class NumericRecord(ErrorSummary):
     diagnosis: Annotated[Diagnosis, written_as(Diagnosis.figures, dict[str, Any])] | None = None
     row_sums: dict[str, str] | None = None
     against: str = "float64"
-    choices: dict[str, Choices] | None = None
+    choices: dict[str, ChoiceCounts] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
