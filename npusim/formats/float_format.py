@@ -170,18 +170,9 @@ class FloatFormat:
 
 def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
     """Return a format with Inf and IEEE NaN; bias is half the exponent range."""
-    unused_bits = 8 * np.dtype(dtype).itemsize - (1 + exponent_bits + mantissa_bits)
-    return FloatFormat(
-        name=name,
-        bits=1 + exponent_bits + mantissa_bits,
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-        bias=(1 << (exponent_bits - 1)) - 1,
-        has_infinity=True,
-        nan="ieee",
-        dtype=np.dtype(dtype),
-        canonical_nan_bits=((1 << (exponent_bits + mantissa_bits)) - 1) << unused_bits,
-    )
+    bits, bias = 1 + exponent_bits + mantissa_bits, (1 << (exponent_bits - 1)) - 1
+    nan_bits = ((1 << (bits - 1)) - 1) << (8 * np.dtype(dtype).itemsize - bits)
+    return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, True, "ieee", np.dtype(dtype), nan_bits)
 
 
 def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:

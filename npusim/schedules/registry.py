@@ -304,6 +304,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accumulate": get_args(Accumulate),
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
+        "smooth": ("", "k"),
         "multiply_add": get_args(MultiplyAdd),
         **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }
