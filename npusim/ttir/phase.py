@@ -354,7 +354,7 @@ class LaunchGrid:
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
         edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
-        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int32)
+        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
         parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
         parts += [("split", self.split)] if self.out.is_split else []
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):

@@ -187,9 +187,9 @@ def test_bits_of_measured_launches_equal_an_interpreter(
     ("old", "new", "why"),
     [
         (
-            "split[N,",
-            "split[N - 1,",
-            "grid of 2x2x1 programs writes 16 of 24 rows, 8 of them never, first .*split 2, row",
+            "split[N, B * HK]",
+            "split[N, 1]",
+            "T: the grid of 3x1x1 programs writes 12 of 24 rows, .* first head 1, split 0",
         ),
         ("merge[B * HK, G]", "merge[B * HK, 3]", "O: the grid of 2x3x1 programs writes 6 of 8 rows, 2 of them never"),
         ("T, L,", "T, Q,", "accessed with strides|another head|moves along"),
