@@ -374,16 +374,11 @@ def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
 
 
 def _rows(
-    opcode: Opcode,
-    axes: tuple[str, ...],
-    fmt: str,
-    srcs: tuple[Any, ...],
-    attributes: Attributes = PLAIN,
-    only: str = "",
+    opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
     """Record an operation of rows; what a product left is taken over by a cast before rows work on it."""
     taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
-    return TRACE.get().record(opcode, Value(axes, fmt), taken, attributes, only)
+    return TRACE.get().record(opcode, Value(axes, fmt), taken, how, only)
 
 
 def full(axes: str, start: float, fmt: str) -> Value:

@@ -210,7 +210,6 @@ def _hifloat8(code: int) -> float:
 
 
 def _all_formats() -> Mapping[str, FloatFormat]:
-    """Build the registry."""
     float64 = FloatFormat("float64", 64, 11, 52, 1023, True, "ieee", np.dtype(np.float64), 0x7FF8 << 48)
     e4m3 = FloatFormat("float8_e4m3fn", 8, 4, 3, 7, False, "all_ones", np.dtype(ml_dtypes.float8_e4m3fn), 0x7F)
     int8 = FloatFormat("int8", 8, 0, 7, 0, False, "none", np.dtype(np.int8), 0)
