@@ -308,7 +308,8 @@ class LaunchGrid:
             seen = KeyRanges(problem.seq_kv)
         if isinstance(problem, Problem) and seen != problem.seen:
             r.notes.append(
-                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does"
+                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
+                "errors are against (--causal, --window)"
             )
         cells, out = (
             self._cells(problem.causal_offset if is_masked else None),
@@ -353,7 +354,7 @@ class LaunchGrid:
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
         edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
-        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int32)
+        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
         parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
         parts += [("split", self.split)] if self.out.is_split else []
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
@@ -366,21 +367,30 @@ class LaunchGrid:
             cells.append(WorkTile(*place, tuple(named), runs, offset))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
             times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
-        areas = np.multiply.outer(*map(np.diff, edges))
-        missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
-        if is_twice or (missing and not self.is_partial):
-            whole, each = prod(self.out.shape), "elements" if self.is_cut else "rows"
-            scale = 1 if self.is_cut else self.out.shape[COLUMNS]
-            how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
-            written = int((areas * times).sum())
-            grid = "x".join(map(str, self.reader.grid))
-            why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written // scale} of {whole // scale}"
-            b, h, _, r, c = (int(i) for i in np.argwhere(times != 1)[0])
-            at = [f"{n} {i}" for n, i, size in zip(("batch", "head"), (b, h), self.out.shape, strict=False) if size > 1]
-            first = ", ".join([*at, f"row {edges[0][r]}", *([f"column {edges[1][c]}"] * self.is_cut)])
-            advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
-            raise self._fault(self.stored.line, f"{why} {each}, {how}, first {first}: the grid, or offsets{advice}")
+        if self.is_partial:  # rows that no program stores are nobody's
+            times = times[..., times.any(axis=(0, 1, 2, 4)), :]
+        if np.any(times != 1):
+            self._refuse_unwritten(times, edges)
         return tuple(cells)
+
+    def _refuse_unwritten(self, times: Integers, edges: list[Integers]) -> None:
+        """Raise `ProgramError` for elements that are not written once; ``times``: how often, between ``edges``."""
+        areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
+        missing, is_twice, whole = (
+            int((areas * (times == 0)).sum()),
+            bool((times > 1).any()),
+            areas * np.ones_like(times),
+        )
+        each, scale = ("elements", 1) if self.is_cut else ("rows", self.out.shape[COLUMNS])
+        how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
+        counted = f"{int((areas * times).sum()) // scale} of {int(whole.sum()) // scale} {each}, {how}"
+        *at, row, column = (int(i) for i in np.argwhere(times != 1)[0])
+        named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
+        first = [f"{n} {i}" for n, i, size in named if size > 1]
+        first += [f"row {edges[0][row]}", *([f"column {edges[1][column]}"] * self.is_cut)]
+        why = f"{self.stored.pointer.of}: the grid of {'x'.join(map(str, self.reader.grid))} programs writes {counted}"
+        advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
+        raise self._fault(self.stored.line, f"{why}, first {', '.join(first)}: the grid, or offsets{advice}")
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
         """Return how many rows and columns there are, and of each program where its own begin and how many."""

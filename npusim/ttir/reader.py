@@ -70,6 +70,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
         "scf.while": "a loop whose end hangs on data: bound it by sizes",
         "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
+        "math.erf": "erf: GELU by libdevice.tanh, or as x / (1 + exp(-1.702 x))",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
@@ -269,18 +270,18 @@ class Reader:
     def _set(self, op: Op, x: Known) -> None:
         self.values[op.results[0]] = x
 
-    def _bind(self, op: Op, x: Floats) -> None:
-        """Bind a value to a name; one step of an expression of the user's stays part of it."""
+    def _bind(self, op: Op, x: Floats, called: str = "") -> None:
+        """Bind a value to a name, ``called`` or the user's; one step of an expression of theirs stays part of it."""
         readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
         is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
         is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
-        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, is_new=True))
+        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, called or op.results[0]))
 
-    def _named(self, op: Op, x: Known, *, is_new: bool = False) -> Any:
+    def _named(self, op: Op, x: Known, called: str = "") -> Any:
         """Return a value under a name of its own: several expressions may read it."""
-        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not is_new):
+        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
             return x
-        name = self._unique(op.results[0])
+        name = self._unique(called or op.results[0])
         self._emit(f"{name} = {self.text(x)}", op.line)
         return replace(x, text=name, is_product=False)
 
@@ -412,7 +413,9 @@ class Reader:
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of what is no float")
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
-        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad))
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        called = x.text.upper() if is_factor and x.text.isidentifier() else ""
+        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
 
     def _math_sqrt(self, op: Op, x: Known) -> None:
         """Take a root as x / sqrt(x), which has an instruction; a division by it is a multiplication by that."""
@@ -480,7 +483,7 @@ class Reader:
         if self.choices.is_fresh and not (
             self._walk and self._walk.is_sum
         ):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
-            text = self._named(replace(op, results=["product"]), made, is_new=True).text
+            text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:

@@ -183,6 +183,25 @@ def test_bits_of_measured_launches_equal_an_interpreter(
     assert np.array_equal(output.ravel().view(np.uint16), memory["O"].view(np.uint16))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "split[N, B * HK]",
+            "split[N, 1]",
+            "T: the grid of 3x1x1 programs writes 12 of 24 rows, .* first head 1, split 0",
+        ),
+        ("merge[B * HK, G]", "merge[B * HK, 3]", "O: the grid of 2x3x1 programs writes 6 of 8 rows, 2 of them never"),
+        ("T, L,", "T, Q,", "accessed with strides|another head|moves along"),
+    ],
+)
+def test_launches_that_do_not_fit_one_another_are_refused(old: str, new: str, why: str, shared_folder: Path) -> None:
+    assert old in SPLIT
+    name = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::{SPLIT.replace(old, new)}"
+    with pytest.raises(NpusimError, match=why):
+        npusim.run(name, problem={"B": 1, "HK": 2, "G": 4, "S": 384, "D": 64, "N": 3}, hw="h200", numerics=False)
+
+
 def test_measured_launches_take_as_long_as_our_own(shared_folder: Path) -> None:
     kernels = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::"
     of_split, of_pasa = {"B": 1, "HK": 8, "G": 4, "S": 8192, "D": 128, "N": 8}, {"B": 1, "H": 8, "HK": 8}
