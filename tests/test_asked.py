@@ -161,11 +161,11 @@ def test_a_search_says_what_it_ignores(windowed: Path, tmp_path: Path) -> None:
     assert "softcap (50.0), rotary" in table
     assert "steady" in table
     row = next(csv.DictReader(file.open()))
-    assert row["method"] == "steady"
+    assert (row["method"], row["band"]) == ("steady", "0.0")
     assert row["ignored"].startswith("softcap (50.0), rotary")
     _, text, _ = npusim(*words, "--ignore", "rotary,softcap", "--json")
     point = json.loads(text)["best"]
-    assert point["method"] == "steady"
+    assert (point["method"], point["band"]) == ("steady", 0.0)
 
 
 def test_import_lists_what_is_not_modelled(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.cache import cached_operands, reading_cache
 from npusim.algorithms.language import Value, exp, fma, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
+from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import mask_of
+from npusim.errors import TilingError
 from npusim.formats import BLOCK_FORMATS, get_format
 
 if TYPE_CHECKING:
@@ -79,8 +81,12 @@ class FlashPrecision(NamedFormats):
         Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
         added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
         exponential takes scores times log2 e.
-    scale_rule
-        How scales of operands in blocks are chosen; empty: as their format has it.
+    scale_rule, p_rule
+        How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
+    smooth
+        Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
+    p_scale
+        What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
@@ -105,6 +111,9 @@ class FlashPrecision(NamedFormats):
     multiply_add: str = ""
     operands: str = ""
     scale_rule: str = ""
+    p_rule: str = ""
+    smooth: str = ""
+    p_scale: float = 1.0
     intermediates: ClassVar[tuple[str, ...]] = (
         "operands",
         "scores",
@@ -155,29 +164,45 @@ def unchanged(s: Value) -> Value:
     return s
 
 
+def check_scale(factor: float) -> None:
+    """Raise `TilingError` for a factor of P that no number of float32 can have."""
+    if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
+        raise TilingError(f"scale: {factor} of P must be positive and finite, 2^-126 to 2^126")
+
+
+def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision) -> Value:
+    """Return what scores are taken against so that their exponentials have a factor: less than the maximum by its log.
+
+    Raises `TilingError` as `check_scale` does.
+    """
+    check_scale(factor)
+    return m if factor == 1 else m - math.log(factor) * exponent_factor(p.exp_variant)
+
+
 def online_softmax(
     s: Value,
     m: Value,
     l: Value,
     p: FlashPrecision | Fp8Precision,
     narrow: Callable[[Value], Value],
-    log_scale: float = 0.0,
+    factor: float = 1.0,
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is taken; ``log_scale`` is added to the exponent of P.
+    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.
     """
     m_new = maximum(m, s.max())
     alpha = exp((m - m_new).to(p.exponential)).to(p.running)
     m = m_new
-    e = exp((s - (m_new - log_scale if log_scale else m_new)).to(p.exponential))
+    e = exp((s - below(m_new, factor, p)).to(p.exponential))
     l_tile, P = e.sum(), narrow(e)
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
 def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
-    return e.to(p.operand, rule=getattr(p, "scale_rule", "") if p.operand in BLOCK_FORMATS else "")
+    rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
+    return e.to(p.operand, rule=rule if p.operand in BLOCK_FORMATS else "")
 
 
 def attend(
@@ -189,32 +214,34 @@ def attend(
     scale: float,
     score: Callable[[Value], Value],
     narrow: Callable[[Value], Value] | None = None,
-    log_scale: float = 0.0,
+    factor: float = 1.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
     sink: Value | None = None,
 ) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    With ``sink`` these begin as if it had been seen: the maximum takes it in at each tile, which changes it at the
-    first, where what is there so far, 1, is rescaled from it.
+    O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the maximum takes it in
+    at each tile, which changes it at the first, where what is there so far, the factor, is rescaled from it.
     """
     is_chained = p.accumulate == "chained"
     first = sink if p.sink == "start" else None
-    m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else 1.0, p.running)
+    m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), log_scale)
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), factor)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l
 
 
-def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision) -> Value:
-    """Return the row sum with a score beside those of the keys, unless it began with that."""
-    return l if sink is None or p.sink == "start" else l + exp((sink - m).to(p.exponential)).to(p.running)
+def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float) -> Value:
+    """Return the row sum, which has a factor, with a score beside those of the keys, unless it began with that."""
+    if sink is None or p.sink == "start":
+        return l
+    return l + exp((sink - below(m, factor, p)).to(p.exponential)).to(p.running)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -229,8 +256,8 @@ def flash(
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2."""
-    o, m, l = attend(q, k, v, mask, p, scale, score, sink=sink)
-    return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink)
+    return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale)).to(p.output)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
@@ -263,7 +290,7 @@ def fp8(
     p: Fp8Precision,
     scale: float,
     p_scale: float,
-    log_scale: float,
+    factor: float,
     unscale: float,
     score: Callable[[Value], Value] = unchanged,
     sink: Value | None = None,
@@ -274,8 +301,8 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, sink=sink)
-    result = o / with_sink(l, m, sink, p)
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, factor, sink=sink)
+    result = o / with_sink(l, m, sink, p, factor)
     return (result * unscale if unscale != 1 else result).to(p.output)
 
 

@@ -52,7 +52,7 @@ class CheckOutcome:
     ``status``: ``ok``; ``changed``; ``new`` (the file expects nothing yet); ``failed`` (it does not run any more, see
     ``reason``); ``updated`` (changed or new, and accepted).  ``rows`` say old and new: of cycles the cores', of a
     decision the winner and each candidate's best point that changed.  ``moved`` are the parts of units that changed
-    (unit, kind and name, old, new cycles), the largest first; ``method`` is that of the new cycles.
+    (unit, kind and name, old, new cycles), the largest first; ``method`` and ``band`` are those of the new cycles.
     """
 
     kind: Literal["cycles", "decision"]
@@ -64,6 +64,7 @@ class CheckOutcome:
     moved: tuple[tuple[str, str, int, int], ...] = ()
     device_changed: bool = False
     method: str = ""
+    band: float | None = None
     ignored: tuple[str, ...] = ()
 
     @property
@@ -172,6 +173,7 @@ def check_cycles(file: Path, case: BaselineFile, tolerance: float, update: Updat
         () if old is None else tuple(_moved(old, new)),
         device_changed=old is not None and old.device_digest != new.device_digest,
         method=timing.method,
+        band=timing.band,
         ignored=result.ignored,
     )
 

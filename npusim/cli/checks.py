@@ -12,7 +12,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.report.text import Block, Column, Columns, Facts, cells, document
+from npusim.report.text import Block, Column, Columns, Facts, cells, document, percent
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _outcomes_table(kind: str, change: str, align: Literal["<", ">"]) -> Columns
         Column("today", lambda outcome: outcome.rows[0].new if outcome.rows else None, _text, align),
         Column(change, _change, align=">"),
         Column("", "status", style=lambda outcome: "good" if outcome.passed else "bad"),
-        Column("method", "method"),
+        Column("method", lambda outcome: outcome.method + (f" ±{percent(outcome.band)}" if outcome.band else "")),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from pydantic import ConfigDict, Field, StrictInt, ValidationError, model_validator
 
@@ -33,7 +33,7 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
-BlockDtype = Literal["mxfp8", "mxfp8_e5m2"]
+BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4"]
 #: How a product's A and B lie in memory (`GemmProblem.operands`).
 Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
@@ -477,7 +477,7 @@ class GemmProblem(Sizes):
     @property
     def output_dtype(self) -> Dtype:
         """Format of C: that of A and B, of those in blocks bfloat16."""
-        return "bfloat16" if self.dtype == "mxfp8" or self.dtype == "mxfp8_e5m2" else self.dtype  # noqa: PLR1714
+        return cast("Dtype", "bfloat16" if self.dtype in get_args(BlockDtype) else self.dtype)
 
     def bytes_moved(self) -> int:
         """Return the bytes of A, B and C, each once."""

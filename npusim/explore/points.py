@@ -209,6 +209,7 @@ def _outcome(job: Job, task: PointTask) -> PointOutcome:
         cycles=timing.cycles,
         latency_us=timing.latency_s * 1e6,
         method=timing.method,
+        band=timing.band,
         busiest=busiest,
         busy_share=share,
         ignored=", ".join(ignored),

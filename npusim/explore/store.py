@@ -44,10 +44,10 @@ class PointOutcome:
 
     ``status``: ``ok`` simulated; ``pruned``: ``bound_us`` proves that it cannot win; ``infeasible``,
     ``rejected`` (its error), ``failed`` (its worker): see ``reason``; ``merged``: the same program as point
-    ``same_as``.  ``method`` says how the time was found.  ``busiest`` is the pipe with the largest
-    ``busy_share`` of the cores' time in any core group; ``ignored`` what of the workload's attention was left out;
-    ``head_room`` the share of the ``tightest`` memory that is free; ``relative_rmse`` None where bits were not computed
-    or are not finite.
+    ``same_as``.  ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
+    times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
+    ``ignored`` what of the workload's attention was left out; ``head_room`` the share of the ``tightest`` memory that
+    is free; ``relative_rmse`` None where bits were not computed or are not finite.
     """
 
     index: int
@@ -56,6 +56,7 @@ class PointOutcome:
     cycles: int | None = None
     latency_us: float | None = None
     method: str = ""
+    band: float | None = None
     busiest: str = ""
     busy_share: float | None = None
     ignored: str = ""

@@ -207,6 +207,6 @@ def _starts_inside_requests(step: Step, request_bytes: int) -> bool:
             continue
         pitch = operand.tensor.cols if isinstance(operand, GlobalTile) else operand.stride
         is_run = pitch == operand.cols and not to_fractals
-        if not is_run and pitch * stored_format(operand.fmt).size_bytes % request_bytes:
+        if not is_run and stored_format(operand.fmt).row_bytes(pitch) % request_bytes:
             return True
     return False

@@ -74,6 +74,7 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
         operations=round(total("operations")),
         link_bytes={k: round(v) for k, v in summed("link_bytes").items()},
         bound_cycles={k: int(v) for k, v in summed("bound_cycles").items()},
+        band=max(t.band for t, _ in parts),
         **totals,
         overlap_efficiency=overlap_efficiency(totals["overlap_s"], running_s),
         parts_s={**summed("parts_s"), **overhead},

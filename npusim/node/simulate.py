@@ -267,6 +267,7 @@ class _Simulation:
         running_s = _length(self.ran[0]), _length(self.ran[1])
         return NodeTiming(
             method=_method(work for _, work in self.kernels),
+            band=max((work.band for _, work in self.kernels), default=0.0),
             cycles=ceil(seconds * clock),
             latency_s=seconds,
             launch_s=0.0,
@@ -313,7 +314,7 @@ class _Simulation:
 
 
 def _method(kernels: Iterable[KernelWork]) -> str:
-    """Return how times were found: ``node-des over des and steady``."""
+    """Return how times were found: ``node-des over steady and reserved``."""
     below = sorted({name for work in kernels for name in work.methods})
     return " over ".join(["node-des", *([" and ".join(below)] if below else [])])
 

@@ -99,6 +99,7 @@ def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: 
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
         bound_fs=femtoseconds(device.seconds(bound)),
+        band=max(r.band for r in results),
     )
 
 

@@ -57,7 +57,9 @@ class KernelOutput:
     def of(cls, program: TileProgram) -> KernelOutput:
         """Return what a program computes."""
         o = program.tensors["o"]
-        inputs = (t for t in program.tensors.values() if t.role == "input")
+        inputs = (
+            t for n, t in program.tensors.items() if t.role in ("input", "constant") and n not in program.constants
+        )
         return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
 
     @property

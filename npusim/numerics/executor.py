@@ -411,26 +411,22 @@ class BufferStore:
 
     def __init__(self, program: TileProgram, lanes: int) -> None:
         self.lanes = lanes
-        #: Each memory, and behind it a byte for each of its own: the scale of the element there, where it has one.
-        self._bytes = {space: np.empty((2, lanes, used), np.uint8) for space, used in program.used_bytes.items()}
-        for memory in self._bytes.values():
-            memory[0] = POISON
+        self._bytes = {space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()}
+        #: What lies in blocks, by memory: an element and its scale, at twice the address where a byte holds two.
+        self._pairs: dict[str, Array] = {}
 
     def view(self, tile: Tile) -> Array:
         """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
         memory = self._bytes[tile.space]
         fmt = stored_format(tile.fmt)
-        size, dtype = fmt.size_bytes, fmt.dtype
+        offset, pitch, size = tile.offset_bytes, fmt.row_bytes(tile.stride), fmt.size_bytes
         if fmt.scale_block:
-            types = [dtype["element"], dtype["scale"]]
-            apart: Any = {"names": ["element", "scale"], "formats": types, "offsets": [0, memory.strides[0]]}
-            dtype = np.dtype(apart)
+            if tile.space not in self._pairs:
+                self._pairs[tile.space] = np.full((self.lanes, 4 * memory.shape[1]), POISON, np.uint8)
+            memory, size = self._pairs[tile.space], fmt.dtype.itemsize
+            offset, pitch = offset * size * fmt.per_byte, pitch * size * fmt.per_byte
         return np.ndarray(
-            (self.lanes, tile.rows, tile.cols),
-            dtype,
-            memory,
-            tile.offset_bytes,
-            (memory.strides[1], tile.stride * size, size),
+            (self.lanes, tile.rows, tile.cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size)
         )
 
 
@@ -452,7 +448,7 @@ class TensorStore:
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
             values: Array = self._constants[tensor.name]()[batch, head]
-        elif tensor.role == "input":
+        elif tensor.role in ("input", "constant"):
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             matrices = [self._inputs(tensor.name, batch, h) for h in heads]
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)

@@ -29,6 +29,7 @@ from npusim.report.text import (
     pre_html,
     whole,
 )
+from npusim.timing.result import method_text
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
     if timing is not None:
         busiest = timing.busiest
         values["latency us", "time"] = timing.latency_us
-        values["method", "text"] = f"{timing.method}, exact"
+        values["method", "text"] = method_text(timing.method, timing.band)
         values["operations", "count"] = timing.operations
         values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
         for use in timing.uses_of(timing.last_group):

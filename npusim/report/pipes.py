@@ -33,7 +33,7 @@ PipeColumns = dict[str, list[PipeValue]]
 
 _VENDOR = MappingProxyType({vendor: pipe for pipe, vendor in PROFILED_PIPES.items()})
 _TOTAL = "_total_cycles"
-_FIRST, _LAST = ("block_id", "sub_block_id"), ("method",)
+_FIRST, _LAST = ("block_id", "sub_block_id"), ("method", "band")
 #: How the profiler's files mark a column that does not apply to a row.
 _NOT_APPLICABLE = "NA"
 
@@ -87,7 +87,7 @@ def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: l
         name = PROFILED_PIPES.get(use.pipe, use.pipe.lower())
         row[f"{kind}_{name}_time(us)"] = us(use.busy_cycles)
         row[f"{kind}_{name}_ratio"] = round(use.busy_cycles / total, 6) if total else 0.0
-    return {**row, "method": timing.method}
+    return {**row, "method": timing.method, "band": timing.band}
 
 
 def _kind(queue: str) -> str:

@@ -167,23 +167,24 @@ def _ranking_blocks(
         Column("busiest", "busiest"),
         Column("busy", lambda o: o.busy_share or 0.0, percent, ">"),
         Column("room", lambda o: f"{o.tightest} {percent(o.head_room or 0.0)} free" if o.tightest else ""),
-        Column("method", "method"),
+        Column("method", lambda o: o.method + (f" ±{percent(o.band)}" if o.band else "")),
     )
     yield table.grid(ranked[:top] if chosen is None else chosen)
     yield Facts((("margin", tuple(_margin(best, ranked, outcomes))),))
 
 
 def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:
-    """Yield the best's lead over the next."""
+    """Yield the best's lead over the next, against the method's error band."""
     bounds = [o.bound_us for o in outcomes if o.status == "pruned" and o.bound_us is not None]
     others = [o.latency_us for o in ranked if o.latency_us is not None and o is not best]
     following = min([*bounds, *others], default=None)
     if following is None:
         yield Cell("the only one")
     else:
-        ahead = following / (best.latency_us or 1.0) - 1
+        ahead, band = following / (best.latency_us or 1.0) - 1, best.band or 0.0
         proof = ", which was not simulated: it takes that long at least" if bounds and following == min(bounds) else ""
-        yield Cell(f"{percent(ahead)} to the next{proof}")
+        within = f", within the method's band of {percent(band)}: may be another's" if band > ahead else ""
+        yield Cell(f"{percent(ahead)} to the next{proof}{within}", "warn" if within else "")
 
 
 def _reasons(outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:

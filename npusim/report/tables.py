@@ -105,8 +105,10 @@ def run_tiles(record: RunRecord) -> tuple[FigureTile, ...]:
 
 
 def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]:
-    cores = f"cores {format_duration(timing.core_us * 1e-6)}; {timing.method}, exact"
-    yield FigureTile("Latency", format_duration(timing.latency_s), cores)
+    band = f"within {percent(timing.band)} of exact" if timing.band else f"{timing.method}, exact"
+    yield FigureTile(
+        "Latency", format_duration(timing.latency_s), f"cores {format_duration(timing.core_us * 1e-6)}; {band}"
+    )
     if (validated := timing.validated) is not None:
         value = "never" if validated.most_error is None else f"within {percent(validated.most_error)}"
         yield FigureTile("Validated", value, validated.text(record.called, record.device.name))

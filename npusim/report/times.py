@@ -11,6 +11,7 @@ from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
 from npusim.report.charts import Figure
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
+from npusim.timing.result import method_text
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
@@ -133,8 +134,8 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
     if timing.validated is not None:
         text = timing.validated.text(record.called, record.device.name)
         yield "measured", cells(text, style="" if timing.validated.cases else "warn")
-    if is_full:
-        yield "method", cells(f"{timing.method}, exact ({whole(timing.operations)} operations)")
+    if is_full or timing.band:
+        yield "method", cells(f"{method_text(timing.method, timing.band)} ({whole(timing.operations)} operations)")
     yield "limit", cells(_limit(record, timing))
     unit, least = max(timing.bound_cycles.items(), key=lambda item: item[1], default=("", 0))
     if unit and timing.cycles and (is_full or least > timing.cycles):

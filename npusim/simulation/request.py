@@ -265,7 +265,7 @@ class Request:
     )
     method: str = _how(
         "--method NAME",
-        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: all give the same.",
+        "How time is computed: auto; des (SimPy, the reference), block, fold, steady: exact; reserved: approximate.",
         "auto",
         needs="time",
     )

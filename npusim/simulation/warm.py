@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import evaluate_plan, run_request
+from npusim.timing.engine_code import code_of, equal_groups
+from npusim.timing.mean_field import MeanField
+from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,10 +39,21 @@ def run_bits(schedule: str, hw: str, precision: str, dtype: str) -> None:
 
 def warm() -> Iterator[tuple[str, int]]:
     """Run what is usual, small, and yield what was run, with how many there are: its machine code is then kept."""
+    count = len(USUAL) + 1
     for schedule, hw, dtype in USUAL:
         is_node = hw.endswith("_x8")
         run_request(Request(schedule, hw=hw, seq=256, dtype=dtype, presets=None if is_node else True))  # type: ignore[arg-type]
-        yield f"{schedule} on {hw}, {dtype}", len(USUAL)
+        yield f"{schedule} on {hw}, {dtype}", count
+    _run_mean_field()
+    yield "long causal calls", count
+
+
+def _run_mean_field() -> None:
+    """Run what `timing.auto` takes for long causal calls on a short one, which it would not take it for."""
+    plan = plan_of(Request("flash", seq=1024, causal=True, numerics=False))
+    _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
+    code = code_of(Streams(program, plan.device))
+    MeanField(code).result(equal_groups(code))
 
 
 if __name__ == "__main__":

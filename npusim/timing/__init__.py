@@ -10,8 +10,11 @@
     The same engine with one core group of each class of equal ones, its transfers weighted: exact.
 ``steady``
     ``fold`` that skips whole periods once the joint state repeats: exact.
+``reserved``
+    A mean field (`npusim.timing.mean_field`): each core group beside a mean of the others, a block simulated once:
+    approximate, for groups that all differ.
 ``auto``
-    ``steady``, or ``des`` where waits hold up scalar units, which the engine does not know.
+    Chooses ``steady`` or, where that takes long and its measured difference is small, ``reserved``.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.timing import auto, des, engine
+from npusim.timing import auto, des, engine, mean_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,5 +37,6 @@ METHODS: Mapping[str, Callable[..., TimingResult]] = MappingProxyType(
         "auto": auto.simulate,
         "des": des.simulate,
         **{method: partial(engine.simulate, method=method) for method in ("block", "fold", "steady")},
+        "reserved": mean_field.simulate,
     }
 )

@@ -1,15 +1,20 @@
-"""Chooses how to find the time of a program, which is exact either way, and says in the result what it chose.
+"""Chooses how to find the time of a program, and says in the result what it chose.
 
-What is chosen depends on the program and the device alone, not on whether a timeline is wanted.
+Few operations, or few classes of equal core groups: exact (``steady``: folded, repetitions
+skipped).  Many long programs that all differ: ``reserved`` with the band that it measures on a part
+of the program; where that is wide, exact all the same unless that takes very long.  What is chosen
+depends on the program and the device alone, not on whether a timeline is wanted.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from npusim.timing import des
+from npusim.errors import ProgramError
+from npusim.timing import des, mean_field
 from npusim.timing.engine import Run
-from npusim.timing.engine_code import code_of, equal_groups, operations_of
+from npusim.timing.engine_code import code_of, equal_groups
+from npusim.timing.mean_field import FEW_CLASSES, operations_of
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -19,12 +24,15 @@ if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
     from npusim.timing.result import TimingResult
 
-#: Operations of all classes up to which spans are kept; a longer timeline takes ``fold`` or ``des`` by name.
+#: Operations of all classes that are simulated one by one, in some 0.2 s; up to here spans are kept too.
+#: A longer timeline takes ``fold`` or ``des`` by name.
 FEW_OPERATIONS = 2_000_000
 #: Operations of groups that all differ that take less time than looking for a state that they repeat: 0.05 s.
 SHORT_OPERATIONS = 500_000
-#: Classes of core groups whose joint state can be expected to repeat soon: blocks dealt evenly make two.
-FEW_CLASSES = 3
+#: Operations that are simulated one by one, in some 2 s, rather than stated with a wide band.
+MANY_OPERATIONS = 20_000_000
+#: A band is wide beyond 2 %.
+WIDE = 0.02
 
 
 def keeps_spans(streams: Streams) -> bool:
@@ -48,6 +56,12 @@ def simulate(
     code = code_of(streams)
     classes = equal_groups(code)
     operations = operations_of(code, classes)
+    if operations > FEW_OPERATIONS and len(classes.groups) > FEW_CLASSES:
+        widest = WIDE if operations <= MANY_OPERATIONS else 1.0
+        try:
+            return mean_field.approximate(code, classes, widest)
+        except ProgramError:
+            pass  # its blocks cannot be told apart or timed in part, or the band is too wide
     traced = trace_groups if operations <= FEW_OPERATIONS else ()
     is_periodic = operations > SHORT_OPERATIONS or len(classes.groups) <= FEW_CLASSES
     return Run(code, classes, traced, periodic=is_periodic).result("steady")

@@ -9,7 +9,7 @@ classes repeats, at iterations of every loop, of key tiles and of blocks alike (
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.errors import DeadlockError
 from npusim.ir.content import uncollected
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import ProgramPhase, TileProgram
+    from npusim.timing.engine_arrays import Ints
     from npusim.timing.engine_code import Classes, Code
 
 #: Waiting engines that a message about a deadlock lists, as in ``des``.
@@ -93,8 +94,10 @@ class Run:
         ran = m.ran.tolist()
         counts = {op: n for op, n in zip(self.code.operations, ran, strict=True) if n}
         links = dict(zip(streams.device.links, m.link["bytes"].tolist(), strict=True))
-        uses, spans = self._with_pipes(self._uses()), self.spans() if has_spans else ()
-        return summarise(streams, method, ends, uses, links, counts, spans)
+        e = m.engine
+        booked = Booked(e["busy"], e["done"], e["end"], e["idle"], m.counter["stalled"])
+        uses = self._with_pipes(uses_of(streams, self.classes.groups, booked))
+        return summarise(streams, method, ends, uses, links, counts, self.spans() if has_spans else ())
 
     def run_phase(self, phase: int) -> None:
         """Let every member with blocks begin, and run until all are through."""
@@ -121,27 +124,6 @@ class Run:
             raise DeadlockError(self._describe(self.streams.program.phases[phase]))
         # A phase is over when its last result is there; one without work still is dispatched.
         self.cycles = self.now = max(self.now, int(m.engine["end"].max(initial=0)))
-
-    def _uses(self) -> tuple[tuple[QueueUse, ...], ...]:
-        """Return the use of every queue, group by group; the groups of a member share theirs."""
-        endpoints, names = self.streams.endpoints, [q.name for q in self.streams.program.queues]
-        causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
-        for endpoint in endpoints:
-            causes[endpoint.queue].append((endpoint.index, str(endpoint)))
-        busy, done, end, idle = (self.state.engine[key].tolist() for key in ("busy", "done", "end", "idle"))
-        stalled = self.state.counter["stalled"].tolist()
-        by_group: dict[int, tuple[QueueUse, ...]] = {}
-        for member, groups in enumerate(self.classes.groups):
-            uses = []
-            for e, name in enumerate(names, member * len(names)):
-                stalls = {NO_INSTRUCTION: idle[e]} if idle[e] else {}
-                for index, cause in causes[name]:
-                    cycles = stalled[member * len(endpoints) + index]
-                    if cycles:
-                        stalls[cause] = stalls.get(cause, 0) + cycles
-                uses.append(QueueUse(name, groups[0], busy[e], done[e], stalls, end[e]))
-            by_group |= dict.fromkeys(groups, tuple(uses))
-        return tuple(by_group[group] for group in sorted(by_group))
 
     def _with_pipes(self, uses: tuple[tuple[QueueUse, ...], ...]) -> tuple[tuple[QueueUse, ...], ...]:
         """Return the use of queues and, after them, of the pipes that they share."""
@@ -200,6 +182,38 @@ def history_of(streams: Streams) -> int:
     """
     rings = streams.program.rings
     return 1 << max((2 * r.depth + r.period for r in rings), default=0).bit_length()
+
+
+class Booked(NamedTuple):
+    """What a simulation books for every queue, and for every endpoint's waits, member by member."""
+
+    busy: Ints
+    done: Ints
+    end: Ints
+    idle: Ints
+    stalled: Ints
+
+
+def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) -> tuple[tuple[QueueUse, ...], ...]:
+    """Return the use of every queue, group by group; the groups of a member share theirs."""
+    names = [q.name for q in streams.program.queues]
+    causes: dict[str, list[tuple[int, str]]] = {name: [] for name in names}
+    for endpoint in streams.endpoints:
+        causes[endpoint.queue].append((endpoint.index, str(endpoint)))
+    busy, done, end, idle, stalled = (a.ravel().tolist() for a in booked)
+    by_group: dict[int, tuple[QueueUse, ...]] = {}
+    for member, groups in enumerate(members):
+        counters = member * len(streams.endpoints)
+        uses = []
+        for e, name in enumerate(names, member * len(names)):
+            stalls = {NO_INSTRUCTION: idle[e]} if idle[e] else {}
+            for index, cause in causes[name]:
+                cycles = stalled[counters + index]
+                if cycles:
+                    stalls[cause] = stalls.get(cause, 0) + cycles
+            uses.append(QueueUse(name, groups[0], busy[e], done[e], stalls, end[e]))
+        by_group |= dict.fromkeys(groups, tuple(uses))
+    return tuple(by_group[group] for group in sorted(by_group))
 
 
 def busiest_dispatcher(code: Code, members: Sequence[Sequence[int]]) -> int:

@@ -25,8 +25,9 @@ Records = Any
 #: ``REPEAT`` as the operand of the enclosing call says, the argument counting on from it.
 OP, LOOP, REPEAT, END, CALL, RET, HALT = range(7)
 #: Entries of ``EngineState.size``: lengths of lists; which level of loops the watched scalar unit ``WATCHED`` has
-#: crossed.
-(EVENTS, TODO, SPANS, CROSSED, WATCHED, REQUESTS, SIZES) = range(7)
+#: crossed, or 1 where engine ``LEADER`` has done ``TARGET`` operations, which it had at ``MOMENT``.  ``FETCHED``
+#: marks the calls fetched since, counted from instruction ``WINDOW_AT``, bit by bit.
+(EVENTS, TODO, SPANS, CROSSED, WATCHED, LEADER, TARGET, MOMENT, FETCHED, WINDOW_AT, REQUESTS, SIZES) = range(12)
 #: No operation on an engine, and what a dispatcher fetches at its end.
 NOTHING, HALTED = -1, -2
 #: Later than any event.
@@ -77,8 +78,8 @@ PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
         "endpoint": record("lag period latency owner"),
         "pair": record("own peer"),
         "queue": record("depth issuer"),
-        # Units of its clock a cycle.
-        "link": record("rate"),
+        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
+        "link": record("rate unit others"),
         # Core groups that the member stands for, and whether its spans are kept.
         "member": record("weight is_traced"),
         "rule": record("product_issue product_compare issue_product"),
@@ -143,7 +144,8 @@ STATE_TYPES: Mapping[str, Any] = MappingProxyType(
         # ``entry``: how often a loop or call was entered at this level.
         "stack": record("pc operand left entry"),
         # ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
-        "link": record("units updated load due flows bytes"),
+        # ``flow_cycles``: transfers in flight, summed over cycles.
+        "link": record("units updated load due flows bytes flow_cycles"),
         "transfer": HEAP_TYPE,
         "event": HEAP_TYPE,
         "request": HEAP_TYPE,
@@ -201,7 +203,7 @@ def build_state(program: Program, history: int, levels: int, spans: int = 0) -> 
     state.dispatcher["pending"] = HALTED
     state.link["due"] = NEVER
     state.due[:] = NEVER
-    state.size[WATCHED] = -1
+    state.size[WATCHED] = state.size[LEADER] = -1
     return state
 
 

@@ -55,6 +55,7 @@ class CompiledBody:
     ``repeats`` are the bodies whose counts a block brings; ``operations`` are without theirs.
     """
 
+    parts: tuple[Part, ...]
     entry: tuple[int, ...]
     operations: tuple[int, ...]
     depth: int
@@ -94,7 +95,7 @@ class Code:
     classes: Classes | None = None
 
     def __post_init__(self) -> None:
-        self.streams.check_pipe_waits("block, fold and steady")
+        self.streams.check_pipe_waits("block, fold, steady and reserved")
 
     # ---------------------------------------------------------------- blocks
 
@@ -120,6 +121,14 @@ class Code:
         rows = zip(times.tolist(), operations.tolist(), strict=True)
         return [self._block(number, tuple(row), tuple(done)) for row, done in rows]
 
+    def block_of(self, body: int, counts: tuple[int, ...]) -> int:
+        """Return the number of the block with that body and those counts."""
+        operations = list(self.bodies[body].operations)
+        for count, inner in zip(counts, self.bodies[body].repeats, strict=True):
+            for queue, inside in enumerate(self.bodies[inner].operations):
+                operations[queue] += count * inside
+        return self._block(body, counts, tuple(operations))
+
     def _block(self, body: int, counts: tuple[int, ...], operations: tuple[int, ...]) -> int:
         key = (body, counts)
         number = self._blocks.get(key)
@@ -134,6 +143,23 @@ class Code:
     def operation_count(self, blocks: Iterable[int]) -> int:
         """Return how many operations a sequence of blocks runs."""
         return sum(often * sum(self.blocks[block].operations) for block, often in Counter(blocks).items())
+
+    def runs_of_operations(self, blocks: Iterable[int]) -> Ints:
+        """Return how often each operation runs in a sequence of blocks."""
+        runs_of = Counter[int]()
+        for number, often in Counter(blocks).items():
+            block = self.blocks[number]
+            runs_of[block.body] += often
+            for count, inner in zip(block.counts, self.bodies[block.body].repeats, strict=True):
+                runs_of[inner] += often * count
+        runs = np.zeros(len(self.operations), np.int64)
+        for body in range(len(self.bodies) - 1, -1, -1):  # a body is written after those inside it
+            for part in self.bodies[body].parts if runs_of[body] else ():
+                if not isinstance(part, InnerBody):
+                    np.add.at(runs, list(part), runs_of[body])
+                elif part.times is not None:
+                    runs_of[part.body] += runs_of[body] * part.times
+        return runs
 
     # ---------------------------------------------------------------- bodies
 
@@ -195,7 +221,7 @@ class Code:
             self.instructions.append((RET, 0, 0))
         depth = max((1 + (inner.times != 1) + self.bodies[inner.body].depth for inner in inners), default=1)
         repeats = tuple(inner.body for inner in inners if inner.times is None)
-        return CompiledBody(tuple(entry), tuple(operations), depth, repeats)
+        return CompiledBody(parts, tuple(entry), tuple(operations), depth, repeats)
 
     def _call(self, body: int, operand: int, times: int) -> None:
         if times > 1:
@@ -224,6 +250,12 @@ class Code:
         for number, same in groupby(blocks):
             block = self.blocks[number]
             self._call(block.body, block.operand, len(list(same)))
+
+    def window(self, calls: int) -> int:
+        """Leave space for calls that are written later, and return where it begins."""
+        start = len(self.instructions)
+        self.instructions += [(HALT, 0, 0)] * (calls + 1)
+        return start
 
     @property
     def levels(self) -> int:
@@ -269,22 +301,22 @@ class Classes:
         return Classes(tuple((g,) for g in order), tuple(phases))
 
 
-def operations_of(code: Code, classes: Classes) -> int:
-    """Return how many operations one core group of each class runs, all phases together."""
-    return code.operation_count(classes.every_block())
-
-
 @uncollected()
 def equal_groups(code: Code) -> Classes:
     """Return the core groups that run the same blocks in every phase, together."""
     if code.classes is None:
         phases = [blocks_by_group(code, phase) for phase in code.streams.program.phases]
-        alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for group, runs in enumerate(zip(*phases, strict=True)):
-            alike.setdefault(runs, []).append(group)
-        ordered = sorted(alike, key=lambda runs: -sum(len(r) for r in runs))
-        code.classes = Classes(tuple(tuple(alike[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
+        code.classes = fold_groups(list(zip(*phases, strict=True)))
     return code.classes
+
+
+def fold_groups(groups: Sequence[tuple[tuple[int, ...], ...]]) -> Classes:
+    """Return core groups by class; each is given by its blocks, phase by phase."""
+    classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for group, runs in enumerate(groups):
+        classes.setdefault(runs, []).append(group)
+    ordered = sorted(classes, key=lambda runs: -sum(len(r) for r in runs))
+    return Classes(tuple(tuple(classes[runs]) for runs in ordered), tuple(zip(*ordered, strict=True)))
 
 
 def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | None = None) -> list[tuple[int, ...]]:
@@ -341,7 +373,7 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         endpoint=ends,
         pair=[(e.index, q) for e in endpoints for q in e.peers],
         queue=list(depths),
-        link=[(rate,) for rate in link_rates(streams)],
+        link=[(rate, 1, 0) for rate in link_rates(streams)],
         rule=[streams.sharing] if streams.sharing else (),
     )
 

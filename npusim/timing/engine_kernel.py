@@ -17,8 +17,11 @@ from npusim.timing.engine_arrays import (
     CROSSED,
     END,
     EVENTS,
+    FETCHED,
     HALTED,
+    LEADER,
     LOOP,
+    MOMENT,
     NEVER,
     NOTHING,
     OP,
@@ -27,8 +30,10 @@ from npusim.timing.engine_arrays import (
     REQUESTS,
     RET,
     SPANS,
+    TARGET,
     TODO,
     WATCHED,
+    WINDOW_AT,
     EngineState,
     Program,
     Records,
@@ -84,6 +89,8 @@ def fetch(p: Program, m: EngineState, d: int) -> int:
         pc += 1
         if kind == OP:
             break
+        if level == 0 and m.size[LEADER] >= 0:
+            m.size[FETCHED] |= 1 << (pc - 1 - m.size[WINDOW_AT])
         if kind in (LOOP, REPEAT):
             if kind == REPEAT:
                 argument = p.operand[m.stack[d, level - 1].operand + argument]
@@ -190,6 +197,9 @@ def work(p: Program, m: EngineState, e: int, now: int) -> None:
                 m.size[EVENTS] += 1
             return
         complete(p, m, e, begin + p.op[op].occupancy)
+        if m.size[CROSSED]:
+            enqueue(m, e)
+            return
 
 
 @inline
@@ -251,6 +261,8 @@ def complete(p: Program, m: EngineState, e: int, end: int) -> None:
     m.ran[op] += p.member[member].weight
     if p.member[member].is_traced:
         keep_span(m, e, op, end)
+    if e == m.size[LEADER] and m.engine[e].done == m.size[TARGET]:
+        m.size[CROSSED], m.size[MOMENT] = 1, end
     result = max(m.engine[e].end, end + p.op[op].latency)
     m.engine[e].end = result
     for at in range(p.op[op].sets, p.op[op + 1].sets):
@@ -289,7 +301,7 @@ def join(p: Program, m: EngineState, e: int) -> None:
     for at in range(p.op[op].flows, p.op[op + 1].flows):
         link, size = p.flow[at].link, p.flow[at].bytes
         serve(p, m, link, begin)
-        m.link[link].load += weight
+        m.link[link].load += weight * p.link[link].unit
         m.link[link].bytes += weight * size
         key = m.link[link].units + (size << FRACTION_BITS)
         push(m.transfer[link], m.link[link].flows, key, e)
@@ -304,6 +316,7 @@ def serve(p: Program, m: EngineState, link: int, now: int) -> None:
     if elapsed > 0:
         if m.link[link].load:
             m.link[link].units += elapsed * p.link[link].rate // m.link[link].load
+            m.link[link].flow_cycles += elapsed * m.link[link].flows
         m.link[link].updated = now
 
 
@@ -318,14 +331,14 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
         e = heap[0].engine
         flows -= 1
         pop(heap, flows)
-        m.link[link].load -= p.member[e // len(p.queue)].weight
+        m.link[link].load -= p.member[e // len(p.queue)].weight * p.link[link].unit
         m.engine[e].in_flight -= 1
         if m.engine[e].in_flight == 0:
             complete(p, m, e, max(now, m.engine[e].begun + p.op[m.engine[e].op].occupancy))
             enqueue(m, e)
     m.link[link].flows = flows
     if flows == 0:
-        m.link[link].load = 0
+        m.link[link].load = p.link[link].others
         m.link[link].units = 0
         m.link[link].due = NEVER
         return

@@ -18,6 +18,7 @@ from npusim.timing.engine_arrays import (
     CROSSED,
     EVENTS,
     HALTED,
+    MOMENT,
     NEVER,
     NOTHING,
     REQUESTS,
@@ -85,7 +86,7 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
     totals = [at.engine[name] for name in ("free", "end", "done")]
     totals += [at.stack["entry"], at.stack["left"], at.counter["count"], at.pipe["done"]]
     booked = [at.engine[name] for name in ("busy", "idle", "waited")]
-    booked += [at.counter["stalled"], at.link["bytes"], at.ran, at.pipe["busy"]]
+    booked += [at.counter["stalled"], at.link["bytes"], at.link["flow_cycles"], at.ran, at.pipe["busy"]]
     total = np.concatenate([indices.ravel() for indices in (*totals, *booked)])
 
     def zeros(*shape: int) -> Ints:
@@ -467,8 +468,13 @@ def is_same(a: Ints, b: Ints, length: int) -> bool:
 
 @kernel
 def run_engine(p: Program, m: EngineState, s: Snapshots, start: int) -> int:
-    """Run until nobody can go on any more, skipping what repeats; return the time of the last event."""
+    """Run until nobody can go on any more, skipping what repeats; return the time of the last event.
+
+    Where an engine leads, its ``TARGET`` ends the run too: ``CROSSED`` is set, and slot 0 has the state.
+    """
     now = advance(p, m, start)
-    while m.size[CROSSED]:
+    while m.size[CROSSED] and m.size[WATCHED] >= 0:
         now = advance(p, m, now + look_back(p, m, s))
+    if m.size[CROSSED]:
+        s.length[0] = note_state(p, m, s, m.size[MOMENT], s.words[0])
     return now

@@ -161,17 +161,23 @@ class OverlapRecord:
 KINDS = ("core", "kernel", "back_to_back", "call")
 
 
+def method_text(method: str, band: float) -> str:
+    """Return a method with what it is worth: ``steady, exact``, ``reserved, within 1.3 % of exact``."""
+    return f"{method}, approximate: within {band * 100:.1f} % of exact" if band else f"{method}, exact"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimingRecord:
     """Predicted time of one program on one device, as ``result.json`` keeps it.
 
     ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that is waited for, launch
-    included. ``times_s`` says the same time as each of `KINDS` would measure it, those of which the device's file knows
-    nothing left out. ``bound_cycles`` is the least time each unit and each link needs for its work,
-    ``compulsory_bytes`` what has to come from or go beyond L2 at least. ``uses`` are those of all core groups' queues,
-    ``overlap`` is there on nodes only, ``roofline`` where the device's matrix units are described. ``account`` is that
-    of the core group that ends last, ``validated`` how far such times are expected to be from measured ones; None in
-    files of before they were kept.
+    included.  ``times_s`` says the same time as each of `KINDS` would measure it, those of which the device's file
+    knows nothing left out.  ``bound_cycles`` is the least time each unit and each link needs for its work,
+    ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact cycles lie within ``1 -
+    band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on
+    operations of the same program.  ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only,
+    ``roofline`` where the device's matrix units are described.  ``account`` is that of the core group that ends last,
+    ``validated`` how far such times were from measured ones; None in files of before they were kept.
     """
 
     method: str
@@ -187,6 +193,7 @@ class TimingRecord:
     overlap: OverlapRecord | None = None
     compulsory_bytes: int = 0
     roofline: Roofline | None = None
+    band: float = 0.0
     times_s: Annotated[dict[str, Microseconds], key("times_us")] = field(default_factory=dict)
     account: Account | None = field(default=None, repr=False)
     validated: Validated | None = None

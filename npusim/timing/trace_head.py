@@ -14,7 +14,8 @@ import numpy as np
 from npusim.errors import SpecError
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import SPANS
-from npusim.timing.engine_code import Classes, code_of, equal_groups, operations_of
+from npusim.timing.engine_code import Classes, code_of, equal_groups
+from npusim.timing.mean_field import operations_of
 from npusim.units import format_duration
 
 if TYPE_CHECKING:

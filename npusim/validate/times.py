@@ -23,7 +23,7 @@ from npusim.schedules import find_schedule
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_plan, simulate_program
-from npusim.timing.result import TimingResult
+from npusim.timing.result import TimingResult, method_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -343,7 +343,7 @@ class Predictor:
         timing = self.result(case).timing
         if timing is None:
             raise SpecError(f"case {case.name}: {case.device} has no timing model")
-        self.methods[case.name] = f"{timing.method}, exact"
+        self.methods[case.name] = method_text(timing.method, timing.band)
         return timing
 
     def text(self, case: MeasurementCase) -> str:

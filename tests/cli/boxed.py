@@ -51,6 +51,7 @@ run standard --seq 64
 run mine.py:mine --seq 64
 run layer --seq 64
 run flash --method des --seq 64
+run flash --method reserved --seq 64
 run flash --method steady --seq 64
 run flash --method fold --seq 64
 run flash --method block --seq 64

@@ -184,6 +184,13 @@ def test_parts_of_a_change_add_up(mesh: NodeSpec) -> None:
     assert time.exposed_s == pytest.approx(time.latency_s - time.running_s[0], rel=1e-4)
 
 
+def test_approximation_of_a_kernel_is_the_nodes(mesh: NodeSpec) -> None:
+    rough = KernelWork(US, 0, 0, methods=("reserved",), band=0.01)
+    time = node_time(mesh, 2, rough, "sdma")
+    assert time.method == "node-des over reserved"
+    assert time.band == 0.01
+
+
 def test_methods_are_exact_alike(mesh: NodeSpec) -> None:
     layer = LayerProblem.around(Problem(heads=2, seq_q=256, head_dim=64), hidden=128, ranks=8)
     load = load_workload("pangu_38b")

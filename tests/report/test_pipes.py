@@ -33,6 +33,7 @@ VENDOR_COLUMNS = {
     "aiv_mte3_time(us)",
     "aiv_mte3_ratio",
     "method",
+    "band",
 }
 
 

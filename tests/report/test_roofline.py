@@ -58,6 +58,14 @@ def test_the_table_and_the_result_file_have_it(result: RunData, tmp_path: Path) 
     assert load_result(file).to_document() == record.to_document()
 
 
+def test_an_approximate_time_says_so_with_its_band(result: RunData) -> None:
+    record = record_of(result)
+    assert record.timing is not None
+    near = replace(record, timing=replace(record.timing, band=0.0131))
+    assert "approximate: within 1.3 % of exact" in plain(run_table(near))
+    assert "approximate" not in plain(run_table(record))
+
+
 def test_a_copy_has_no_place_under_it() -> None:
     from npusim.config.problem import CopyProblem
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import DeadlockError
 from npusim.ir.walk import required_count
+from npusim.timing.gpu_pipes import refuse_shared_pipes
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.stream import Streams
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
@@ -38,7 +39,7 @@ def simulate(
 
 class _Replay:
     def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
-        assert not streams.pipes, "a replay knows no shared pipes"
+        refuse_shared_pipes(streams, "replay")
         self.streams, self.trace_groups = streams, trace_groups
         program, device = streams.program, streams.device
         self.group_count = device.group_count.value

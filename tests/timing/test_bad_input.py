@@ -97,7 +97,7 @@ def test_a_deadlock_names_engines_operations_and_flags(method: str) -> None:
     assert "group 0 b: second waits for there ready" in text
 
 
-@pytest.mark.parametrize("method", ["block", "fold", "steady"])
+@pytest.mark.parametrize("method", ["block", "fold", "steady", "reserved"])
 def test_a_wait_that_holds_up_the_scalar_unit_is_refused_not_ignored(method: str) -> None:
     device = device_with(flags__cross_core_wait_blocks="scalar")
     with pytest.raises(SpecError, match=r"flags\.cross_core_wait_blocks: .* use method des"):

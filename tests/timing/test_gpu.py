@@ -14,6 +14,7 @@ from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
+from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
 from npusim.ir.program import ProgramPhase, Queue, TileProgram
@@ -327,6 +328,12 @@ def test_a_better_machine_is_not_slower(precision: str, causal: bool, heads: int
         times = [seconds(key, value) for value in values]
         assert times[-1] <= ANOMALY * times[0], key
         assert all(b <= ANOMALY * a for a, b in pairwise(times)), (key, times)
+
+
+def test_methods_that_know_no_shared_pipes_refuse() -> None:
+    made = program({"a": [fill("a", 8)], "b": [fill("b", 8)]})
+    with pytest.raises(ProgramError, match="shared pipes"):
+        METHODS["reserved"](made, one_core())
 
 
 def test_more_resident_blocks_fill_the_pipes_better() -> None:

@@ -111,7 +111,7 @@ ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_G
 
 def is_off(cols: int, fmt: str) -> bool:
     """Whether rows are off `ALIGNED_BYTES` and not short."""
-    size = cols * stored_format(fmt).size_bytes
+    size = stored_format(fmt).row_bytes(cols)
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
@@ -278,7 +278,8 @@ class AscendMachine(Machine):
 
     def column(self, fmt: str) -> int:
         """Return the elements of 32 bytes, C0 of the vendor's layouts."""
-        return BLOCK_BYTES // stored_format(fmt).size_bytes
+        fmt_ = stored_format(fmt)
+        return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
     def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
         """Return C = A B, or A B^T, of every head, behind what rearranges its operands.

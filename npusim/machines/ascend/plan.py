@@ -134,8 +134,9 @@ LOADED_BYTES = 512
 
 def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
     """Return how much of k a product loads at once: whole pieces of `LOADED_BYTES`, in ping-pong in L1."""
-    room = group.capacity_bytes("L1") // PING_PONG // stored_format(fmt).bytes_of(m + n)
-    return max(1, min(LOADED_BYTES // stored_format(fmt).size_bytes, room) // k) * k
+    stored = stored_format(fmt)
+    room = group.capacity_bytes("L1") // PING_PONG * stored.per_byte // stored.bytes_of((m + n) * stored.per_byte)
+    return max(1, min(LOADED_BYTES * stored.per_byte // stored.size_bytes, room) // k) * k
 
 
 def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
