@@ -10,19 +10,20 @@ In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.cache import cached_operands, reading_cache
-from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
+from npusim.algorithms.language import Value, exp, fma, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
+from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import mask_of
+from npusim.errors import TilingError
 from npusim.formats import BLOCK_FORMATS, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem
@@ -34,6 +35,8 @@ Accumulate = Literal["fresh", "chained"]
 #: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
 E4M3 = "float8_e4m3fn"
+#: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
+FA4_GROWTH = 8.0
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
@@ -77,8 +80,12 @@ class FlashPrecision(NamedFormats):
         Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
         added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
         exponential takes scores times log2 e.
-    scale_rule
-        How scales of operands in blocks are chosen; empty: as their format has it.
+    scale_rule, p_rule
+        How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
+    smooth
+        Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
+    p_scale
+        What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
@@ -103,6 +110,9 @@ class FlashPrecision(NamedFormats):
     multiply_add: str = ""
     operands: str = ""
     scale_rule: str = ""
+    p_rule: str = ""
+    smooth: str = ""
+    p_scale: float = 1.0
     intermediates: ClassVar[tuple[str, ...]] = (
         "operands",
         "scores",
@@ -148,34 +158,49 @@ class Fp8Precision(NamedFormats):
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
 
 
+#: What a schedule gives a kernel to do with a tile: more to its scores, or the rounding of its P.
+Hook = Callable[[Value], Value]
+
+
 def unchanged(s: Value) -> Value:
     """Return scores as they are: the hook of an attention that does nothing more to them."""
     return s
 
 
+def check_scale(factor: float) -> None:
+    """Raise `TilingError` for a factor of P that no number of float32 can have."""
+    if not 1 / MAX_SCALE <= factor <= MAX_SCALE:
+        raise TilingError(f"scale: {factor} of P must be positive and finite, 2^-126 to 2^126")
+
+
+def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision) -> Value:
+    """Return what scores are taken against so that their exponentials have a factor: less than the maximum by its log.
+
+    Raises `TilingError` as `check_scale` does.
+    """
+    check_scale(factor)
+    return m if factor == 1 else m - math.log(factor) * exponent_factor(p.exp_variant)
+
+
 def online_softmax(
-    s: Value,
-    m: Value,
-    l: Value,
-    p: FlashPrecision | Fp8Precision,
-    narrow: Callable[[Value], Value],
-    log_scale: float = 0.0,
+    s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is taken; ``log_scale`` is added to the exponent of P.
+    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.
     """
     m_new = maximum(m, s.max())
     alpha = exp((m - m_new).to(p.exponential)).to(p.running)
     m = m_new
-    e = exp((s - (m_new - log_scale if log_scale else m_new)).to(p.exponential))
+    e = exp((s - below(m_new, factor, p)).to(p.exponential))
     l_tile, P = e.sum(), narrow(e)
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
 
-def _narrowed(e: Value, p: FlashPrecision | Fp8Precision) -> Value:
+def narrowed(e: Value, p: Any) -> Value:
     """Return P as the second product reads it; of blocks, along its keys."""
-    return e.to(p.operand, rule=getattr(p, "scale_rule", "") if p.operand in BLOCK_FORMATS else "")
+    rule = getattr(p, "p_rule", "") or getattr(p, "scale_rule", "")
+    return e.to(p.operand, rule=rule if p.operand in BLOCK_FORMATS else "")
 
 
 def attend(
@@ -185,34 +210,36 @@ def attend(
     mask: Value,
     p: FlashPrecision | Fp8Precision,
     scale: float,
-    score: Callable[[Value], Value],
-    narrow: Callable[[Value], Value] | None = None,
-    log_scale: float = 0.0,
+    score: Hook,
+    narrow: Hook | None = None,
+    factor: float = 1.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
     sink: Value | None = None,
 ) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    With ``sink`` these begin as if it had been seen: the maximum takes it in at each tile, which changes it at the
-    first, where what is there so far, 1, is rescaled from it.
+    O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the maximum takes it in
+    at each tile, which changes it at the first, where what is there so far, the factor, is rescaled from it.
     """
     is_chained = p.accumulate == "chained"
     first = sink if p.sink == "start" else None
-    m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else 1.0, p.running)
+    m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: _narrowed(e, p)), log_scale)
+        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), factor)
         PV = P @ vj if is_chained else (P @ vj).to(p.product)
         o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l
 
 
-def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision) -> Value:
-    """Return the row sum with a score beside those of the keys, unless it began with that."""
-    return l if sink is None or p.sink == "start" else l + exp((sink - m).to(p.exponential)).to(p.running)
+def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float) -> Value:
+    """Return the row sum, which has a factor, with a score beside those of the keys, unless it began with that."""
+    if sink is None or p.sink == "start":
+        return l
+    return l + exp((sink - below(m, factor, p)).to(p.exponential)).to(p.running)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -223,12 +250,33 @@ def flash(
     mask: Value,
     p: FlashPrecision,
     scale: float,
-    score: Callable[[Value], Value] = unchanged,
+    score: Hook = unchanged,
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2."""
-    o, m, l = attend(q, k, v, mask, p, scale, score, sink=sink)
-    return (o.to(p.running) / with_sink(l, m, sink, p)).to(p.output)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink)
+    return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale)).to(p.output)
+
+
+@kernel(q="row head", k="key head", v="key value", mask="row key")
+def fa4(q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float) -> Value:
+    """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
+
+    Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
+    """
+    m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
+    o = full("row value", 0.0, p.product)
+    for kj, vj in tiles(k, v):
+        s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
+        m_tile = maximum(m, s.max())
+        growth = maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0)
+        m_new = where(growth, m_tile, m)
+        alpha = exp((m - m_new) * scale)
+        e = exp(fma(s, scale, m_new * -scale))
+        m = m_new
+        l = l * alpha + e.sum()
+        o = o * alpha + e.to(p.operand) @ vj
+    return (o / l).to(p.output)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -240,9 +288,9 @@ def fp8(
     p: Fp8Precision,
     scale: float,
     p_scale: float,
-    log_scale: float,
+    factor: float,
     unscale: float,
-    score: Callable[[Value], Value] = unchanged,
+    score: Hook = unchanged,
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""
@@ -251,8 +299,8 @@ def fp8(
         scaled = e * p_scale if p_scale != 1 else e
         return scaled.to(E4M3, overflow="saturate").role("weight").to(p.operand)
 
-    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, log_scale, sink=sink)
-    result = o / with_sink(l, m, sink, p)
+    o, m, l = attend(q, k, v, mask, p, scale, score, narrow, factor, sink=sink)
+    result = o / with_sink(l, m, sink, p, factor)
     return (result * unscale if unscale != 1 else result).to(p.output)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.blocks import grid
-from npusim.algorithms.flash import NamedFormats, attention_phase
+from npusim.algorithms.flash import NamedFormats, attention_phase, narrowed
 from npusim.algorithms.language import Value, exp, full, maximum, per_tile, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import BySize, Phase
@@ -50,8 +50,8 @@ class PasaPrecision(NamedFormats):
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
         running mean (papers.md section 2.5).
-    exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic
-        Named choices, as in `FlashPrecision`.
+    operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
+        As in `FlashPrecision`; of K it is K' that is brought to ``operands``.
     """
 
     name: str
@@ -69,7 +69,9 @@ class PasaPrecision(NamedFormats):
     arithmetic: str = ""
     rounding: str = ""
     multiply_add: str = ""
-    intermediates = ("shifted", "scores", "vector", "mean", "operand", "product", "output")
+    operands: str = ""
+    scale_rule: str = ""
+    intermediates = ("operands", "shifted", "scores", "vector", "mean", "operand", "product", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ def pasa(
         mean = (s.to(p.mean) * (1 / kj.size)).sum()
         s = where(mask, s, -math.inf)
         m_tile, e = tile_weights(s, mask, lowest, is_hidden=is_hidden)
-        P, l_tile = e.to(p.operand), e.sum()
+        P, l_tile = narrowed(e, p), e.sum()
         f_new = (f * kj.index + mean) / (kj.index + 1)
         d_old = ((f - f_new) * per_tile(shift.inva_before, kj.index, kj.size)).to(p.vector)
         d_tile = ((mean - f_new) * per_tile(shift.inva, kj.size)).to(p.vector)
@@ -220,7 +222,7 @@ def pasa_fixed(
         mean = ((wide - f) * (1 / kj.size)).sum()
         s = where(mask, s, -math.inf)
         m_tile, e = tile_weights(s, mask, lowest, is_hidden=is_hidden)
-        P, l_tile = e.to(p.operand), e.sum()
+        P, l_tile = narrowed(e, p), e.sum()
         candidate = (m_tile - f.to(p.vector)) + (mean * per_tile(shift.inva, kj.size)).to(p.vector)
         m_new = maximum(m, candidate)
         e_old = exp(m - m_new)

@@ -317,6 +317,8 @@ class Phase:
         Registry name of the products' arithmetic; empty: the device's own.
     slice_elements
         Elements of its widest tile that a vector unit works on at a time; 0: as many as the machine takes.
+    is_named
+        Whether names of its rings begin with its own, as another phase's loop over tiles is what the program is about.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
     flops, notes
@@ -336,6 +338,7 @@ class Phase:
     values: Mapping[str, Callable[[], NDArray[Any]]] = field(default_factory=dict)
     arithmetic: str = ""
     slice_elements: int = 0
+    is_named: bool = False
     operator: tuple[str, float] | None = None
     flops: int | None = None
     notes: tuple[str, ...] = ()

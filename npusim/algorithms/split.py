@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.cache import reading_cache
-from npusim.algorithms.flash import FlashPrecision, Sink, attend, unchanged
+from npusim.algorithms.flash import FlashPrecision, Sink, attend, below, unchanged
 from npusim.algorithms.language import Value, exp, full, log, maximum, tiles
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import Phase, Stacked, TileRun, WorkTile, tensor_of
@@ -64,8 +63,9 @@ def split(
     score that is seen takes both away.
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
-    o, m, l = attend(q, k, v, mask, p, scale, score, starts=(-math.inf, 0.0) if mask is None else (lowest, least))
-    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + m.to(EXACT)
+    starts = (-math.inf, 0.0) if mask is None else (lowest, least)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, starts=starts)
+    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + below(m, p.p_scale, p).to(EXACT)
 
 
 def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:
@@ -102,7 +102,7 @@ def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_varia
 
 def tiles_of(block: WorkTile) -> int:
     """Return how many tiles a block's loop visits."""
-    return sum(run.count for run in block.runs)
+    return block.tile_count
 
 
 def even(tiles: int, parts: int) -> tuple[int, ...]:
@@ -163,7 +163,7 @@ def split_kv(
     ``merge_rows``.  ``scored(kernel)``: the kernel with what is done to scores, and its arguments; default: they are
     scaled as in ``whole``.  ``sink``: a score beside those of the keys, which the last merge takes in.
     """
-    cut = partial(_evenly, splits) if isinstance(splits, int) else splits
+    cut = (lambda block: even(tiles_of(block), splits)) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)
     if count == 1:
         return (whole,)
@@ -188,10 +188,6 @@ def split_kv(
         **arguments,
     )
     return (first, *_merge_phases(_shared(whole, places, merge_rows), cut, stacks, FAN[merge] or count, p, sink))
-
-
-def _evenly(parts: int, block: WorkTile) -> tuple[int, ...]:
-    return even(tiles_of(block), parts)
 
 
 def _shared(whole: Phase, places: int, merge_rows: int) -> Phase:

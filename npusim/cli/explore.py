@@ -32,6 +32,9 @@ Fields = Annotated[
         panel=_HOW,
     ),
 ]
+Precisions = Annotated[
+    str | None, o.option("--precisions NAME,...", "Presets to try: -f precision=...; all: each schedule's.", panel=_HOW)
+]
 Studies = Annotated[bool, o.option("--studies", "With --auto rank times of no real kernel, too.", panel=_HOW)]
 Auto = Annotated[bool, o.option("--auto", "The space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
@@ -70,6 +73,7 @@ def explore(
     request: Request,
     *,
     fields: Fields = None,
+    precisions: Precisions = None,
     auto: Auto = False,
     pareto: Pareto = False,
     max_rmse: MaxRmse = None,
@@ -93,7 +97,8 @@ def explore(
     from npusim.explore.search import Options
     from npusim.report.search import about_of, exploration_document, exploration_table
 
-    request, axes, notes = _axes(request, fields or (), auto=auto)
+    fields = [*(fields or ()), *([f"precision={precisions}"] if precisions else ())]
+    request, axes, notes = _axes(request, fields, auto=auto)
     path = out or _default_out(request, axes)
     name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -149,9 +149,13 @@ def takes(
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none."""
+    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none.
+
+    The launch of a kernel, up to its last bracket before options, is one word.
+    """
+    launch = re.match(r"\S+::.*?\)(?=\s+-{1,2}[a-z]|\s*$)", text, re.DOTALL)
     try:
-        listed = shlex.split(text)
+        listed = [launch[0], *shlex.split(text[launch.end() :])] if launch else shlex.split(text)
     except ValueError as error:
         raise SpecError(f"{text}: not words of a command line: {error}") from None
     if not listed:
@@ -284,7 +288,7 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     """
     if text is None:
         return None
-    from npusim.config.problem import KernelProblem, kernel_problem
+    from npusim.config.problem import BlockDtype, KernelProblem, kernel_problem
     from npusim.units import parse_count
 
     values = key_values(text.split(","), "--problem")
@@ -294,10 +298,11 @@ def problem_values(text: str | None, *, is_launch: bool = False) -> "GemmProblem
     allowed = {"m", "n", "k"}, {"m", "n", "k", "count"}, {"bytes"} if operands is None else set()
     if (
         set(values) not in allowed
-        or dtype not in ("float16", "bfloat16", "mxfp8", "mxfp8_e5m2")
-        or operands not in (None, "nd", "nz")
+        or dtype not in ("float16", "bfloat16", *get_args(BlockDtype))
+        or operands not in (None, "nd", "nt", "nz")
     ):
-        how = "m=..,n=..,k=.. (and count=.., dtype=float16, bfloat16, mxfp8, mxfp8_e5m2, operands=nd, nz), or bytes=.."
+        formats = "float16, bfloat16, mxfp8[_e5m2], mxfp4"
+        how = f"m=..,n=..,k=.. (and count=.., dtype={formats}, operands=nd, nt, nz), or bytes=.."
         raise SpecError(f"--problem {text}: write {how}")
     sizes = {}
     for name, value in values.items():

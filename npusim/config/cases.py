@@ -34,7 +34,7 @@ from npusim.config.model import (
     Text,
     fault_at,
 )
-from npusim.config.problem import CallFields, Problem
+from npusim.config.problem import CallFields, Operands, Problem
 from npusim.config.quantity import LARGEST
 from npusim.config.workload import shared_heads
 
@@ -161,7 +161,9 @@ class MeasuredWorkload(RunSizes):
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
-    operands: Literal["nd", "nz"] | None = Field(default=None, description="of a product: row by row, or in fractals")
+    operands: Operands | None = Field(
+        default=None, description="of a product: row by row, the second transposed (nt), or in fractals (nz)"
+    )
     bytes: PositiveInt | None = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from pydantic import ConfigDict, Field, StrictInt, ValidationError, model_validator
 
@@ -33,7 +33,9 @@ NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
 Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
-BlockDtype = Literal["mxfp8", "mxfp8_e5m2"]
+BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4"]
+#: How a product's A and B lie in memory (`GemmProblem.operands`).
+Operands = Literal["nd", "nt", "nz"]
 #: Narrower formats that K and V may be stored in.
 CacheFormat = Literal["float8_e4m3fn", "int8"]
 #: Keys that a query sees, itself included; or how many before it and after it, as FlashAttention has them (-1: all).
@@ -457,7 +459,8 @@ def _check_head_size(name: str, value: int) -> None:
 class GemmProblem(Sizes):
     """``C (m, n) = A (m, k) B (k, n)`` on one device; ``count``: so many such products at once, as of experts.
 
-    ``operands``: how A and B lie in memory: row by row, or (NZ) in columns as wide as a fractal, each row by row.
+    ``operands``: how A and B lie in memory: row by row; B transposed, (n, k), as weights of linear layers (NT); or (NZ)
+    in columns as wide as a fractal, each row by row.
     """
 
     m: PositiveInt
@@ -465,7 +468,7 @@ class GemmProblem(Sizes):
     k: PositiveInt
     dtype: Literal[Dtype, BlockDtype] = "float16"
     count: PositiveInt = 1
-    operands: Literal["nd", "nz"] = "nd"
+    operands: Operands = "nd"
 
     def flops(self) -> int:
         """Return operations, 2 a multiply-add."""
@@ -474,7 +477,7 @@ class GemmProblem(Sizes):
     @property
     def output_dtype(self) -> Dtype:
         """Format of C: that of A and B, of those in blocks bfloat16."""
-        return "bfloat16" if self.dtype == "mxfp8" or self.dtype == "mxfp8_e5m2" else self.dtype  # noqa: PLR1714
+        return cast("Dtype", "bfloat16" if self.dtype in get_args(BlockDtype) else self.dtype)
 
     def bytes_moved(self) -> int:
         """Return the bytes of A, B and C, each once."""

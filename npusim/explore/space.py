@@ -37,6 +37,8 @@ Value = int | float | str | None
 Point = dict[str, object]
 #: How a field that is left to its schedule's rule is written.
 AUTO = "auto"
+#: Of presets: all that the device computes.
+ALL = "all"
 #: Points that one task of a search has at least, and at most.
 CHUNK, LARGEST_CHUNK = 32, 128
 #: Points that a search has at most: a schedule's declared space has hundreds of thousands.
@@ -253,8 +255,9 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         known = [*tiling, *precision, *OPTIONS, *keys]
         # What one schedule has and another has not is an axis of that one; what none has is refused.
         axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
-        if not values and len(names) > 1:  # schedules alone are compared by what each of them can compute in
-            axes_of_schedule = {PRECISION: schedules[name].presets(request.machine())}
+        # Schedules alone are compared by what each of them can compute in.
+        if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
+            axes_of_schedule |= {PRECISION: schedules[name].presets(request.machine())}
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")

@@ -85,9 +85,18 @@ class FloatFormat:
         """Return the bytes of the scales of some elements."""
         return ceil_div(elements, self.scale_block) if self.scale_block else 0
 
+    @functools.cached_property
+    def per_byte(self) -> int:
+        """Elements that a byte of a tile holds: two of 4 bits in blocks, else one."""
+        return 2 if self.scale_block and self.bits == 4 else 1
+
+    def row_bytes(self, elements: int) -> int:
+        """Return the bytes of some elements of a row, without their scales."""
+        return elements * self.size_bytes if self.per_byte == 1 else ceil_div(elements, self.per_byte)
+
     def bytes_of(self, elements: int) -> int:
         """Return the bytes of some elements, their scales' among them."""
-        size = elements * self.size_bytes
+        size = self.row_bytes(elements)
         return size + self.scale_bytes(elements) if self.scale_block else size
 
     @property
@@ -161,18 +170,9 @@ class FloatFormat:
 
 def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
     """Return a format with Inf and IEEE NaN; bias is half the exponent range."""
-    unused_bits = 8 * np.dtype(dtype).itemsize - (1 + exponent_bits + mantissa_bits)
-    return FloatFormat(
-        name=name,
-        bits=1 + exponent_bits + mantissa_bits,
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-        bias=(1 << (exponent_bits - 1)) - 1,
-        has_infinity=True,
-        nan="ieee",
-        dtype=np.dtype(dtype),
-        canonical_nan_bits=((1 << (exponent_bits + mantissa_bits)) - 1) << unused_bits,
-    )
+    bits, bias = 1 + exponent_bits + mantissa_bits, (1 << (exponent_bits - 1)) - 1
+    nan_bits = ((1 << (bits - 1)) - 1) << (8 * np.dtype(dtype).itemsize - bits)
+    return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, True, "ieee", np.dtype(dtype), nan_bits)
 
 
 def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
@@ -210,7 +210,6 @@ def _hifloat8(code: int) -> float:
 
 
 def _all_formats() -> Mapping[str, FloatFormat]:
-    """Build the registry."""
     float64 = FloatFormat("float64", 64, 11, 52, 1023, True, "ieee", np.dtype(np.float64), 0x7FF8 << 48)
     e4m3 = FloatFormat("float8_e4m3fn", 8, 4, 3, 7, False, "all_ones", np.dtype(ml_dtypes.float8_e4m3fn), 0x7F)
     int8 = FloatFormat("int8", 8, 0, 7, 0, False, "none", np.dtype(np.int8), 0)
@@ -253,16 +252,22 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     return name if isinstance(name, FloatFormat) else lookup(FORMATS, name, "number format")
 
 
-#: Formats in blocks of which tiles may be (OCP Microscaling Formats 1.0): elements and scales of a byte each.
+_E8M0_DTYPE = np.dtype(ml_dtypes.float8_e8m0fnu)
+#: Formats in blocks of which tiles may be: elements and scales of a byte each.
 _STORED_BLOCKS: Mapping[str, FloatFormat] = MappingProxyType(
     {
         name: replace(
             FORMATS[element],
             name=name,
-            scale_block=32,
-            dtype=np.dtype([("element", FORMATS[element].dtype), ("scale", ml_dtypes.float8_e8m0fnu)]),
+            scale_block=block,
+            dtype=np.dtype([("element", FORMATS[element].dtype), ("scale", scale)]),
         )
-        for name, element in (("mxfp8", "float8_e4m3fn"), ("mxfp8_e5m2", "float8_e5m2"))
+        for name, element, block, scale in (
+            ("mxfp8", "float8_e4m3fn", 32, _E8M0_DTYPE),
+            ("mxfp8_e5m2", "float8_e5m2", 32, _E8M0_DTYPE),
+            ("mxfp4", "float4_e2m1fn", 32, _E8M0_DTYPE),
+            ("nvfp4", "float4_e2m1fn", 16, FORMATS["float8_e4m3fn"].dtype),
+        )
     }
 )
 

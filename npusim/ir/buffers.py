@@ -100,10 +100,12 @@ class Allocator:
     tenants: dict[str, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
     rings: list[Ring] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
+    prefix: str = ""
 
-    def start_phase(self) -> None:
-        """Check the phase before and let what follows reuse its memory; rings stay listed."""
+    def start_phase(self, prefix: str = "") -> None:
+        """Check the phase before and let what follows reuse its memory; rings stay listed, new ones' names begin so."""
         self.check()
+        self.prefix = prefix
         self.used_bytes = defaultdict(int)
         self.tenants = defaultdict(list)
 
@@ -127,6 +129,7 @@ class Allocator:
     ) -> Ring:
         """Place a ring of ``depth`` slots."""
         slot = round_up(slot_bytes, self._space(space).alignment_bytes)
+        name = self.prefix + name
         offset = self._place(space, name, slot, depth)
         ring = Ring(name, space, offset, slot, depth, tuple(producers), tuple(consumers), flag, period, tuple(peeks))
         self.rings.append(ring)

@@ -227,7 +227,7 @@ class Builder:
         self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, Callable[[int], int]] = {}
         self._tensors = dict(program.tensors)
         self._block: Any = None
 
@@ -409,8 +409,8 @@ class Builder:
         """Return a tile's bytes, rows without gaps as one run."""
         size = self._sizes.get(tile.fmt)
         if size is None:
-            size = self._sizes[tile.fmt] = stored_format(tile.fmt).size_bytes
-        width, pitch, rows = tile.cols * size, tile.stride * size, tile.rows
+            size = self._sizes[tile.fmt] = stored_format(tile.fmt).row_bytes
+        width, pitch, rows = size(tile.cols), size(tile.stride), tile.rows
         if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
             raise ProgramError(
                 "touches on-chip bytes whose place or size hangs on an index; only coordinates of global memory may"

@@ -37,7 +37,8 @@ class Tile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> Tile:
         """Return the sub-tile of ``rows`` x ``cols`` (to the right edge by default) at (row, col)."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * stored_format(self.fmt).size_bytes
+        fmt = stored_format(self.fmt)
+        offset = self.offset_bytes + row * fmt.row_bytes(self.stride) + fmt.row_bytes(col)
         return Tile(self.space, offset, rows, width, self.stride, self.fmt)
 
     @property
@@ -158,7 +159,8 @@ class RingTile:
     def part(self, row: int, rows: int, col: int = 0, cols: int | None = None) -> RingTile:
         """Return a sub-region of the same slot with the same handshake."""
         width = self.cols - col if cols is None else cols
-        offset = self.offset_bytes + (row * self.stride + col) * stored_format(self.fmt).size_bytes
+        fmt = stored_format(self.fmt)
+        offset = self.offset_bytes + row * fmt.row_bytes(self.stride) + fmt.row_bytes(col)
         ends = self.first, self.last, self.is_peek
         return RingTile(self.ring, self.is_producer, rows, width, self.stride, self.fmt, offset, *ends)
 

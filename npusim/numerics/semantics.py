@@ -7,6 +7,7 @@ columns.  Every result is rounded once, to the destination's format, by ``npusim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,8 +37,9 @@ def _copy(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attr
 
 def _cast(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attributes) -> Array:
     overflow: Any = attributes.overflow or None
-    if formats.stored_format(fmt).scale_block:
-        return formats.quantize(sources[0], fmt, rule=attributes.variant or None, axis=attributes.axis).stored()
+    if formats.stored_format(fmt).scale_block:  # a tile's edge is filled up with zeros, as in a product
+        padded = replace(formats.BLOCK_FORMATS[fmt], pads=True)
+        return formats.quantize(sources[0], padded, rule=attributes.variant or None, axis=attributes.axis).stored()
     return formats.cast(sources[0], fmt, rounding=attributes.rounding or "nearest_even", overflow=overflow)
 
 
@@ -64,10 +66,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
 
 
 def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
-    def run(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
-        return function(sources[0], sources[1], fmt)
-
-    return run
+    return lambda sources, _before, fmt, _attributes: function(sources[0], sources[1], fmt)
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:

@@ -47,6 +47,7 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "offload_cooperative": ("layer", (NODE_FAMILY,)),
         "layer": ("layer", (NODE_FAMILY,)),
         "volta_flash": ("flash", ("nvidia",)),
+        "fa4": ("flash", ("nvidia",)),
     }
 )
 

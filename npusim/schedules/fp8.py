@@ -6,14 +6,13 @@ The presets follow the kernels' sources where they were seen (papers.md section 
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import attention_cells
-from npusim.algorithms.flash import E4M3, E4M3_MAX, MAX_SCALE, Fp8Precision, attention_phase, fp8
-from npusim.algorithms.scores import exponent_factor, scored, sink_of
+from npusim.algorithms.flash import E4M3, E4M3_MAX, Fp8Precision, attention_phase, check_scale, fp8
+from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.tiling import Field
 from npusim.errors import TilingError
@@ -66,8 +65,7 @@ PRECISIONS = MappingProxyType(
 
 def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str, ...]:
     """Return a note on the inputs and the scale; raise `TilingError` for what is not there."""
-    if not 1 / MAX_SCALE <= p.scale <= MAX_SCALE:
-        raise TilingError(f"scale: {p.scale} of P must be positive and finite, 2^-126 to 2^126")
+    check_scale(p.scale)
     notes = []
     if p.scale > E4M3_MAX:
         notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
@@ -104,7 +102,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     p = replace(precision, operand=problem.dtype)  # of the same values where the matrix unit has no FP8
     if problem.dtype == "float32" and not p.arithmetic:
         p = replace(p, arithmetic="ieee.f32")
-    factor, p_scale = exponent_factor(p.exp_variant), 1.0 if p.fold else p.scale
+    p_scale = 1.0 if p.fold else p.scale
     kernel, more = scored(fp8, problem, p, problem.score_scale)
     phase = attention_phase(
         kernel,
@@ -116,7 +114,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         sink=sink_of(problem, p, p.softmax),
         **more,
         p_scale=p_scale,
-        log_scale=math.log(p.scale) * factor if p.fold else 0.0,
+        factor=p.scale if p.fold else 1.0,
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
     )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.

@@ -48,13 +48,15 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     m, n, k, fmt = problem.m, problem.n, problem.k, problem.dtype
     check_multiplied(machine.device, fmt)
     column = machine.column(fmt) if problem.operands == "nz" else 0
+    is_transposed = problem.operands == "nt"
+    right = (n, k) if is_transposed else (k, n)
     a, b = (
-        GlobalTensor(*of, fmt, "input", column=column)
-        for of in (("a", 1, problem.count, m, k), ("b", 1, problem.count, k, n))
+        GlobalTensor(name, 1, problem.count, *sizes, fmt, "input", column=column)
+        for name, sizes in (("a", (m, k)), ("b", right))
     )
     output = problem.output_dtype if p.output == fmt else p.output
     c = GlobalTensor("c", 1, problem.count, m, n, output, "output")
-    phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic)
+    phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic, is_transposed=is_transposed)
     if getattr(tiling, "swizzle", 1) == 1:
         return list(phases)
     return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle)) for phase in phases]

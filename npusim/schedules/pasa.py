@@ -18,7 +18,7 @@ from npusim.config.tiling import Field
 from npusim.errors import TilingError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
-from npusim.schedules.define import Blocks, schedule
+from npusim.schedules.define import Blocks, read_operands, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,6 +65,7 @@ PRESETS = (
     PasaPrecision("fp16_mean"),
     PasaPrecision("fp32_mean", mean="float32"),
     PasaPrecision("fixed_reference", is_fixed_reference=True),
+    PasaPrecision("mxfp8", operands="mxfp8", operand="mxfp8"),
     # For checking the algorithm only: nothing is rounded but by float64.
     replace(PasaPrecision("float64", **ALL_WIDE), arithmetic="ieee.f64"),
 )
@@ -148,9 +149,13 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     )
     sizes = tiling.block_q, tiling.block_kv
     blocks = attention_cells(problem, *sizes, is_trimmed=False)
-    tensors, mask = replace(inputs, k=shifted), mask_of(problem, sizes, machine.mask_kind(tiling))
+    read, able = replace(inputs, k=shifted), machine.has_rows_kernels
+    quantised, tensors = read_operands(read, precision, machine.device, prepares=able)
+    mask = mask_of(problem, sizes, machine.mask_kind(tiling))
     attention = pasa_attention(problem, sizes, blocks, precision, tensors, mask, shift)
-    keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, precision.arithmetic)
+    # One that is named multiplies what attention reads.
+    arithmetic = "" if precision.operands else precision.arithmetic
+    keys = shift_keys(inputs.k, shifted, matrices, tiling.block_kv, arithmetic)
     notes = []
     if tiling.optimise:
         notes.append(
@@ -159,7 +164,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
         )
     if problem.dtype == "bfloat16":
         notes.append("inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow")
-    return [*before, keys, replace(attention, notes=tuple(notes)) if notes else attention]
+    return [*before, keys, *quantised, replace(attention, notes=tuple(notes)) if notes else attention]
 
 
 SCHEDULES = schedule(
@@ -168,6 +173,6 @@ SCHEDULES = schedule(
     precisions=PRECISIONS,
     tiling={"ascend": PasaTiling, "nvidia": GpuPasaTiling, "": PasaOptions},
     families=["ascend", "nvidia"],
-    beside=tuple(p.name for p in PRESETS if p.name != "float64"),
+    beside=tuple(p.name for p in PRESETS if p.name != "float64" and not p.operands),
     summary="PASA: keys shifted by their block's pseudo-average, all float16",
 )

@@ -14,9 +14,10 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,8 @@ from npusim.ttir.compiler import Compiled, Source, compiled, function_of, source
 from npusim.ttir.phase import LaunchGrid
 from npusim.ttir.reader import Choices, read_launch
 from npusim.ttir.text import read
-from npusim.ttir.values import Tensor
+from npusim.ttir.values import AXES as TENSOR_AXES
+from npusim.ttir.values import Tensor, shaped
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ TENSOR_CORES = 80
 #: Triton's default of a launch, and the most tiles under way that times are known of.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
-AXES_OF_TENSORS = ("batch", "heads", "rows", "columns")
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -138,9 +139,16 @@ def load(name: str) -> tuple[Schedule, ...]:
 
 @lru_cache(maxsize=64)  # of launches
 def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
-    launch = launch_of(name.partition("::")[2], path, changed)
-    called = launch.source.name
-    fields = {n: (value, f"constexpr of {called}") for n, value in launch.constants}
+    launches = tuple([launch_of(text.strip(), path, changed) for text in name.partition("::")[2].split(";")])
+    launch, called = launches[-1], "_".join(each.source.name for each in launches)
+    fields = dict[str, tuple[Any, str]]()
+    for each in launches:
+        for n, value in each.constants:
+            if n in fields and fields[n][0] != value:
+                raise SpecError(
+                    f"{path}: constexpr {n} is {fields[n][0]} in one launch and {value} in the next: rename it"
+                )
+            fields[n] = value, f"constexpr of {each.source.name}"
     defaults = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
     bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
     for base in bases.values():
@@ -150,16 +158,16 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
 
     return schedule(
         called,
-        partial(phases_of, launch),
+        partial(phases_of, launches),
         precisions=PRECISIONS,
         tiling={
             f: with_fields(called.title(), b, fields, defaults if b is GroupFields else {}) for f, b in bases.items()
         },
         families=tuple(FAMILIES),
         origin=f"{path}:{launch.source.line}",
-        problem=KernelProblem if launch.is_plain else Problem,
-        summary=f"Triton's kernel {called}",
-        **_reference(launch),
+        problem=KernelProblem if any(each.is_plain for each in launches) else Problem,
+        summary=f"Triton's {called}",
+        **_reference(launches),
     )
 
 
@@ -214,22 +222,51 @@ def _plain(text: str) -> Any:
         return None
 
 
-def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
-    """Return the phase of a launch on a problem's tensors."""
-    _refuse_unused(launch, problem)
-    names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
-    arguments, words = dict[str, Any](), dict[str, object]()
+def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
+    """Return the phases of launches on a problem's tensors; warps and stages of the tiling are the last one's."""
+    _refuse_unused(launches, problem)
+    names, phases = names_of(problem), list[Any]()
+    for launch in launches:
+        names |= {n: getattr(tiling, n) for n, _ in launch.constants}
+        fields = tiling
+        if launch is not launches[-1] and isinstance(tiling, GroupFields):
+            own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
+            fields = tiling.model_copy(update=own)
+        made = _phase_of(launch, names, problem, fields, p, machine)
+        phase, *more = made if isinstance(made, tuple) else (made,)
+        if launch is not launches[-1]:
+            phase = replace(phase, name=f"{phase.name} {len(phases) + 1}", is_named=True)
+        phases.append((phase, *more) if more else phase)
+    return phases
+
+
+def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
+    """Return a launch's arguments by parameter; ``names`` gain the tensors that it brings, under their parameters."""
+    arguments, constants = dict[str, Any](), dict(launch.constants)
     for q in launch.source.parameters:
-        n, called = q.name, f"{launch.source.name}: {q.name}"
-        value = names[n] if n in dict(launch.constants) else evaluated(launch, n, names)
+        value = names[q.name] if q.name in constants else evaluated(launch, q.name, names)
         if not isinstance(value, Tensor | int | float | str | None):
-            raise SpecError(f"{called}: a tensor or a number is needed, got {value!r}")
-        if isinstance(value, Tensor) and launch.is_plain:
-            value = replace(value, name=n)
-            names[n] = value
+            raise SpecError(f"{launch.source.name}: {q.name}: a tensor or a number is needed, got {value!r}")
+        if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
+            numbered = chain(
+                [q.name], (f"{q.name}{i}" for i in count(2))
+            )  # an earlier launch may have one of that name
+            free = next(n for n in numbered if not isinstance(names.get(n), Tensor))
+            names[free] = value = replace(value, name=free)
+        arguments[q.name] = value
+    return arguments
+
+
+def _phase_of(
+    launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
+) -> Any:
+    arguments, words = arguments_of(launch, names), dict[str, object]()
+    for q in launch.source.parameters:
+        value = arguments[q.name]
         is_constant = q.is_constexpr or isinstance(value, bool | str | None)
-        words[n] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
-        arguments[n] = replace(value, fmt="float64") if p.is_exact and isinstance(value, Tensor) else value
+        words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
+        if p.is_exact and isinstance(value, Tensor):
+            arguments[q.name] = replace(value, fmt="float64")
     wanted = evaluated(launch, "grid", names)
     grid = tuple(int(g) for g in (wanted if isinstance(wanted, tuple) else (wanted,)))
     if min(grid) < 1 or len(grid) > len(AXES):
@@ -250,47 +287,50 @@ def phases_of(launch: Launch, problem: Any, tiling: Any, p: TritonPrecision, mac
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
     if getattr(machine, "has_groups", False):
-        return [_told(launch, phase, made, tiling, machine)]
+        return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
-        return [phase]
+        return phase
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
-    return [(phase, fields)]
+    return phase, fields
 
 
-def _refuse_unused(launch: Launch, problem: Any) -> None:
-    """Raise `SpecError` for a size that no expression of the launch has: a misspelt one would be taken silently."""
-    texts = (launch.grid, *launch.arguments.values())
+def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
+    """Raise `SpecError` for a size that no expression of a launch has: a misspelt one would be taken silently."""
+    texts = [text for launch in launches for text in (launch.grid, *launch.arguments.values())]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     for name in getattr(problem, "sizes", {}):
         if name not in used:
-            parameters = {p.name for p in launch.source.parameters}
-            sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - parameters - {"tensor"} | used & problem.sizes.keys()))
-            raise SpecError(f"problem: {launch.source.name} has no size {name!r}; its launch names {sizes or 'none'}")
+            known = {p.name for launch in launches for p in launch.source.parameters} | {"tensor", "workspace"}
+            sizes = ", ".join(sorted(used - _FUNCTIONS.keys() - known | used & problem.sizes.keys()))
+            called = " and ".join(launch.source.name for launch in launches)
+            raise SpecError(f"problem: {called} has no size {name!r}; its launch names {sizes or 'none'}")
 
 
-def _reference(launch: Launch) -> dict[str, Any]:
-    if not launch.reference:
+def _reference(launches: tuple[Launch, ...]) -> dict[str, Any]:
+    if not (reference := launches[-1].reference):
         return {}
-    rows = partial(reference_rows, launch)
-    setattr(rows, "__name__", launch.reference)  # noqa: B010 - a partial has none, and results say it
+    rows = partial(reference_rows, launches)
+    setattr(rows, "__name__", reference)  # noqa: B010 - a partial has none, and results say it
     return {"reference": rows}
 
 
-def reference_rows(launch: Launch, problem: KernelProblem, output: Any, inputs: Any) -> np.ndarray[Any, Any]:
-    """Return what the reference of a launch computes, (batch, heads, rows, columns) in float64.
+def reference_rows(
+    launches: tuple[Launch, ...], problem: KernelProblem, output: Any, inputs: Any
+) -> np.ndarray[Any, Any]:
+    """Return what the reference of the last launch computes, (batch, heads, rows, columns) in float64.
 
-    It is called with those of the kernel's arguments that it names, tensors in float64 and in the launch's shapes.
+    It is called with those of the kernels' arguments that it names, tensors in float64 and in the launches' shapes.
     """
-    names, given = names_of(problem) | dict(launch.constants), dict[str, Any]()
+    names, given, launch = names_of(problem), dict[str, Any](), launches[-1]
+    for each in launches:
+        names |= dict(each.constants)
+        given |= arguments_of(each, names)
     by_name = {t.name: t for t in output.inputs}
-    for q in launch.source.parameters:
-        given[q.name] = value = evaluated(launch, q.name, names)
-        if isinstance(value, Tensor):
-            names[q.name] = value
-        if isinstance(value, Tensor) and (t := by_name.get(q.name)):
-            each = [inputs(t.name, b, h) for b in range(t.batch) for h in range(t.heads)]
-            each = [(x.T if t.is_transposed else x)[:: t.shared_rows] for x in each]
-            given[q.name] = np.concatenate(each).reshape(value.shape[-value.rank :])
+    for n, value in given.items():
+        if isinstance(value, Tensor) and (t := by_name.get(value.name)):
+            heads = [inputs(t.name, b, h) for b in range(t.batch) for h in range(t.heads)]
+            heads = [(x.T if t.is_transposed else x)[:: t.shared_rows] for x in heads]
+            given[n] = np.concatenate(heads).reshape(value.called)
     function = function_of(launch.source.path, launch.reference)
     takes = inspect.signature(function).parameters
     if unknown := [n for n in takes if n not in given]:
@@ -301,8 +341,11 @@ def reference_rows(launch: Launch, problem: KernelProblem, output: Any, inputs: 
     return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
 
 
-def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any) -> Any:
-    """Return the phase with what the compiler says of it: stages, registers, shared memory."""
+def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
+    """Return the phase with what the compiler says of it: stages, registers, shared memory.
+
+    ``at_once``: tiles that it loads as one block, 0 where it goes from tile to tile.
+    """
     stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
     is_staged = warp_issue(machine.device).copies.value == "staged"
     told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
@@ -311,27 +354,23 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any)
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    if at_once and machine.device.flags:
+        most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
+        lies = replace(lies, loaded_tiles=max(lies.loaded_tiles, min(at_once, most)))
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 
 
 def names_of(problem: Any) -> dict[str, Any]:
     """Return the names that a launch's expressions may use, with what they are of a problem."""
     if isinstance(problem, KernelProblem):
-
-        def plain(*shape: int) -> Tensor:
-            rank, most = len(shape), len(AXES_OF_TENSORS)
-            if not 1 <= rank <= most or any(not isinstance(n, int) or n < 1 for n in shape):
-                raise ValueError(f"tensor{shape}: one to four whole numbers, positive")
-            return Tensor("", cast("Any", (*(1,) * (most - rank), *shape)), problem.dtype, rank=rank)
-
-        return {**problem.sizes, "tensor": plain}
+        made = partial(_tensor, problem.dtype)
+        return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     p = problem
     b, h, g = p.batch, p.heads, p.kv_heads
 
     def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:
-        shape = b, heads, rows, cols
-        strides = (heads * rows * cols, cols, heads * cols, 1) if p.layout == "bsnd" else ()
-        return Tensor(name, shape, p.dtype, strides=strides)
+        strides = (heads * rows * cols, cols, 1, heads * cols, 1) if p.layout == "bsnd" else ()
+        return Tensor(name, shaped((b, heads, rows, cols)), p.dtype, strides=strides)
 
     return {
         **{n: getattr(p, n) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "value_head_dim")},
@@ -343,7 +382,16 @@ def names_of(problem: Any) -> dict[str, Any]:
         "k": tensor("k", g, p.seq_kv, p.head_dim),
         "v": tensor("v", g, p.seq_kv, p.value_head_dim),
         "o": tensor("o", h, p.seq_q, p.value_head_dim),
+        "workspace": partial(_tensor, p.dtype, is_workspace=True),
     }
+
+
+def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
+    if not 1 <= len(shape) <= len(TENSOR_AXES) or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ValueError(f"tensor{shape}: one to five whole numbers, positive")
+    if len(shape) == len(TENSOR_AXES) and not is_workspace:
+        raise ValueError(f"tensor{shape}: five axes, with one of splits, are a workspace's")
+    return Tensor("", shaped(shape), dtype, rank=len(shape), is_workspace=is_workspace)
 
 
 def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:

@@ -51,8 +51,9 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return what sentences call a schedule: of a launch the kernel, else its name."""
-    return schedule.partition("::")[2].partition("[")[0] or schedule
+    """Return what sentences call a schedule: of launches the kernels, else its name."""
+    launches = schedule.partition("::")[2].split(";")
+    return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.config.problem import Problem
-from npusim.errors import NpusimError, SpecError
+from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
 from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
@@ -43,7 +43,7 @@ def assumed_variants(program: TileProgram, plan: Plan) -> dict[str, TileProgram]
     for name, changes in _alternatives(program, plan):
         try:
             variants[name] = plan.program(changes)
-        except SpecError:  # the schedule leaves no choice of it
+        except (SpecError, TilingError):  # the schedule leaves no choice of it, or products read other formats
             continue
     return variants
 

@@ -150,7 +150,10 @@ def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) ->
         arithmetic = getattr(plan.precision, "arithmetic", "")
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
         other = replace(plan, precision=plan.schedule.precision(preset))
-        program = other.program()
+        try:
+            program = other.program()
+        except TilingError:  # it does not fit into the run's tile
+            continue
         timing = None
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)

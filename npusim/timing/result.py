@@ -177,7 +177,7 @@ class TimingRecord:
     band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a difference measured on
     operations of the same program.  ``uses`` are those of all core groups' queues, ``overlap`` is there on nodes only,
     ``roofline`` where the device's matrix units are described.  ``account`` is that of the core group that ends last,
-    ``validated`` how far such times are expected to be from measured ones; None in files of before they were kept.
+    ``validated`` how far such times were from measured ones; None in files of before they were kept.
     """
 
     method: str

@@ -154,6 +154,8 @@ def _classes() -> Section:
         "kept": len(every_kept),
         "kept_half": _percent(inside[0]),
         "kept_most": _percent(inside[1]),
+        "by_chance": sum(map(bands.is_by_chance, kept.values())),
+        "judged": len(kept),
         "beyond": len(outside),
         "beyond_most": _percent(bands.shares(outside)[1]),
         "narrow_most": _percent(bands.shares(outside, 0.0)[1]),

@@ -131,7 +131,7 @@ def test_the_way_of_a_transposed_operand_costs_what_memories_have_of_it(hw: str)
         case "v100":  # lanes read down the columns: more rows of banks
             assert straight.cycles < transposed.cycles < 1.05 * straight.cycles
         case _:  # L1 to L0A as fast; pieces of K are fewer, longer rows of global memory
-            assert 0.95 * straight.cycles < transposed.cycles < straight.cycles
+            assert 0.9 * straight.cycles < transposed.cycles < straight.cycles
 
 
 def test_eight_bits_are_transposed_by_ascend_alone() -> None:

@@ -137,7 +137,7 @@ def schedules() -> Iterator[tuple[str, str]]:
     for (name, family), schedule in SCHEDULES.items():
         if schedule.problem is not Problem or family not in devices:
             continue
-        for preset in schedule.precisions:
+        for preset in schedule.presets(load_device(schedule.hw or devices[family])):
             yield f"{name} {family} {preset}", digest(attend(schedule, preset, devices[family]))
 
 

@@ -49,7 +49,7 @@ def test_every_part_of_a_record_survives_json(tmp_path: Path, record: RunRecord)
         ignored=("window",),
         finite=(FiniteChoice("pasa", "fp16_mean", 1e-3),),
         presets=(PresetOutcome("fp16", None, 2.0), PresetOutcome("fp32", 1e-4, None)),
-        timing=replace(record.timing, overlap=overlap, roofline=roofline, band=0.01),
+        timing=replace(record.timing, overlap=overlap, roofline=roofline),
     )
     (tmp_path / "result.json").write_text(to_json(kept.to_document()))
     assert load_result(tmp_path).to_document() == kept.to_document()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from ir.toy import flatten
 
-from npusim.config.load import load_workload
+from npusim import formats
+from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
+from npusim.numerics.executor import execute
 from npusim.run import run
 from npusim.schedules import find_schedule
 
@@ -220,3 +225,40 @@ def test_o_in_global_memory_makes_room_for_larger_first_level_blocks(
     check(program, device.flags)
     used, there = program.occupancy_bytes()["aiv0.UB"]
     assert used < there
+
+
+def test_flash_attention_4_keeps_a_maximum_until_it_grew_by_2_to_the_8_bit_for_bit() -> None:
+    """flash_attn/cute/softmax.py at 0251105a: kept where (m - new) c >= -8, then the factor is exactly 1."""
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=16, seq_kv=192, head_dim=32, causal=False)
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((rows, 32)).astype(np.float16) for rows in (16, 192, 192))
+    k[64:] *= np.float16(3)
+    k[128:] *= np.float16(8)  # grows by little, then by much
+    chosen, device = find_schedule("fa4", "nvidia"), load_device("h200")
+    tiling = build_tiling(chosen.tiling, {"block_q": 64, "block_kv": 64})
+    program = chosen.program(problem, tiling, device, chosen.precision())
+    state = execute(program, lambda name, *_: {"q": q, "k": k, "v": v}[name])
+
+    f32, unit = "float32", "hopper.mma.k16.f16.f32"
+    add, sub, mul = (partial(getattr(formats, n), fmt=f32) for n in ("add", "sub", "mul"))
+    c = float(formats.cast(np.float64(problem.scale * math.log2(math.e)), f32))
+    exp2 = partial(formats.exp2, fmt=f32, variant="fa4_degree3")
+    zeros, kept = np.zeros((16, 1), np.float32), []
+    m, l, o = zeros - np.float32(np.inf), zeros, np.zeros((16, 32), np.float32)
+    for at in range(0, 192, 64):
+        s = formats.matmul(q, k[at : at + 64].T, arithmetic=unit)
+        larger = np.maximum(m, formats.reduce_max(s, f32)[:, None])
+        z = mul(sub(m, larger), c)
+        kept.append(z >= -8.0)
+        m_new = np.where(kept[-1], m, larger)
+        alpha = exp2(mul(sub(m, m_new), c))
+        e = exp2(formats.fma(s, c, mul(m_new, -c), f32))
+        l = add(mul(l, alpha), formats.reduce_sum(e, f32, "sequential")[:, None])
+        o = formats.matmul(formats.cast(e, "float16"), v[at : at + 64], mul(o, alpha), arithmetic=unit)
+        m = m_new
+    assert not kept[0].any() and kept[1].any() and not kept[2].all()
+    taken = sum(int((~x).sum()) for x in kept)
+    assert state.events.chosen["m_new"].tolist() == [48, taken, 3, sum(not x.all() for x in kept)]
+    expected = formats.cast(formats.div(o, l, f32), "float16")
+    written = state.tensors.head(program.tensors["o"], 0, 0)
+    np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from npusim.simulation.result import RunData
 
 ATTENTION = ("standard", "flash", "two_level", "unified", "pasa", "fp8_attention")
-PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].precisions if p != "float64"]
+DEVICE = load_device("ascend_910b2")
+PRESETS = [(s, p) for s in ATTENTION for p in SCHEDULES[s, "ascend"].presets(DEVICE) if p != "float64"]
 
 
 @cache

@@ -73,14 +73,14 @@ def twice(Q, K, V, O, sc, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 
 @triton.jit
 def capped(Q, K, V, O, sc, S, cap, W: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    """Soft-cap and a sliding window."""
+    """Soft-cap and a sliding window: a row may see nothing of its block's first tile, and begins with a number."""
     pm = tl.program_id(0)
     off = tl.program_id(1).to(tl.int64) * S * D
     rm = pm * BM + tl.arange(0, BM)
     rd = tl.arange(0, D)
     rn = tl.arange(0, BN)
     q = tl.load(Q + off + rm[:, None] * D + rd[None])
-    m = tl.full([BM], float("-inf"), tl.float32)
+    m = tl.full([BM], -1.0e30, tl.float32)
     l = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, D], tl.float32)
     lo = tl.maximum(0, (pm * BM - W + 1) // BN * BN)
@@ -124,6 +124,13 @@ def described(Q, K, V, O, sc, S, B: tl.constexpr, D: tl.constexpr, BM: tl.conste
         vb = tl.advance(vb, (BN, 0))
     ob = tl.make_block_ptr(O + off, (S, D), (D, 1), (pm * BM, 0), (BM, D), (1, 0))
     tl.store(ob, (acc / l[:, None]).to(q.dtype))
+
+
+@triton.jit
+def halved(X, Y, S, D: tl.constexpr, B: tl.constexpr):
+    r, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    at = tl.program_id(1) * S * D + r[:, None] * D + d[None]
+    tl.store(Y + at, (tl.load(X + at).to(tl.float32) * 0.5).to(Y.dtype.element_ty))
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,6 +63,34 @@ def test_kernels_as_users_write_them_compute_attention(kernel: str, problem: Pro
     result = npusim.run(name_of(kernel), problem=problem, hw=hw, rows="all", heads="all")
     assert result.numerics.error.rmse < 4e-4
     assert result.cycles > 0
+
+
+@needs_triton
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_what_one_launch_leaves_the_next_one_reads(hw: str) -> None:
+    """Keys halved by a kernel before: attention of scores with half the scale, which is exact."""
+    problem = attention(256, causal=True)
+    before = (
+        "halved[seq_kv // B, batch * kv_heads](k, workspace(batch, kv_heads, seq_kv, head_dim), seq_kv, head_dim, B=64)"
+    )
+    last = ATTENTION["plain"].replace("(q, k,", "(q, Y,").replace("scale * log2e", "2 * scale * log2e")
+    two = npusim.run(f"{KERNELS}::{before}; {last}", problem=problem, hw=hw)
+    one = npusim.run(name_of("plain"), problem=problem, hw=hw)
+    assert np.array_equal(two.output[two.numerics.computed], one.output[one.numerics.computed])
+    assert [p.name for p in two.program.phases] == ["halved 1", "plain"]
+    assert two.latency_us > one.latency_us
+
+
+@needs_triton
+def test_rows_that_see_nothing_of_a_first_tile_are_nan_as_on_silicon(tmp_path: Path) -> None:
+    """-Inf less -Inf: an H100 gives these 122 rows of each head (Triton 3.6)."""
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS.read_text().replace("-1.0e30", 'float("-inf")'))
+    problem = attention(256, causal=True, softcap=20.0, window=100)
+    call: dict[str, Any] = {"problem": problem, "hw": "h200", "rows": "all", "heads": "all"}
+    output = npusim.run(f"{path}::{ATTENTION['capped']}", **call).output
+    rows = [np.flatnonzero(np.isnan(head).any(-1)) for head in output[0].astype(np.float32)]
+    assert [(len(n), n[0], n[-1]) for n in rows] == [(122, 131, 255)] * 2
 
 
 @needs_triton
@@ -176,6 +205,26 @@ def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest
 
 
 @needs_triton
+def test_a_launch_is_one_word_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside our own: the parts have the same names, and what masks every tile is in the rows of P."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        name_of("plain").replace("log2e", f"log2e{' * 1' * 80}"),
+        "flash -t block_q=64,block_kv=64,depth=2",
+        "--hw",
+        "ascend_910b2",
+        "--seq",
+        "256",
+    ]
+    done = CliRunner().invoke(app, ["compare", *words, "-w", "pangu_38b", "--tp", "8", "--json"])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["runs"] == [f"{KERNELS}::plain", words[1]]
+    parts = {part["name"]: part["cycles"] for part in document["latency"]["parts"]}
+    assert min(*parts["rows of P"], *parts["update"], *parts["finish"]) > 0
+
+
+@needs_triton
 def test_masks_other_than_the_problems_are_noted() -> None:
     result = npusim.run(name_of("described"), problem=attention(128, causal=True), hw="h200", numerics=False)
     assert any("which keys a query sees is what its masks say" in n for n in result.notes)
@@ -204,6 +253,7 @@ REFUSED = {
         "        k = tl.load(kp, mask=(j + rn)[None] < S, other=0.0)",
         "        k = tl.load(kp)",
     ),
+    "erf": ("erf: GELU by libdevice.tanh", "described", "        mn = ", "        s = tl.erf(s)\n        mn = "),
     "atomics": ("atomics: let", "described", "    tl.store(ob, ", "    tl.atomic_add(O, 1.0)\n    tl.store(ob, "),
     "a condition on values": (
         "a comparison of values",

@@ -111,14 +111,14 @@ ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_G
 
 def is_off(cols: int, fmt: str) -> bool:
     """Whether rows are off `ALIGNED_BYTES` and not short."""
-    size = cols * stored_format(fmt).size_bytes
+    size = stored_format(fmt).row_bytes(cols)
     return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
 
 
 def _off_rows(problem: GemmProblem) -> list[str]:
     """Return which operands of a product have rows that are off; in fractals none have."""
-    sizes = (("A", problem.k), ("B", problem.n)) if problem.operands == "nd" else ()
-    return [n for n, cols in sizes if is_off(cols, problem.dtype)]
+    sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
+    return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]
 
 
 class AscendMachine(Machine):
@@ -278,7 +278,8 @@ class AscendMachine(Machine):
 
     def column(self, fmt: str) -> int:
         """Return the elements of 32 bytes, C0 of the vendor's layouts."""
-        return BLOCK_BYTES // stored_format(fmt).size_bytes
+        fmt_ = stored_format(fmt)
+        return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
     def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
         """Return C = A B, or A B^T, of every head, behind what rearranges its operands.
@@ -314,7 +315,7 @@ class AscendMachine(Machine):
         group, listed = self.group, list(phases)
         built = []
         for phase, tiling in listed:
-            group.allocator.start_phase()
+            group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             built.append(AscendPhase(group, phase, tiling).build())
         of_program = [phase for phase, _ in listed], built, group.queues(), group.allocator
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=notes)

@@ -127,14 +127,16 @@ class AscendTiling:
 
 #: Blocks with a scale that the matrix unit takes in together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Of k in one load of the vendor's products: four pieces of 64 (stepK 4 of the Ascend C guide's MDL template).
-LOADED_K = 256
+#: Of a row of A in one load of the vendor's products: four pieces of 64 in 16 bits (stepK 4 of the Ascend C guide's MDL
+#: template), of 128 in MXFP8 (pto-isa 3186c38, kernels/manual/a5/matmul_mxfp8_performance).
+LOADED_BYTES = 512
 
 
 def loaded_k(m: int, n: int, k: int, fmt: str, group: AscendGroup) -> int:
-    """Return how much of k a product loads at once: whole pieces of `LOADED_K`, in ping-pong in L1."""
-    room = group.capacity_bytes("L1") // PING_PONG // stored_format(fmt).bytes_of(m + n)
-    return max(1, min(LOADED_K, room) // k) * k
+    """Return how much of k a product loads at once: whole pieces of `LOADED_BYTES`, in ping-pong in L1."""
+    stored = stored_format(fmt)
+    room = group.capacity_bytes("L1") // PING_PONG * stored.per_byte // stored.bytes_of((m + n) * stored.per_byte)
+    return max(1, min(LOADED_BYTES * stored.per_byte // stored.size_bytes, room) // k) * k
 
 
 def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
@@ -238,7 +240,7 @@ class GemmFields(Tiling):
         default=None,
         ge=16,
         multiple_of=16,
-        description="piece of k loaded into L1 at once, a multiple of block_k; default: 256, as the vendor's",
+        description="piece of k loaded into L1 at once, a multiple of block_k; default: 512 bytes, as the vendor's",
     )
     load_a: int | None = Field(
         default=None, ge=16, multiple_of=16, description="load_k of A, where B's differs (stepKa)"

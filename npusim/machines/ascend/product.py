@@ -372,7 +372,7 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, mos
     plans = [p.plan for p in products]
     m, n, k, halves = (max(sizes) for sizes in zip(*((p.m, p.n, p.k, p.halves) for p in plans), strict=True))
     limits = {n: max(p.slots[i] for p in plans) or most for i, n in enumerate(("L0A", "L0B", "L0C"))}
-    operand = max(stored_format(p.frame.fmt(p.left)).size_bytes for p in products)
+    operands = [stored_format(p.frame.fmt(p.left)) for p in products]
     single = get_format(products[0].how.accumulator_format).size_bytes
 
     def ring(buffer: str, size: int, producer: str, consumer: str, part: str = "") -> Ring:
@@ -381,7 +381,7 @@ def cube_rings(products: list[CubeProduct], group: AscendGroup, prefix: str, mos
 
     parts = [f" part {i}" for i in range(halves)] if halves > 1 else [""]
     return CubeRings(
-        ring("L0A", m * k * operand, MTE1, CUBE),
-        ring("L0B", k * n * operand, MTE1, CUBE),
+        ring("L0A", max(fmt.row_bytes(m * k) for fmt in operands), MTE1, CUBE),
+        ring("L0B", max(fmt.row_bytes(k * n) for fmt in operands), MTE1, CUBE),
         tuple(ring("L0C", m * ceil_div(n, halves) * single, CUBE, FIXP, part) for part in parts),
     )

@@ -125,6 +125,10 @@ class BlockTile:
         return self.rows * scores / threads, self.rows * output / threads
 
 
+#: A block's tile in words, its stages and its groups of warps.
+BlockShape = tuple[str, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Registers:
     """Registers of a lane, those spilled, shared memory of a block, who says so; an iteration's accesses to spills."""
@@ -134,6 +138,12 @@ class Registers:
     shared_bytes: int
     origin: str
     accesses: float = 0.0
+
+    @classmethod
+    def estimated(cls, count: int, most: int, shared_bytes: int) -> Registers:
+        """Return an estimate, of which a lane can address so many at most."""
+        spilled = max(0, count - most)
+        return cls(min(most, count), spilled, shared_bytes, ESTIMATED, SPILL_ACCESSES * spilled)
 
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
@@ -200,10 +210,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
                 work = replace(work, warps=fields.warps // groups)
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
-    most = issue.thread_registers_count.value
-    registers = Registers(
-        min(most, count), max(0, count - most), shared, ESTIMATED, SPILL_ACCESSES * max(0, count - most)
-    )
+    registers = Registers.estimated(count, issue.thread_registers_count.value, shared)
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
@@ -214,14 +221,9 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
 
 
 def _resident(
-    phase: Phase,
-    fields: GroupFields,
-    device: DeviceSpec,
-    registers: Registers,
-    shape: tuple[str, int, int],
-    work: GroupWork,
+    phase: Phase, fields: GroupFields, device: DeviceSpec, registers: Registers, shape: BlockShape, work: GroupWork
 ) -> tuple[SmTiling, Occupancy]:
-    """Return the tiling of a block, so many of which a core holds; ``shape``: its tile in words, stages and groups."""
+    """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
@@ -314,9 +316,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     if row is not None:
         count, spilled, shared, accesses = row
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
-    estimate = estimated_registers(tile, work)
-    spilled = max(0, estimate - most)
-    return Registers(min(most, estimate), spilled, shared, ESTIMATED, SPILL_ACCESSES * spilled)
+    return Registers.estimated(estimated_registers(tile, work), most, shared)
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
@@ -431,19 +431,12 @@ ALIGNED_BYTES = 16
 
 
 def library_tile(
-    m: int,
-    n: int,
-    k: int,
-    cores: int,
-    tiling: GpuGemmFields,
-    heads: int = 1,
-    edges: int | None = None,
-    area: int | None = None,
+    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int, edges: int, area: int | None
 ) -> tuple[int, int, int]:
     """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    none, or where no choice does: all are tried.
+    None, or where no choice fits: all are tried.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
@@ -462,7 +455,7 @@ def library_tile(
         for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
     )
     choices = list(product(rows, columns, splits))
-    fitting = [c for c in choices if (edges is None or c[0] + c[1] <= edges) and (area is None or c[0] * c[1] <= area)]
+    fitting = [c for c in choices if c[0] + c[1] <= edges and (area is None or c[0] * c[1] <= area)]
     best: tuple[int, int, int] = min(fitting or choices, key=time)
     return best
 

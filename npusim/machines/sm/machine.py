@@ -148,7 +148,8 @@ class SmMachine(Machine):
         if tiling.kernel == XFORMERS:
             return chosen_xformers(tiling, problem, precision, self.device), ()
         if self.has_lanes:
-            tiling.check_library(self.device.name)
+            if tiling.kernel is not None:
+                raise TilingError(f"kernel: {tiling.kernel} does not run on {self.device.name}; xformers does")
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
@@ -270,7 +271,7 @@ class SmMachine(Machine):
                     f"{self.device.name}: {name} does not say how its tiles lie in a warp's lanes, which this device's "
                     "timing needs; flash, pasa and split_kv do. h200 takes this one, for bits and time"
                 )
-            core.allocator.start_phase()
+            core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work
             kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]

@@ -1,0 +1,99 @@
+"""Sums and maxima over the rows of a block, as loops over these rows: TTIR of the same kernel that has no others.
+
+Partial results lie one behind another along an axis that is neither rows nor columns of a tile, as those of split keys
+do: a block of all is one tile after another, and sums go from the first to the last.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from npusim.ttir.text import Line, Op, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+#: Reductions by the operation of their region, and what they begin with.
+REDUCTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {"arith.addf": ("sum", 0.0), **dict.fromkeys(("arith.maxnumf", "arith.maximumf"), ("max", -float("inf")))}
+)
+
+
+def rolled(operations: list[Op]) -> list[Op]:
+    """Return a kernel's operations, with loops for reductions over rows; as they are where it has none, or loops."""
+    ranges = [o.results[0] for o in operations if o.name == "tt.make_range"]
+    dims = _dims(operations, [r for r in ranges if _is_over_rows(operations, _dims(operations, [r]))])
+    stored = {n for o in operations if not o.results for n in o.operands}
+    if not dims or stored & dims.keys() or any(o.body and o.name != "tt.reduce" for o in operations):
+        return operations
+    stages, ordered = dict[str, int](), list[Op]()
+
+    def stage_of(op: Op) -> int:
+        """Return after how many reductions, one after another, an operation can be done."""
+        return max((stages.get(n, 0) for n in op.operands), default=0)
+
+    for op in operations:
+        stages |= dict.fromkeys(op.results, stage_of(op) + _reduces(op, dims))
+    for stage in range(1 + max(stages.values())):
+        now = [o for o in operations if stage_of(o) == stage]
+        ordered += [o for o in now if not _reduces(o, dims) and not dims.keys() & o.results]
+        if reductions := [o for o in now if _reduces(o, dims)]:
+            ordered += _loop(reductions, operations, dims)
+    return ordered
+
+
+def _dims(operations: Sequence[Op], ranges: Collection[str]) -> dict[str, int]:
+    """Return along which dimension values go over some ranges; the first where they do along two."""
+    dims = dict.fromkeys(ranges, 0)
+    for op in operations:
+        known = next((dims[n] for n in op.operands if n in dims), None)
+        if known is not None and op.results and not _reduces(op, dims):
+            moves = {"tt.expand_dims": 1, "tt.reduce": -1}.get(op.name, 0)
+            dims[op.results[0]] = known + (moves if moves and known >= op.number("axis") else 0)
+    return dims
+
+
+def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
+    return op.name == "tt.reduce" and dims.get(op.operands[0]) == op.number("axis")
+
+
+def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
+    """Return whether a sum or maximum along these dimensions leaves another."""
+    return any(_reduces(o, dims) and shape_of(o.type)[0] and o.body[0].name in REDUCTIONS for o in operations)
+
+
+def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str, int]) -> list[Op]:
+    """Return a loop for some reductions, and the constants that it begins with."""
+    line, needed, body, bounds = reductions[0].line, {o.operands[0] for o in reductions}, list[Op](), (0, 0)
+    for op in reversed(operations):
+        if needed.intersection(op.results):
+            needed |= {n for n in op.operands if n in dims}
+            body.insert(0, replace(op, type=_thinner(op.type, dims[op.results[0]])))
+            if op.name == "tt.make_range":
+                bounds = op.number("start"), op.number("end")
+                body[0].name, body[0].operands = "tt.splat", ["row@"]
+    numbers = zip(("begin@", "end@", "step@"), (*bounds, 1), strict=True)
+    before, carried, ends = [_constant(n, x, "i32", line) for n, x in numbers], list[str](), list[str]()
+    for op in reductions:
+        (name,), does = op.results, op.body[0].name
+        before.append(_constant(f"{name}@start", REDUCTIONS[does][1], op.type, line))
+        body.append(replace(op, results=[f"{name}@one"]))
+        body.append(Op(does, [f"{name}@next"], [f"{name}@", f"{name}@one"], does, op.type, op.line))
+        carried += [f"{name}@", f"{name}@start"]
+        ends.append(f"{name}@next")
+    body.append(Op("scf.yield", [], ends, "", "", line))
+    text, results = f"scf.for -> ({', '.join(o.type for o in reductions)})", [o.results[0] for o in reductions]
+    return [*before, Op("scf.for", results, ["row@", "begin@", "end@", "step@", *carried], text, "", line, body)]
+
+
+def _constant(name: str, value: float, type_: str, line: Line) -> Op:
+    text = f"arith.constant {f'dense<{value}>' if shape_of(type_)[0] else value} : {type_}"
+    return Op("arith.constant", [name], [], text, type_, line)
+
+
+def _thinner(type_: str, at: int) -> str:
+    """Return a type with one element along a dimension."""
+    return re.sub(rf"(tensor<(?:\d+x){{{at}}})\d+x", r"\g<1>1x", type_)
