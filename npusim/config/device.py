@@ -155,11 +155,13 @@ class PowerSpec(SpecModel):
 
     limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
     exponent_factor: Positive
-    pause_s: Quantity = Field(description="without load between two calls; 0: it falls in the shortest call too")
-    at_once: PowerSpec | None = Field(default=None, description="a second limit, of what memory does not hold up")
+    pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
+    at_once: PowerSpec | None = Field(
+        default=None, description="a second limit, by the share of cycles that tensor cores are busy"
+    )
 
     def clock(self, load: float, seconds: float) -> float:
-        """Return the clock at a share of the peak for so long, over the full one."""
+        """Return the clock over the full one at a load (share of the peak) that lasts for so long."""
         average = load * seconds / (seconds + self.pause_s.value)
         return min(1.0, float((self.limit_factor.value / average) ** self.exponent_factor.value))
 
@@ -385,11 +387,10 @@ class DeviceSpec(HardwareModel):
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
         return self.timed_launch().times(core_s, shares)
 
-    def sustained(self, flops: int, seconds: float, memory_share: float) -> float:
-        """Return the pace of a kernel of so many operations over that at ``clock_hz``.
+    def sustained(self, flops: int, seconds: float, busy_cycles: Mapping[str, int]) -> float:
+        """Return the clock, over ``clock_hz``, of a kernel of so many operations.
 
-        ``seconds`` are those at the full clock, of which memory, which keeps its own clock, is busy for
-        ``memory_share``.
+        ``busy_cycles``: those of the average core's units, by their name (``sm.TENSOR``).
         """
         if self.power is None or not flops:
             return 1.0
@@ -397,13 +398,9 @@ class DeviceSpec(HardwareModel):
         step = next(iter(engine.fractals.values()))
         products = step.m_elements.value * step.n_elements.value * step.k_elements.value
         peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
-        load, limit = flops / seconds / peak, self.power.at_once
-        pace = self.power.clock(load, seconds)
-        if limit is None:
-            return pace
-        # Memory works beside cores: it hides a slower clock where it is busy nearly all the time.
-        memory = memory_share**4
-        return min(pace, float((memory + (1 - memory) / limit.clock(load, seconds) ** 4) ** -0.25))
+        clock, limit = self.power.clock(flops / seconds / peak, seconds), self.power.at_once
+        busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
+        return min(clock, limit.clock(busy / self.clock_hz.value / seconds, seconds)) if limit and busy else clock
 
 
 def _known(key: str, value: str, allowed: set[str]) -> None:

@@ -56,8 +56,7 @@ def summarise(
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
     bounds = _bounds(streams, work, link_bytes)
-    memory = bounds.get("hbm", 0) / cycles if cycles else 0.0
-    share = device.sustained(streams.program.flops, device.seconds(cycles), memory) if cycles else 1.0
+    share = device.sustained(streams.program.flops, device.seconds(cycles), bounds) if cycles else 1.0
     seconds = device.seconds(cycles) / share
     times, stream = times_of(streams.program, device, seconds)
     return TimingResult(

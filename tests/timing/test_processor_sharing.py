@@ -139,6 +139,11 @@ def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
 
 def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
     device = load_device("h200")
-    assert device.sustained(0, 1.0) == 1.0
-    assert device.sustained(10**12, 1.0) == 1.0
-    assert 0.7 < device.sustained(900 * 10**12, 1.0) < device.sustained(700 * 10**12, 1.0) < 1.0
+    assert device.sustained(0, 1.0, {}) == 1.0
+    assert device.sustained(10**12, 1.0, {}) == 1.0
+    assert 0.7 < device.sustained(900 * 10**12, 1.0, {}) < device.sustained(700 * 10**12, 1.0, {}) < 1.0
+    short = 20e-6  # however short a call is, and whatever its cores that have no block would have done
+    paces = [
+        device.sustained(10**9, short, {"sm.TENSOR": round(load * short * 1.98e9)}) for load in (0.6, 0.68, 0.86, 0.92)
+    ]
+    assert paces == pytest.approx([1, 1 / 1.05, 1 / 1.1, 1 / 1.15], abs=0.025)  # as normal numbers and zeros measure it
