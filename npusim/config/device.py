@@ -156,9 +156,7 @@ class PowerSpec(SpecModel):
     limit_factor: Positive = Field(description="share of the tensor cores' peak that the full clock sustains")
     exponent_factor: Positive
     pause_s: Quantity = Field(description="without load between two calls; 0: however short a call is")
-    at_once: PowerSpec | None = Field(
-        default=None, description="a second limit, by the share of cycles that tensor cores are busy"
-    )
+    at_once: PowerSpec | None = Field(default=None, description="a second limit, by how busy tensor cores are")
 
     def clock(self, load: float, seconds: float) -> float:
         """Return the clock over the full one at a load (share of the peak) that lasts for so long."""
@@ -387,6 +385,18 @@ class DeviceSpec(HardwareModel):
         shares = [(min(n, most) - 1) / max(1, most - 1) for n in blocks]
         return self.timed_launch().times(core_s, shares)
 
+    def peak_flops_per_s(self, input_format: str) -> float | None:
+        """Return the matrix units' rate for a format (their fastest for one they do not multiply).
+
+        A multiply-add is two operations.  None for a device whose file describes no matrix unit.
+        """
+        for kind, unit in self.matrix_engines.items():
+            steps = [unit.fractals[input_format]] if input_format in unit.fractals else unit.fractals.values()
+            products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
+            rate = 2 * products / unit.cycles_per_fractal.value
+            return float(self.core_count(kind) * rate * self.clock_hz.value)
+        return None
+
     def sustained(self, flops: int, seconds: float, busy_cycles: Mapping[str, int]) -> float:
         """Return the clock, over ``clock_hz``, of a kernel of so many operations.
 
@@ -394,11 +404,10 @@ class DeviceSpec(HardwareModel):
         """
         if self.power is None or not flops:
             return 1.0
+        peak, limit = self.peak_flops_per_s("float16"), self.power.at_once
+        assert peak is not None
+        clock = self.power.clock(flops / seconds / peak, seconds)
         kind, engine = next(iter(self.matrix_engines.items()))
-        step = next(iter(engine.fractals.values()))
-        products = step.m_elements.value * step.n_elements.value * step.k_elements.value
-        peak = 2 * products / engine.cycles_per_fractal.value * self.clock_hz.value * self.core_count(kind)
-        clock, limit = self.power.clock(flops / seconds / peak, seconds), self.power.at_once
         busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
         return min(clock, limit.clock(busy / self.clock_hz.value / seconds, seconds)) if limit and busy else clock
 

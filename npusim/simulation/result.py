@@ -177,27 +177,12 @@ def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tu
     return tuple(sorted(constants, key=lambda c: (-c.cycles, c.key)))
 
 
-def peak_flops_per_s(device: DeviceSpec, input_format: str) -> float | None:
-    """Return the matrix units' rate for a format (their fastest for one they do not multiply).
-
-    A multiply-add is two operations.  None for a device whose file describes no matrix unit.
-    """
-    for name, unit in device.matrix_engines.items():
-        chosen = unit.fractals.get(input_format)
-        steps = [chosen] if chosen is not None else list(unit.fractals.values())
-        products = max(s.m_elements.value * s.n_elements.value * s.k_elements.value for s in steps)
-        cores = device.group_count.value * device.cores[name].per_group_count.value
-        rate = 2 * products / unit.cycles_per_fractal.value
-        return float(cores * rate * device.clock_hz.value)
-    return None
-
-
 def roofline_of(result: RunData) -> Roofline | None:
     """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None
-    peak = peak_flops_per_s(device, result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
+    peak = device.peak_flops_per_s(result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
     if not (peak and result.program.flops and timing.compulsory_bytes and moved):
         return None

@@ -17,7 +17,6 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from npusim.config.engine import WarpIssue
-from npusim.errors import ProgramError
 from npusim.ir.program import Share
 from npusim.timing.link import AFTER_ALL, Alarm, Wake
 from npusim.timing.result import QueueUse, Span
@@ -190,15 +189,6 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
         for name, engine in device.core(core).engines.items()
         if not isinstance(engine, WarpIssue)
     )
-
-
-def refuse_shared_pipes(streams: Streams, method: str) -> None:
-    """Raise `ProgramError` for a program whose queues share pipes, where a method knows none."""
-    if streams.pipes:
-        raise ProgramError(
-            f"{streams.program.name}: queues with shared pipes ({', '.join(streams.pipes)}) are not known to "
-            f"the method {method}; use des, block, fold, steady or auto"
-        )
 
 
 def span_of(op: TimedOp, streams: Streams, use: QueueUse, start: int, end: int) -> Span:

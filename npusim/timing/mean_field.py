@@ -24,7 +24,6 @@ from npusim.errors import DeadlockError, ProgramError
 from npusim.ir.content import Itself
 from npusim.timing.engine import Booked, Run, uses_of
 from npusim.timing.engine_code import Classes, Code, InnerBody, code_of, equal_groups, fold_groups
-from npusim.timing.gpu_pipes import refuse_shared_pipes
 from npusim.timing.mean_field_arrays import BEFORE, SPAN, WINDOW, build_groups
 from npusim.timing.mean_field_blocks import BlockTable, CutBlock
 from npusim.timing.stream import Streams
@@ -114,7 +113,11 @@ class MeanField:
     """
 
     def __init__(self, code: Code, short: Collection[int] = ()) -> None:
-        refuse_shared_pipes(code.streams, "reserved")
+        if pipes := code.streams.pipes:
+            raise ProgramError(
+                f"{code.streams.program.name}: queues with shared pipes ({', '.join(pipes)}) are not known to the "
+                "method reserved; use des, block, fold, steady or auto"
+            )
         self.code, self.streams, self.short = code, code.streams, short
         self._tables: dict[int, tuple[BlockTable, Ints, Ints]] = {}
         self._errors: dict[float, float] = {}

@@ -120,7 +120,9 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
         if len(which):
             _count(streams.timed(form.template, None), len(which), ran, form.counts[which].sum(0).tolist())
     names = [queue.name for queue in streams.program.queues]
-    prefix = _prefix(streams, phase)
+    # As its rings are called, and so its operations: by the phase, unless it is the main one.
+    prefix = f"{phase.name} "
+    prefix *= any(ring.name.startswith(prefix) for ring in streams.program.rings)
     busy = set()
     for op, count in ran.items():
         busy.add(op.queue)
@@ -145,12 +147,6 @@ def _count(body: TimedBody, times: int, ran: Counter[TimedOp], loops: Sequence[i
         else:
             for op in part:
                 ran[op] += times
-
-
-def _prefix(streams: Streams, phase: ProgramPhase) -> str:
-    """Return what a phase's rings are called by, and so its operations: the phase, unless it is the main one."""
-    prefix = f"{phase.name} "
-    return prefix if any(ring.name.startswith(prefix) for ring in streams.program.rings) else ""
 
 
 def check_sanity(result: TimingResult) -> None:

@@ -11,7 +11,7 @@ from npusim.report.record import load_result, record_of
 from npusim.report.tables import run_table
 from npusim.report.text import plain, to_json
 from npusim.run import run
-from npusim.simulation.result import peak_flops_per_s, roofline_of
+from npusim.simulation.result import roofline_of
 from npusim.timing.result import Roofline
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def test_the_peak_of_a_910b2_is_the_published_one(device: DeviceSpec) -> None:
     # 24 AIC x 16^3 multiply-adds x 2 x 1.8 GHz = 353.9 TFLOP/s (PASA, appendix M: 354);
     # float32 a quarter.
-    assert peak_flops_per_s(device, "float16") == pytest.approx(24 * 8192 * 1.8e9)
-    assert peak_flops_per_s(device, "float32") == pytest.approx(24 * 8192 * 1.8e9 / 4)
+    assert device.peak_flops_per_s("float16") == pytest.approx(24 * 8192 * 1.8e9)
+    assert device.peak_flops_per_s("float32") == pytest.approx(24 * 8192 * 1.8e9 / 4)
 
 
 def test_attention_lies_under_the_matrix_roof_by_the_bytes_of_its_tensors(result: RunData) -> None:

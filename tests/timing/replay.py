@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from npusim.errors import DeadlockError
 from npusim.ir.walk import required_count
-from npusim.timing.gpu_pipes import refuse_shared_pipes
 from npusim.timing.result import QueueUse, Span, TimingResult
 from npusim.timing.stream import Streams
 from npusim.timing.summary import NO_INSTRUCTION, OpCounts, summarise
@@ -39,7 +38,7 @@ def simulate(
 
 class _Replay:
     def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
-        refuse_shared_pipes(streams, "replay")
+        assert not streams.pipes, "queues with shared pipes have no replay"
         self.streams, self.trace_groups = streams, trace_groups
         program, device = streams.program, streams.device
         self.group_count = device.group_count.value

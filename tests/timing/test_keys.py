@@ -23,7 +23,6 @@ from npusim.ir.tile import Tile
 from npusim.machines.ascend.pricing import vector_cycles
 from npusim.schedules import find_schedule
 from npusim.schedules.define import unread_keys
-from npusim.simulation.result import peak_flops_per_s
 from npusim.simulation.simulate import simulate_program
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
 def predicted(program: TileProgram, device: DeviceSpec) -> object:
     result = simulate_program(program, device, "auto")
     busy = tuple(use.busy_cycles for group in result.queues for use in group)
-    return result.times_s, result.link_bytes, busy, peak_flops_per_s(device, "float16")
+    return result.times_s, result.link_bytes, busy, device.peak_flops_per_s("float16")
 
 
 @cache
