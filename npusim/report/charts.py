@@ -290,7 +290,7 @@ def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[flo
 
         taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in map(spot, points)]
         for (x, y), (end, below) in pairwise(spot(p) for p in named if p.get("is_front")):
-            taken += [(x, y - 1, end, y + 1), (end - 1, y, end + 1, below)]
+            taken += [(x, y - 1, end + 8, y + 1), (end - 1, y, end + 8, below)]
         for point in order:
             for dx, dy, align in _BESIDE:
                 box = _box(spot(point), len(point["name"]) * LETTER, dx, dy, align)
