@@ -12,6 +12,7 @@ from npusim.validate.times import validate_times
 from reports.nodes import models, study
 from reports.parts.chart import Bar, Panel, chart, gantt
 from reports.parts.document import Section, gather, number, percent, save_page, table
+from reports.validation.study import wrong_signs
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData
@@ -206,6 +207,8 @@ def _residuals() -> Section:
         fields[f"{key}_worst"] = percent(report.worst_abs_error)
         worst[key] = {"median": report.median_abs_error, "worst": report.worst_abs_error}
         data[key] = {f"{r.name} {r.quantity}": r.predicted for r in report.residuals}
+        if key == "residuals_gpu":
+            fields["gpu_wrong"] = ", ".join(f"`{name}`" for name in wrong_signs(report.residuals)) or "none"
     return fields, {"predicted": data, "errors": worst}
 
 

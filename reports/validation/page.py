@@ -83,7 +83,7 @@ def _short() -> Section:
     lines = [
         [kind, found.cases, *_figures(found), percent(median(r.error for r in own), sign="+"), wrong or ""]
         for kind, own in groups.items()
-        for found, wrong in [(study.errors(own), sum(r.is_wrong_sign for r in own))]
+        for found, wrong in [(study.errors(own), len(study.wrong_signs(r.residual for r in own)))]
     ]
     header = ("source", "counted", "median", "nine in ten", "worst", "median with its sign", "wrong sign")
     models = [r for r in study.counted(study.MODELS) if r.residual.quantity == "latency_us"]
@@ -103,6 +103,7 @@ def _short() -> Section:
         "models": len(models),
         "models_low": percent(max(r.error for r in models), sign="+"),
         "models_high": percent(min(r.error for r in models), sign="+"),
+        "wrong": ", ".join(f"`{name}`" for name in study.wrong_signs(r.residual for r in rows)) or "none",
         "faults": f"{len(faults)} cases have no prediction: {faults[0]}." if faults else "Every case has a prediction.",
     }
     # As the table has them: another page that shows them must not round once more.
@@ -213,6 +214,7 @@ def _v100() -> Section:
     own = _us("volta_flash", "v100", kernel.case.workload.problem(), "acc_fp32", kernel="xformers")
     fields: dict[str, object] = {
         "v100": table(header, lines),
+        "v100_gains": " and ".join(number(figures[f"{kind} eager"]["predicted"]) for kind in ("causal", "full")),
         "v100_peak": number(V100_PEAK),
         **{f"v100_{name}": _ms(r.residual.measured.low) for name, r in (("kernel", kernel), ("unfused", unfused))},
         **{f"v100_{name}_us": _ms(r.residual.predicted) for name, r in (("kernel", kernel), ("unfused", unfused))},
