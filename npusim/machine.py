@@ -17,8 +17,7 @@ from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import Operand, RingTile, Tile
 from npusim.machines.ascend.pricing import EnginePricing
 from npusim.machines.base import Machine, memories, program_phase
-from npusim.machines.footprint import footprint as touches
-from npusim.machines.footprint import once
+from npusim.machines.footprint import Footprint
 from npusim.machines.frame import Frame, body
 from npusim.machines.transfers import Transfers
 
@@ -29,6 +28,7 @@ __all__ = [
     "Cost",
     "DeviceSpec",
     "EnginePricing",
+    "Footprint",
     "Frame",
     "Item",
     "Machine",
@@ -49,7 +49,5 @@ __all__ = [
     "body",
     "get_format",
     "memories",
-    "once",
     "program_phase",
-    "touches",
 ]

@@ -39,7 +39,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
     {
         "ascend_950": 7,
         "ascend_timing": 60,
-        "block_scaled": 8,
+        "block_scaled": 45,
         "decode": 13,
         "explore": 80,
         "front": 16,

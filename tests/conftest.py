@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Read when numpy loads: threads cost more than they save on products as small as the tests'.
@@ -47,6 +48,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if chosen or "not bench" not in config.option.markexpr:
         return 0
     return min(os.cpu_count() or 1, 8)
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often, and not among the tests themselves: they are kept to the end."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

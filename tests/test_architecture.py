@@ -108,6 +108,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
 
+@cache
 def imported(path: Path) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import of a file."""
     return imports_of(parsed(path), name_of(path))
@@ -388,7 +389,7 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 def test_a_class_name_stands_for_one_thing() -> None:
     where: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in where.items() if len(paths) > 1}

@@ -208,8 +208,7 @@ def as_free(
     shares: list[list[int]] = [[] for _ in range(cores)]
     for number, block in enumerate(blocks):
         work, slot, core = free[0]
-        tiles = sum(run.count for run in block.runs)
-        heapq.heapreplace(free, (work + tiles + 1, slot, core))
+        heapq.heapreplace(free, (work + block.tile_count + 1, slot, core))
         shares[core].append(number)
         placed.append(block if slot == block.place else replace(block, place=slot))
     return tuple(placed), tuple(tuple(share) for share in shares)

@@ -83,6 +83,8 @@ class FlashPrecision(NamedFormats):
         exponential takes scores times log2 e.
     scale_rule, p_rule
         How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
+    smooth
+        Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
     p_scale
         What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
     sink
@@ -110,6 +112,7 @@ class FlashPrecision(NamedFormats):
     operands: str = ""
     scale_rule: str = ""
     p_rule: str = ""
+    smooth: str = ""
     p_scale: float = 1.0
     intermediates: ClassVar[tuple[str, ...]] = (
         "operands",

@@ -118,9 +118,8 @@ def gemm_tiles(
     )
     if splits == 1:
         return (first,)
-    blocks = tuple(replace(block, runs=(TileRun(0, 1, splits, 1),)) for block in whole)
-    last = add_parts.phase(f"{label}_sum", blocks, {"m": m, "n": n, "split": 1}, [c], parts=out, fmt=c.fmt)
-    return first, last
+    assert isinstance(out, Stacked)
+    return first, _sum_of(f"{label}_sum", out, c, (m, n))
 
 
 def copy(source: GlobalTensor, target: GlobalTensor, rows: int, label: str = "copy", cols: int = 0) -> Phase:
@@ -202,7 +201,9 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block."""
     heads, rows, cols = shape
     if what == "sum":
-        return _sum_of(parts, GlobalTensor("y", 1, heads, rows, cols, fmt, "output"), tile)
+        total = GlobalTensor("y", 1, heads, rows, cols, fmt, "output")
+        stacked = Stacked("split", parts, replace(total, name="x", batch=parts, role="input"))
+        return _sum_of("sum", stacked, total, tile)
     one = KERNELS[what]
 
     def tensor(n: str) -> GlobalTensor:
@@ -222,8 +223,8 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
     )
 
 
-def _sum_of(parts: int, out: GlobalTensor, tile: tuple[int, int]) -> Phase:
-    """Return the sum of ``parts`` matrices that lie one behind the other, in float32."""
-    stacked = Stacked("split", parts, replace(out, name="x", batch=parts, role="input"))
-    blocks = tuple(replace(b, runs=(TileRun(0, 1, parts, 1),)) for b in grid(out, ("m", tile[0]), ("n", tile[1])))
-    return add_parts.phase("sum", blocks, {"m": tile[0], "n": tile[1], "split": 1}, [out], parts=stacked, fmt=out.fmt)
+def _sum_of(label: str, parts: Stacked, out: GlobalTensor, tile: tuple[int, int]) -> Phase:
+    """Return the sum of matrices that lie one behind the other, in float32."""
+    (m, n), run = tile, TileRun(0, 1, parts.count, 1)
+    blocks = tuple(replace(b, runs=(run,)) for b in grid(out, ("m", m), ("n", n)))
+    return add_parts.phase(label, blocks, {"m": m, "n": n, "split": 1}, [out], parts=parts, fmt=out.fmt)

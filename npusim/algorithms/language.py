@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Visit
 
+#: The axis of the one row of what all rows of a tile take: ``mean="1 head"``.
+ONE = "1"
 Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
@@ -360,28 +362,23 @@ class Product:
 
 
 def _binary(opcode: Opcode, a: Any, b: Any) -> Value:
-    tile = a if isinstance(a, Value) and not (isinstance(b, Value) and len(b.axes) > len(a.axes)) else b
-    if not isinstance(tile, Value):
+    values = [x for x in (a, b) if isinstance(x, Value)]
+    if not values:
         fail(f"{opcode.name} of {a} and {b}: neither is a tile or a vector of rows")
-    if isinstance(a, Value) and isinstance(b, Value):
-        if a.fmt != b.fmt:
-            fail(f"{opcode.name} of {a} and {b}: their formats differ; say which is converted, x.to(format)")
-        if a.axes[0] != b.axes[0] or (len(a.axes) == len(b.axes) and a.axes != b.axes):
-            fail(f"{opcode.name} of {a} and {b}: their axes differ")
+    tile = max(values, key=lambda x: (len(x.axes), x.axes[0] != ONE))
+    if len({x.fmt for x in values}) > 1:
+        fail(f"{opcode.name} of {a} and {b}: their formats differ; say which is converted, x.to(format)")
+    if any(x.axes not in (tile.axes, tile.axes[:1], (ONE, *tile.axes[1:])) for x in values):
+        fail(f"{opcode.name} of {a} and {b}: their axes differ")
     return _rows(opcode, tile.axes, tile.fmt, (a, b))
 
 
 def _rows(
-    opcode: Opcode,
-    axes: tuple[str, ...],
-    fmt: str,
-    srcs: tuple[Any, ...],
-    attributes: Attributes = PLAIN,
-    only: str = "",
+    opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
     """Record an operation of rows; what a product left is taken over by a cast before rows work on it."""
     taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
-    return TRACE.get().record(opcode, Value(axes, fmt), taken, attributes, only)
+    return TRACE.get().record(opcode, Value(axes, fmt), taken, how, only)
 
 
 def full(axes: str, start: float, fmt: str) -> Value:

@@ -10,7 +10,7 @@ from itertools import chain, count, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from npusim.algorithms.language import TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
+from npusim.algorithms.language import ONE, TRACE, Carried, Event, Source, TileNumber, Trace, Value, fail
 from npusim.algorithms.phase import (
     BySize,
     Instruction,
@@ -102,7 +102,7 @@ class Kernel:
         return Phase(
             name=label,
             cells=cells,
-            sizes=sizes,
+            sizes={ONE: 1, **sizes} if any(ONE in axes.split() for axes in self.axes.values()) else sizes,
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
@@ -312,7 +312,8 @@ class _Lowering:
         groups: list[list[Event]] = []
         for e in self.events:
             last = groups[-1] if groups else []
-            is_apart = last and (e.loop, e.dst.axes[0]) != (last[0].loop, last[0].dst.axes[0])
+            of_rows = {self.trace.row_axis if x.dst.axes[0] == ONE else x.dst.axes[0] for x in (e, *last[:1])}
+            is_apart = last and (e.loop != last[0].loop or len(of_rows) > 1)
             if not last or O.MATMUL in (e.opcode, last[0].opcode) or is_apart:
                 groups.append([e])
             elif e.loop is not None and _column(e) and next(filter(None, map(_column, last)), _column(e)) != _column(e):

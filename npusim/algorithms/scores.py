@@ -86,11 +86,6 @@ def _bias(problem: Problem, packed: int) -> PartByPart:
     return PartByPart((problem.seq_q * packed, problem.seq_kv), part)
 
 
-@lru_cache(maxsize=64)  # of kernels: their tables are kept by kernel
-def _with_problem(kernel: Kernel, score: ProblemScore, operands: tuple[str, ...]) -> Kernel:
-    return with_score(kernel, score, operands)
-
-
 def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str]) -> Kernel:
     """Return a kernel whose hook ``score`` is a function of scores, which may take further operands by name."""
     names = tuple(operands)
@@ -112,6 +107,10 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
     hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
     hooked.parameters = kernel.parameters | {*names, "score_factor"}
     return hooked
+
+
+#: Once a kernel and hook: tables are kept by kernel.
+_with_problem = lru_cache(maxsize=64)(with_score)
 
 
 # ---------------------------------------------------------------- numbers of heads

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,7 +102,7 @@ def merge_level(parts: Value, lses: Value, fmt: str, exp_variant: str, log_varia
 
 def tiles_of(block: WorkTile) -> int:
     """Return how many tiles a block's loop visits."""
-    return sum(run.count for run in block.runs)
+    return block.tile_count
 
 
 def even(tiles: int, parts: int) -> tuple[int, ...]:
@@ -164,7 +163,7 @@ def split_kv(
     ``merge_rows``.  ``scored(kernel)``: the kernel with what is done to scores, and its arguments; default: they are
     scaled as in ``whole``.  ``sink``: a score beside those of the keys, which the last merge takes in.
     """
-    cut = partial(_evenly, splits) if isinstance(splits, int) else splits
+    cut = (lambda block: even(tiles_of(block), splits)) if isinstance(splits, int) else splits
     count = max(len(cut(block)) for block in whole.cells)
     if count == 1:
         return (whole,)
@@ -189,10 +188,6 @@ def split_kv(
         **arguments,
     )
     return (first, *_merge_phases(_shared(whole, places, merge_rows), cut, stacks, FAN[merge] or count, p, sink))
-
-
-def _evenly(parts: int, block: WorkTile) -> tuple[int, ...]:
-    return even(tiles_of(block), parts)
 
 
 def _shared(whole: Phase, places: int, merge_rows: int) -> Phase:

@@ -11,15 +11,19 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from npusim.algorithms.blocks import MASKED, AttentionTensors, attention_tensors, grid, with_columns
 from npusim.algorithms.flash import NamedFormats
 from npusim.algorithms.gemm import copy
-from npusim.algorithms.language import Value, exp, full, maximum, tiles, where
+from npusim.algorithms.language import ONE, Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
-from npusim.algorithms.phase import Phase
+from npusim.algorithms.phase import Phase, Stacked, TileRun
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
-from npusim.formats import BLOCK_FORMATS, get_block_format, get_format, get_scale_rule
+from npusim.errors import TilingError
+from npusim.formats import BLOCK_FORMATS, cast, get_block_format, get_format, get_scale_rule
 from npusim.ir.tile import GlobalTensor
+from npusim.units import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 
 WIDE = "float32"
 LOWEST = -float(get_format(WIDE).max_finite)
+#: Rows that are added up by one product, for a mean.
+SUMMED = 256
 #: Rows and columns that a kernel which prepares an input takes at a time: as a product's tile is high,
 #: and a slice of scores wide.
 PREPARED = (128, 8192)
@@ -85,6 +91,28 @@ def converted(
     for xj in tiles(x):
         y = (xj.to(through) if through else xj).to(fmt, axis=axis, rule=rule)
         yield y * scale if scale != 1 else y
+
+
+@kernel(x="row col", mean="1 col")
+def smoothed(x: Value, mean: Value, fmt: str, axis: str = "", rule: str = "") -> Iterator[Value]:
+    """Another format of what is left when a mean of each column is taken away, in float32."""
+    for xj, mj in tiles(x, mean):
+        yield (xj.to(WIDE) - mj).to(fmt, axis=axis, rule=rule)
+
+
+@kernel(results="sums", ones="1 key", x="key col")
+def column_sums(ones: Value, x: Value) -> Value:
+    """Sums of some rows, column by column: a product with ones."""
+    return (ones @ x).to(WIDE)
+
+
+@kernel(results="mean", sums="1 col")
+def column_means(sums: Value, count: int) -> Value:
+    """Means of columns of so many rows, whose sums are added up part after part."""
+    total = full("1 col", 0.0, WIDE)
+    for part in tiles(sums, axis="split"):
+        total = total + part
+    return total * (1 / count)
 
 
 @kernel(s="row col")
@@ -233,32 +261,62 @@ def workspace(like: GlobalTensor, name: str, fmt: str) -> GlobalTensor:
     return replace(like, name=name, fmt=fmt, role="workspace", is_interleaved=False)
 
 
+def means(x: GlobalTensor) -> tuple[list[Phase], GlobalTensor]:
+    """Return the kernels that leave the mean of each column of a tensor's heads in float32, and what they leave.
+
+    Raises `TilingError` for heads of various lengths.
+    """
+    if x.lengths:
+        raise TilingError(f"smooth: the mean of {x.name} is over sequences of one length; these differ")
+    mean = replace(workspace(x, f"{x.name}_mean", WIDE), rows=1, stretch_rows=0)
+    parts, heads = list(chunks(x.rows, SUMMED)), grid(mean, (ONE, 1))
+    sums = Stacked("split", len(parts), replace(mean, name=f"{x.name}_sums", batch=x.batch * len(parts)))
+    spans = [(("key", at, n), ("split", i, 1)) for i, (at, n) in enumerate(parts)]
+    summed = column_sums.phase(
+        f"sum_{x.name}",
+        tuple(replace(head, spans=(*head.spans, *part)) for head in heads for part in spans),
+        {"key": SUMMED, "col": x.cols, "split": 1},
+        [sums],
+        ones=GlobalTensor("ones", 1, 1, 1, SUMMED, x.fmt, "constant"),
+        x=x,
+        values={"ones": lambda: cast(np.ones((1, 1, 1, SUMMED)), x.fmt)},
+    )
+    whole = tuple(replace(head, runs=(TileRun(0, 1, len(parts), 1),)) for head in heads)
+    sizes = {"col": x.cols, "split": 1}
+    averaged = column_means.phase(f"average_{x.name}", whole, sizes, [mean], sums=sums, count=x.rows)
+    return [summed, averaged], mean
+
+
 def prepared(
-    inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = ""
+    inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = "", smooth: str = ""
 ) -> tuple[list[Phase], AttentionTensors]:
     """Return the kernels that bring Q, K and V to ``fmt``, Q times a scale, and the tensors that they leave.
 
-    In blocks they lie as products contract: of Q and K along the head, of V along keys.
+    In blocks they lie as products contract: of Q and K along the head, of V along keys.  ``smooth``: those from which
+    the mean of each column is taken first.
     """
     phases, changed, is_in_blocks = list[Phase](), dict[str, GlobalTensor](), fmt in BLOCK_FORMATS
     if rule:
         get_scale_rule(rule, get_block_format(fmt))  # one for another format is refused before there is a kernel
     for n, factor in zip("qkv", (scale, None, None), strict=True):
         tensor: GlobalTensor = getattr(inputs, n)
-        if tensor.fmt == fmt and factor is None:
+        if tensor.fmt == fmt and factor is None and n not in smooth:
             continue
         changed[n] = workspace(tensor, f"{n}_{fmt}" if is_in_blocks else f"{n}_prepared", fmt)
-        blocks: dict[str, Any] = {"axis": "row" if n == "v" else "col", "rule": rule} if is_in_blocks else {}
+        more: dict[str, Any] = {"axis": "row" if n == "v" else "col", "rule": rule} if is_in_blocks else {}
+        if n in smooth:
+            averaged, more["mean"] = means(tensor)
+            phases += averaged
+        else:
+            more |= {"scale": 1.0 if factor is None else factor, "through": WIDE}
         phases.append(
             element_wise(
                 f"quantise_{n}" if is_in_blocks else f"prepare_{n}",
-                converted if tensor.fmt != fmt else scaled,
+                smoothed if n in smooth else converted if tensor.fmt != fmt else scaled,
                 tensor,
                 changed[n],
                 (PREPARED[0], min(tensor.cols, PREPARED[1])),
-                scale=1.0 if factor is None else factor,
-                through=WIDE,
-                **blocks,
+                **more,
             )
         )
     return phases, replace(inputs, **changed)

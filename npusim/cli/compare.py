@@ -1,5 +1,6 @@
 """``npusim compare`` and ``npusim report``: runs side by side, why one takes longer, and runs as pages."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 app = Verbs()
 
+#: What of a launch of a kernel is not its name.
+_LAUNCH = re.compile(r"\[.*\)", re.DOTALL)
 #: Names that are files, whether or not they are there.
 _FILES = (".json", ".csv", ".yaml")
 
@@ -89,7 +92,8 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
         if isinstance(source, Path) and source.suffix != ".csv":
             load_result(source)
     results: list[Path | RunData] = []
-    for word, source in zip(words, sources, strict=True):
+    short = [_LAUNCH.sub("", word) for word in words]
+    for word, source in zip(short if len(set(short)) == len(words) else words, sources, strict=True):
         if isinstance(source, Path):
             results.append(source)
             continue

@@ -149,9 +149,13 @@ def takes(
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none."""
+    """Return the words of a text as a shell has them; raise `SpecError` for a quote that is not closed, or for none.
+
+    The launch of a kernel, up to its last bracket before options, is one word.
+    """
+    launch = re.match(r"\S+::.*?\)(?=\s+-{1,2}[a-z]|\s*$)", text, re.DOTALL)
     try:
-        listed = shlex.split(text)
+        listed = [launch[0], *shlex.split(text[launch.end() :])] if launch else shlex.split(text)
     except ValueError as error:
         raise SpecError(f"{text}: not words of a command line: {error}") from None
     if not listed:

@@ -482,13 +482,15 @@ class Search:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
             # Of many points with a value some from its middle on: the first have the other axes' first values.  Of
-            # these the one with most other values, the rarest value first.
+            # these the one with most other values, the rarest value first; of equals the one with the lowest bound,
+            # the likeliest to be run, which has fewer operations to check too.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:
                     middle = len(indices) * (attempt + TRIED // 2) // TRIED % len(indices)
                     some = (*indices[middle : middle + LOOKED_AT], *indices[:: max(1, len(indices) // LOOKED_AT)])
-                    chosen.append(max(some, key=lambda i: len(self._values(i) - covered)))
+                    news = {i: len(self._values(i) - covered) for i in some}
+                    chosen.append(max(some, key=lambda i: (news[i], -(self.outcomes[i].bound_us or 0))))
                     covered |= self._values(chosen[-1])
             for _, fitting in self.done(workers, prove, [[i] for i in dict.fromkeys(chosen)]):
                 self.checked += len(fitting)

@@ -107,13 +107,3 @@ def tanh64(x: Array) -> Array:
     near = expm1_polynomial(np.minimum(doubled, 0.34))
     growth = np.where(doubled < 0.34, near, exp64(doubled) - 1.0)
     return np.asarray(np.copysign(growth / (growth + 2.0), x))
-
-
-def rcp64(x: Array) -> Array:
-    """Return 1 / x, float64 in and out; 1/±0 is ±Inf."""
-    return np.asarray(1.0 / x)
-
-
-def rsqrt64(x: Array) -> Array:
-    """Return 1 / sqrt(x), float64 in and out; of ±0 ±Inf, of negatives NaN."""
-    return np.asarray(1.0 / np.sqrt(x))

@@ -170,18 +170,9 @@ class FloatFormat:
 
 def _ieee(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
     """Return a format with Inf and IEEE NaN; bias is half the exponent range."""
-    unused_bits = 8 * np.dtype(dtype).itemsize - (1 + exponent_bits + mantissa_bits)
-    return FloatFormat(
-        name=name,
-        bits=1 + exponent_bits + mantissa_bits,
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-        bias=(1 << (exponent_bits - 1)) - 1,
-        has_infinity=True,
-        nan="ieee",
-        dtype=np.dtype(dtype),
-        canonical_nan_bits=((1 << (exponent_bits + mantissa_bits)) - 1) << unused_bits,
-    )
+    bits, bias = 1 + exponent_bits + mantissa_bits, (1 << (exponent_bits - 1)) - 1
+    nan_bits = ((1 << (bits - 1)) - 1) << (8 * np.dtype(dtype).itemsize - bits)
+    return FloatFormat(name, bits, exponent_bits, mantissa_bits, bias, True, "ieee", np.dtype(dtype), nan_bits)
 
 
 def _finite(name: str, exponent_bits: int, mantissa_bits: int, dtype: Any) -> FloatFormat:
@@ -219,7 +210,6 @@ def _hifloat8(code: int) -> float:
 
 
 def _all_formats() -> Mapping[str, FloatFormat]:
-    """Build the registry."""
     float64 = FloatFormat("float64", 64, 11, 52, 1023, True, "ieee", np.dtype(np.float64), 0x7FF8 << 48)
     e4m3 = FloatFormat("float8_e4m3fn", 8, 4, 3, 7, False, "all_ones", np.dtype(ml_dtypes.float8_e4m3fn), 0x7F)
     int8 = FloatFormat("int8", 8, 0, 7, 0, False, "none", np.dtype(np.int8), 0)

@@ -3,7 +3,8 @@
 Works in float64 lanes.  A block's sum is known to be right if every term is a multiple of one power of two and the
 terms span at most 51 bits (then no addition rounds), or if its error bound cannot move it across a float32 rounding
 boundary.  Rows with others are summed again together with what every addition lost, and what those sums lost; outputs
-that even this leaves open (outliers that cancel at three scales, each 2**53 apart) are added up in fixed point.
+that even this leaves open (outliers that cancel at three scales, each 2**53 apart) are added up in as many parts as it
+takes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 ERROR_BOUND = 2.0**-46
 #: Up to one doubtful output in so many is cheaper one by one than as a row.
 FEW = 16
-#: Fixed-point sums: limbs of 32 bits; limb 0 holds float64 exponent fields from 32 * FIRST_LIMB,
-#: below that of the smallest float32 product (2**-298) and its low half.
-FIRST_LIMB = 21
-LIMBS = 24
+#: Parts of an exact sum: all of float64's exponents, 53 bits apart.
+PARTS = 40
 
 
 @inline
@@ -96,67 +95,34 @@ def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
 
 
 @inline
-def round_limbs(limbs: Any, first: Any, last: Any) -> Any:
-    """Return the sum in ``limbs`` rounded once to nearest even float32, and clear them."""
-    leading = np.int64(0)
-    for limb in range(first, last + 1):  # carry: each into [0, 2**32), the sign is left over
-        whole = limbs[np.uint64(limb)] + leading
-        limbs[np.uint64(limb)] = whole & 0xFFFFFFFF
-        leading = whole >> 32
-    limb = last
-    while -1 <= leading <= 0 and limb >= first:  # nothing but the sign so far
-        leading = (leading << 32) | limbs[np.uint64(limb)]
-        limbs[np.uint64(limb)] = 0
-        limb -= 1
-    weight = np.int64(32) * (limb + 1 + FIRST_LIMB) - 1046 - 28
-    following = np.int64(0)
-    if limb >= first:
-        following = limbs[np.uint64(limb)]
-        limbs[np.uint64(limb)] = 0
-    lost = following & 0xF
-    while limb > first:
-        limb -= 1
-        lost |= limbs[np.uint64(limb)]
-        limbs[np.uint64(limb)] = 0
-    # The last bit says that the sum goes on below it; 53 bits are what float64 takes.
-    total = (leading << 28) | (following >> 4) | (1 if lost != 0 else 0)
-    if abs(total) >= np.int64(1) << 52:
-        total = (total >> 9) | (1 if (total & 0x1FF) != 0 else 0)
-        weight += 9
-    return np.float32(np.float64(total) * bits_float64(np.uint64((weight + 1023) << 52)))
-
-
-@inline
-def exact_block(operands: Any, where: Any, c: Any, limbs: Any) -> Any:
+def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
     """Exact sum of finite c and products, rounded once to nearest even float32.
 
-    The running sum is a fixed-point number that covers every exponent of a product: ``limbs`` (``LIMBS`` zeros of
-    int64, and zeros again afterwards), 32 bits apart, each with room for the carries of 33 terms.
+    The running sum is kept in ``parts``, whose bits do not overlap, the largest last (Shewchuk 1997, grow-expansion,
+    as ``math.fsum`` has it): at most `PARTS` of them, since 53 bits lie between one and the next.
     """
     (a, b), (i, j, first, last) = operands, where
-    lowest, highest = np.int64(LIMBS), np.int64(0)
+    count = 0
     for k in range(first - 1, last):
         x = np.float64(c) if k < first else np.float64(a[i, k]) * np.float64(b[k, j])
-        bits = np.int64(float64_bits(x))
-        field: Any = (bits >> 52) & 0x7FF
-        if field == 0:  # of float64, so that the product is 0
-            continue
-        sign: Any = bits >> 63
-        limb: Any = (field >> 5) - FIRST_LIMB
-        high = ((bits >> 29) & 0x7FFFFF) | 0x800000
-        limbs[np.uint64(limb)] += ((high ^ sign) - sign) << (field & 31)
-        highest = max(highest, limb)
-        low = (bits >> 5) & 0xFFFFFF
-        if low != 0:  # more than 24 bits: none of 16-bit operands, whose products have 22
-            limb = ((field - 24) >> 5) - FIRST_LIMB
-            limbs[np.uint64(limb)] += ((low ^ sign) - sign) << ((field - 24) & 31)
-        lowest = min(lowest, limb)
-    return round_limbs(limbs, lowest, highest)
+        kept = 0
+        for n in range(count):
+            x, lost = two_sum(x, parts[n])
+            if lost != 0.0:
+                parts[kept] = lost
+                kept += 1
+        parts[kept] = x
+        count = kept + 1
+    high, low = 0.0, 0.0
+    while count > 0 and low == 0.0:  # what is below the first two cannot change the sign of the second
+        count -= 1
+        high, low = two_sum(high, parts[count])
+    return round_sum(high, low, 0.0)
 
 
 def scratch(columns: int) -> tuple[Any, ...]:
     """Return what the kernel of so many columns writes on the way."""
-    return np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_), np.zeros(LIMBS, np.int64)
+    return np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_), np.empty(PARTS)
 
 
 @functools.cache
@@ -166,7 +132,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
     @kernel
     def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any, scratch: Any) -> None:
         (a, b), (a_range, a_unit), (b_range, b_unit) = operands, a_ranges, b_ranges
-        before, totals, doubtful, limbs = scratch
+        before, totals, doubtful, parts = scratch
         columns = c.shape[1]
         for kb in range(a.shape[1] // block):
             k0 = kb * block
@@ -205,7 +171,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
                     for j in range(columns):
                         if doubtful[j]:
                             where = (i, j, k0, k0 + block)
-                            c[i, j] = exact_block(operands, where, before[j], limbs)
+                            c[i, j] = exact_block(operands, where, before[j], parts)
 
     result: Callable[..., None] = exact
     return result

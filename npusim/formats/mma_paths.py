@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +15,10 @@ from npusim.formats.float_format import get_format
 from npusim.formats.mma_arithmetic import E8M0
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from npusim.formats.float_format import FloatFormat
-    from npusim.formats.mma_arithmetic import MmaArithmetic
+    from npusim.formats.mma_arithmetic import Method, MmaArithmetic
 
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21
@@ -54,85 +55,78 @@ class MmaWork:
     tiles: tuple[tuple[int, slice], ...]
 
 
-@dataclass(frozen=True)
-class MmaOperand:
-    """One operand prepared for a kernel: exact values, and what the kernel reads beside them.
-
-    ``values`` are float32 (float64 for float64).
-    """
-
-    values: Array
-    lanes: tuple[Array, ...]
+#: What a kernel reads of one operand: its exact values first, (M, K) or (K, N), or what they are split into.
+Lanes = tuple[Array, ...]
 
 
-class Multiplier(Protocol):
+class Multiplier:
     """How one family of units prepares operands and multiplies them."""
 
-    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """Return contiguous A (M, K) or B (K, N) values prepared; ``scale``: of their blocks along k."""
+    def __init__(self, unit: MmaArithmetic) -> None:
+        self.unit = unit
 
-    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
+    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return contiguous A (M, K) or B (K, N) prepared, float32 or float64; ``scale``: of their blocks along k."""
+        raise NotImplementedError
+
+    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """Overwrite contiguous C (M, N) with D."""
+        raise NotImplementedError
 
 
-class SequentialMultiplier:
+class SequentialMultiplier(Multiplier):
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
 
-    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """See :class:`Multiplier`."""
-        return MmaOperand(values, (values,))
+    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return the values."""
+        return (values,)
 
-    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_kernels
 
-        if c.dtype == np.float64:
-            mma_kernels.sequential_float64(a.values, b.values, c)
-        else:
-            mma_kernels.sequential_float32(a.values, b.values, c)
+        chain = mma_kernels.sequential_float64 if c.dtype == np.float64 else mma_kernels.sequential_float32
+        chain(a[0], b[0], c)
 
 
-class ExactMultiplier:
+class ExactMultiplier(Multiplier):
     """Exact block sums in float64 lanes (``mma_exact``)."""
 
-    def __init__(self, arithmetic: MmaArithmetic) -> None:
-        self._block, self._scale_block = arithmetic.block, arithmetic.scale_block
-
-    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """See :class:`Multiplier`; the block ranges of A are those of its transpose's columns."""
+    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return the values and their blocks' ranges; those of A are of its transpose's columns."""
         from npusim.formats import mma_exact
 
-        lanes = values.astype(np.float64)
+        lanes, block = values.astype(np.float64), self.unit.block
         if scale is not None:
-            lanes *= expanded(scale, self._scale_block, is_left=is_left)
+            lanes *= expanded(scale, self.unit.scale_block, is_left=is_left)
         columns = np.ascontiguousarray(lanes.T) if is_left else lanes
-        shape = (columns.shape[0] // self._block, columns.shape[1])
-        largest, unit = np.empty(shape), np.empty(shape)
-        mma_exact.block_ranges(columns, self._block, largest, unit)
-        return MmaOperand(values, (lanes, largest, unit))
+        largest, step = np.empty((2, columns.shape[0] // block, columns.shape[1]))
+        mma_exact.block_ranges(columns, block, largest, step)
+        return lanes, largest, step
 
-    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_exact
 
-        operands = (a.lanes[0], b.lanes[0])
-        mma_exact.exact_kernel(self._block)(operands, a.lanes[1:], b.lanes[1:], c, mma_exact.scratch(c.shape[1]))
+        exact = mma_exact.exact_kernel(self.unit.block)
+        exact((a[0], b[0]), a[1:], b[1:], c, mma_exact.scratch(c.shape[1]))
 
 
-class FusedMultiplier:
+class FusedMultiplier(Multiplier):
     """Truncating fused dot-adds (``mma_kernels``)."""
 
-    def __init__(self, arithmetic: MmaArithmetic) -> None:
-        self._arithmetic = arithmetic
-        # Products of formats with float32's exponent range leave the float32 range.
-        wide = bool(arithmetic.scale_block) or max(arithmetic.a.exponent_bits, arithmetic.b.exponent_bits) > 5
-        self._lane = np.float64 if wide else np.float32
+    @property
+    def _lane(self) -> type[np.floating[Any]]:
+        """What products are exact in: those of formats with float32's exponent range leave the float32 range."""
+        is_wide = self.unit.scale_block or max(self.unit.a.exponent_bits, self.unit.b.exponent_bits) > 5
+        return np.float64 if is_wide else np.float32
 
-    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """See :class:`Multiplier`."""
+    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return the values with 0 for NaN and Inf, exponents, the values themselves, and which blocks have any."""
         from npusim.formats import mma_kernels
 
-        powers = None if scale is None else expanded(scale, self._arithmetic.scale_block, is_left=is_left)
+        fmt = self.unit.a if is_left else self.unit.b
+        powers = None if scale is None else expanded(scale, self.unit.scale_block, is_left=is_left)
         if powers is not None and np.isnan(powers).any():
             values = np.where(np.isnan(powers), np.float32(np.nan), values)
         lanes, exponents = np.empty(values.shape, self._lane), np.empty(values.shape, np.int16)
@@ -146,26 +140,32 @@ class FusedMultiplier:
         rows, depth = values.shape if is_left else (1, values.shape[0])
         marks = np.zeros((rows, depth), np.bool_)
         if specials == 0:
-            return MmaOperand(values, (lanes, exponents, lanes, marks))
+            return lanes, exponents, lanes, marks
         unusual: Array = np.isnan(values) | np.isinf(values)
         if not is_left:
             unusual = np.any(unusual, axis=1, keepdims=True)
-        block = self._arithmetic.block
+        block = self.unit.block
         marks[:, ::block] = unusual.reshape(rows, -1, block).any(axis=2)
-        return MmaOperand(values, (lanes, exponents, values.astype(self._lane), marks))
+        return lanes, exponents, values.astype(self._lane), marks
 
-    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
-        """See :class:`Multiplier`."""
-        if self._arithmetic.c_mode == "late":
-            self._run_late(a, b, c)
-        else:
-            self._run_chain(a.lanes, b.lanes, c)
+    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
+        """Overwrite C with D; where c is added last, each instruction sums from 0 and is added by an IEEE addition."""
+        if self.unit.c_mode == "aligned":
+            self._run_chain(a, b, c)
+            return
+        for start in range(0, a[0].shape[1], self.unit.k):
+            part, products = slice(start, start + self.unit.k), np.zeros_like(c)
+            left = tuple(np.ascontiguousarray(lane[:, part]) for lane in a)
+            self._run_chain(left, (*(lane[part] for lane in b[:-1]), b[-1][:, part]), products)
+            c += products
+            if self.unit.acc.name == "float16":
+                c[...] = widen(cast(c, "float16"))
 
-    def _run_chain(self, left: tuple[Array, ...], right: tuple[Array, ...], c: Array) -> None:
+    def _run_chain(self, left: Lanes, right: Lanes, c: Array) -> None:
         """Chain all blocks onto c."""
         from npusim.formats import mma_kernels
 
-        unit = self._arithmetic
+        unit = self.unit
         kept, floor = unit.kept_fraction_bits, unit.min_alignment_exponent
         plan = (
             unit.fraction_bits or 0,
@@ -175,47 +175,30 @@ class FusedMultiplier:
         )
         mma_kernels.fused_kernel(unit.block)(left, right, c, plan, mma_kernels.scratch(c.shape[1], self._lane))
 
-    def _run_late(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
-        """Sum each instruction from 0 and add it to c with an IEEE addition."""
-        step = self._arithmetic.k
-        for start in range(0, a.values.shape[1], step):
-            part = slice(start, start + step)
-            left = tuple(np.ascontiguousarray(lane[:, part]) for lane in a.lanes)
-            right = (*(lane[part] for lane in b.lanes[:-1]), b.lanes[-1][:, part])
-            products = np.zeros_like(c)
-            self._run_chain(left, right, products)
-            c += products
-            if self._arithmetic.acc.name == "float16":
-                c[...] = widen(cast(c, "float16"))
 
-
-class GroupedMultiplier:
+class GroupedMultiplier(Multiplier):
     """Exact sums of groups, scaled and then aligned by the exponents of their scales (Blackwell's FP4)."""
 
-    def __init__(self, arithmetic: MmaArithmetic) -> None:
-        self._unit = arithmetic
-
-    def prepare(self, values: Array, scale: Array | None, fmt: FloatFormat, *, is_left: bool) -> MmaOperand:
-        """See :class:`Multiplier`: groups first, their scales as significands and exponents."""
-        unit = self._unit
+    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return the values, groups first, and their scales as significands and exponents."""
+        unit = self.unit
         groups = (values if is_left else values.T).reshape(-1, values.shape[int(is_left)] // unit.group, unit.group)
         if scale is None:
             wide = np.ones(groups.shape[:2])
         else:
             wide = np.repeat((scale if is_left else scale.T).astype(np.float64), unit.scale_block // unit.group, axis=1)
         exponents = np.frexp(wide)[1] - 1
-        if (
-            unit.scale_format != E8M0
-        ):  # subnormal scales are not normalised; a scale of 0 is as far down as float32 goes
+        # Subnormal scales are not normalised; a scale of 0 is as far down as float32 goes.
+        if unit.scale_format != E8M0:
             exponents = np.where(wide == 0, -126, np.maximum(exponents, get_format(unit.scale_format).min_exponent))
         significands = np.ldexp(wide, -exponents)
         exponents = np.where(np.isnan(wide), 0, exponents)
         shape = (1, 0, 2) if is_left else (1, 2, 0)
-        return MmaOperand(values, (groups.astype(np.float64).transpose(shape), significands.T, exponents.T))
+        return groups.astype(np.float64).transpose(shape), significands.T, exponents.T
 
-    def run(self, a: MmaOperand, b: MmaOperand, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """See :class:`Multiplier`."""
-        unit, (left, a_part, a_power), (right, b_part, b_power) = self._unit, a.lanes, b.lanes
+        unit, (left, a_part, a_power), (right, b_part, b_power) = self.unit, a, b
         fraction = unit.fraction_bits or 0
         for first in range(0, len(left), unit.block // unit.group):
             part = slice(first, first + unit.block // unit.group)
@@ -260,17 +243,22 @@ def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, ax
     return permuted
 
 
+MULTIPLIERS: Mapping[Method, type[Multiplier]] = MappingProxyType(
+    {
+        "sequential": SequentialMultiplier,
+        "exact": ExactMultiplier,
+        "fused": FusedMultiplier,
+        "grouped": GroupedMultiplier,
+    }
+)
+
+
 def multiply(problem: MmaProblem, threads: int) -> None:
     """Overwrite ``problem.out``; raise `FormatError` for an arithmetic that no kernel computes."""
     unit = problem.arithmetic
-    multiplier: Multiplier
-    if unit.method == "sequential":
-        multiplier = SequentialMultiplier()
-    elif unit.method == "grouped":
-        multiplier = GroupedMultiplier(unit)
-    else:
+    if unit.method in ("exact", "fused"):
         _check_kernel(unit)
-        multiplier = ExactMultiplier(unit) if unit.method == "exact" else FusedMultiplier(unit)
+    multiplier = MULTIPLIERS[unit.method](unit)
     macs = math.prod(problem.a.shape[1:]) * problem.out.shape[2] * len(problem.out)
     run_work(multiplier, problem, threads if macs > THREADED_MACS else 1)
 
@@ -307,11 +295,11 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     def one(work: MmaWork) -> None:
         raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
         scale = None if problem.b_scale is None else problem.b_scale[work.b_index, :, work.columns]
-        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), scale, unit.b, is_left=False)
+        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), scale, is_left=False)
         for n, rows in work.tiles:
             raw = problem.a[problem.a_of[n], rows]
             scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows]
-            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, unit.a, is_left=True)
+            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, is_left=True)
             view = problem.out[n, rows, work.columns]
             c = np.ascontiguousarray(view)
             multiplier.run(a, b, c)

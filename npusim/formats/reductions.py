@@ -78,13 +78,12 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
         return np.array(first)
     if order == "four_chains":
         total = _chains(values, target)
-        return total if first is None else add(first, total, target)
-    if layout or order == "mma_lanes":
-        neighbours, lanes, warps = map(int, layout.groups()) if layout else MMA_LANES
-        total = _of_lanes(values, target, neighbours, lanes, warps)
-        return total if first is None else add(first, total, target)
-    width = VECTOR_BLOCK_BYTES // target.size_bytes
-    total = _tree(values, target) if order == "tree_halves" else _lanes(values, target, width)
+    elif order == "tree_halves":
+        total = _tree(values, target)
+    elif order == "vector_lanes":
+        total = _lanes(values, target, VECTOR_BLOCK_BYTES // target.size_bytes)
+    else:
+        total = _of_lanes(values, target, *(map(int, layout.groups()) if layout else MMA_LANES))
     return total if first is None else add(first, total, target)
 
 
@@ -154,10 +153,15 @@ def _chains(values: Array, target: FloatFormat) -> Array:
     return _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
 
 
+def _filled(values: Array, multiple: int) -> Array:
+    """Return rows as long as a multiple of some columns, the last ones -0: the one value that changes no sum."""
+    missing = -values.shape[-1] % multiple
+    return np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, values.dtype)], -1)
+
+
 def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, warps: int) -> Array:
-    """Sum each lane's columns left to right, and the sums across lanes and warps; what is beyond the columns is -0."""
-    shape, missing = values.shape[:-1], -values.shape[-1] % (neighbours * lanes * warps)
-    filled = np.concatenate([values, np.full((*shape, missing), -0.0, target.dtype)], -1)
+    """Sum each lane's columns left to right, and the sums across lanes and warps."""
+    shape, filled = values.shape[:-1], _filled(values, neighbours * lanes * warps)
     cut = np.moveaxis(filled.reshape(*shape, -1, warps, lanes, neighbours), -4, -2)
     sums = _sequential(np.ascontiguousarray(cut).reshape(*shape, warps, lanes, -1), target, None)
     return _tree(_tree(sums, target), target)
@@ -165,13 +169,8 @@ def _of_lanes(values: Array, target: FloatFormat, neighbours: int, lanes: int, w
 
 def _lanes(values: Array, target: FloatFormat, width: int) -> Array:
     """Reduce blocks of ``width`` lanes to one value each until one value is left."""
-    while values.shape[-1] > 1:
-        count = values.shape[-1]
-        blocks = -(-count // width)
-        # Model: a masked lane adds -0, the one value that changes no sum.
-        padded = np.full((*values.shape[:-1], blocks * width), -0.0, dtype=target.dtype)
-        padded[..., :count] = values
-        cut = padded.reshape(*values.shape[:-1], blocks, width)
+    while values.shape[-1] > 1:  # Model: a masked lane adds -0
+        cut = _filled(values, width).reshape(*values.shape[:-1], -1, width)
         values = _tree(cut, target, of_neighbours=True)
     return np.ascontiguousarray(values[..., 0])
 

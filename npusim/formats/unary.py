@@ -27,8 +27,8 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "exp2": exponential.exp2_64,
         "log": exponential.log64,
         "log2": exponential.log2_64,
-        "rcp": exponential.rcp64,
-        "rsqrt": exponential.rsqrt64,
+        "rcp": np.reciprocal,
+        "rsqrt": lambda x: 1.0 / np.sqrt(x),
         "tanh": exponential.tanh64,
     }
 )

@@ -11,15 +11,10 @@ from npusim.ir.program import Touch
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Set
+    from collections.abc import Iterator, Sequence
 
     from npusim.algorithms.phase import WorkTile
     from npusim.machines.frame import Frame
-
-
-def once(_name: str, _block: WorkTile) -> int:
-    """Return 1: every operand is read once a tile."""
-    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +29,33 @@ class Footprint:
     views: frozenset[str] = frozenset()
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
-        """Yield regions read and written by blocks that run in step."""
-        return footprint(self.frame, self._times, blocks, self.views)
+        """Yield regions read and written by blocks that run in step, of all together where they share them.
 
-    def _times(self, name: str, block: WorkTile) -> int:
-        for n, rows in self.reread:
-            if n == name:
-                return ceil_div(block.rows, rows)
-        return 1
-
-
-def footprint(
-    frame: Frame, times: Callable[[str, WorkTile], int], blocks: Sequence[WorkTile], views: Set[str]
-) -> Iterator[Touch]:
-    """Yield regions read and written, of all blocks together where they share them.
-
-    With products and a loop, neighbouring blocks are one region of what has rows, and blocks of a head
-    share what the loop visits.  Rows alone read their inputs once a pass.
-    """
-    has_products = any(s.is_product for s in frame.stages)
-    is_joined = has_products and bool(frame.loop_axis)
-    read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
-    yield from _masks(frame, blocks)
-    for n, place in frame.places.items():
-        if place not in ("global", "out") or n in views:
-            continue
-        each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
-        if is_joined and frame.is_visited(n):
-            yield from _visited(frame, times, n, blocks)
-        elif is_joined:
-            for block, rows in neighbours(blocks):
-                spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                yield Touch(frame.cut(n, block, WHOLE, *spans), each)
-        else:
-            tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
-            for block in blocks:
-                if id(block.runs) not in tiles:
-                    tiles[id(block.runs)] = _tiles(frame, n, block)
-                for tile in tiles[id(block.runs)]:
-                    yield Touch(frame.cut(n, block, tile), each)
+        With products and a loop, neighbouring blocks are one region of what has rows, and blocks of a head
+        share what the loop visits.  Rows alone read their inputs once a pass.
+        """
+        frame, rereads = self.frame, dict(self.reread)
+        has_products = any(s.is_product for s in frame.stages)
+        is_joined = has_products and bool(frame.loop_axis)
+        read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
+        yield from _masks(frame, blocks)
+        for n, place in frame.places.items():
+            if place not in ("global", "out") or n in self.views:
+                continue
+            each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
+            if is_joined and frame.is_visited(n):
+                yield from _visited(frame, rereads.get(n), n, blocks)
+            elif is_joined:
+                for block, rows in neighbours(blocks):
+                    spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
+                    yield Touch(frame.cut(n, block, WHOLE, *spans), each)
+            else:
+                tiles: dict[int, list[Visit]] = {}  # by the runs that blocks share
+                for block in blocks:
+                    if id(block.runs) not in tiles:
+                        tiles[id(block.runs)] = _tiles(frame, n, block)
+                    for tile in tiles[id(block.runs)]:
+                        yield Touch(frame.cut(n, block, tile), each)
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
@@ -99,14 +82,15 @@ def _tiles(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     return [Visit(0, block.first, block.last - block.first)]
 
 
-def _visited(
-    frame: Frame, times: Callable[[str, WorkTile], int], n: str, blocks: Sequence[WorkTile]
-) -> Iterator[Touch]:
-    """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`, read as often as planned."""
+def _visited(frame: Frame, rows: int | None, n: str, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
+    """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`.
+
+    Each ``rows`` rows of a block read all of it; None: those of a block together.
+    """
     share, axes = frame.sharing(n), frame.axes(n)
     alike: dict[tuple[object, ...], tuple[int, int, WorkTile]] = {}
     for block in blocks:
-        each, spans = times(n, block), tuple([block.span(a) for a in axes])
+        each, spans = ceil_div(block.rows, rows or block.rows), tuple([block.span(a) for a in axes])
         visitors = block.batch, block.head // share, spans, id(block.runs)
         most, total, _ = alike.get(visitors, (0, 0, block))
         alike[visitors] = max(most, each), total + each, block

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
+from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import TilingError
 from npusim.formats import get_arithmetic, stored_format
@@ -20,7 +22,7 @@ from npusim.ir.program import Loop as ProgramLoop
 from npusim.ir.tile import GlobalTile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, Table, TileLoop, TileRun
     from npusim.ir.op import Step
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 #: A run of tiles, and the number of its first tile among its block's.
 Placed = tuple[int, "TileRun"]
+#: What is done of one tile of a block.
+Emit = Callable[["WorkTile", Visit], "Iterable[Item]"]
 
 
 class Frame:
@@ -106,6 +110,10 @@ class Frame:
         """Return the rows of the largest tile of a name."""
         return self.phase.sizes[self.phase.names[n].axes[0]]
 
+    def rows_of(self, n: str, rows: Span) -> Span:
+        """Return which rows of a name go with some of a tile: those, or the one row that all take."""
+        return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
+
     def is_of_operands(self, n: str) -> bool:
         """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""
         return self.places.get(n) == "up" and self.axes(n)[0] != self.row_axis
@@ -159,7 +167,7 @@ class Frame:
         visited = {block.runs for block in self.phase.cells if block.runs}
         spans = {runs: [span for run in runs for span in run.stretches] for runs in visited}
         hulls = sorted({(min(spans[r])[0], max(end for _, end in spans[r])) for r in visited})
-        has_gaps = any(_has_gaps(sorted(of)) for of in spans.values())
+        has_gaps = any(a[1] < b[0] for of in spans.values() for a, b in pairwise(sorted(of)))
         overlaps = any(a[0] < b[0] < a[1] for a, b in pairwise(_longest(hulls)))
         return sorted({edge for of in spans.values() for span in of for edge in span}) if has_gaps or overlaps else []
 
@@ -268,9 +276,7 @@ class Frame:
         firsts = accumulate((run.count for run in block.runs), initial=0)
         return list(zip(firsts, block.runs, strict=False))
 
-    def loop(
-        self, loop: TileLoop, function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile
-    ) -> Iterator[Item]:
+    def loop(self, loop: TileLoop, function: Emit, block: WorkTile) -> Iterator[Item]:
         """Yield ``function`` of a loop's tiles: a loop over each of the block's runs; without an axis, once."""
         if not loop.axis:
             yield from function(block, WHOLE)
@@ -278,25 +284,35 @@ class Frame:
         for at, run in self.placed(block):
             yield ProgramLoop(loop.axis, indices(at, at + run.count), partial(_step, function, block, at, run))
 
-    def pipelined(
-        self, parts: Sequence[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int]], block: WorkTile
-    ) -> Iterator[ProgramLoop]:
+    def pipelined(self, parts: Sequence[tuple[Emit, int]], block: WorkTile) -> Iterator[ProgramLoop]:
         """Yield parts over the block's tiles, each with how many tiles it lags: step n does tile n - lag of each.
 
         Consecutive steps whose tiles lie in the same runs are one loop.
         """
-        placed, total, lags = self.placed(block), block.tile_count, [lag for _, lag in parts]
-        edges = sorted([0, *(at + lag for lag in lags for at in (*(first for first, _ in placed), total))])
-        for start, end in pairwise(edges):
-            if start == end:
+        end = block.tile_count + max(lag for _, lag in parts)
+        yield from (loop for _, _, loop in self.stretches_of_steps(parts, [(0, block)], end) if loop)
+
+    def stretches_of_steps(
+        self, parts: Sequence[tuple[Emit, int]], blocks: Sequence[tuple[int, WorkTile]], end: int
+    ) -> Iterator[tuple[int, int, ProgramLoop | None]]:
+        """Yield the stretches of steps, from 0 to ``end``, in which all parts stay within a run of tiles of a block.
+
+        ``parts`` as for `pipelined`; ``blocks`` follow one another, each from the step on with which its first part
+        begins.  Each stretch: its first step, the one after its last, and the loop over them, None if no part runs.
+        """
+        placed = [(at + first, at, run, b) for at, b in blocks for first, run in self.placed(b)]
+        ends = [at + b.tile_count for at, b in blocks]
+        edges = sorted([0, end, *(at + lag for _, lag in parts for at in (*(p[0] for p in placed), *ends))])
+        for start, stop in pairwise(edges):
+            if start == stop or not 0 <= start < end:
                 continue
             running = [
                 (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
                 for part, lag in parts
-                if 0 <= start - lag < total
+                if blocks[0][0] <= start - lag < ends[-1]
             ]
-            if running:  # with fewer tiles than steps ahead nothing happens in between
-                yield ProgramLoop(self.loop_axis, indices(start, end), _steps(block, running))
+            loop = ProgramLoop(self.loop_axis, indices(start, stop), _steps(running)) if running else None
+            yield start, stop, loop
 
     def tiles(self, block: WorkTile) -> list[Visit]:
         """Return the block's tiles, one by one."""
@@ -323,11 +339,6 @@ class Frame:
         return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters))
 
 
-def _has_gaps(spans: list[Span]) -> bool:
-    """Return whether sorted stretches leave something out between them."""
-    return any(a[1] < b[0] for a, b in pairwise(spans))
-
-
 def _longest(hulls: list[Span]) -> Iterator[Span]:
     """Yield, of sorted hulls with one beginning, the longest."""
     yield from (a for a, b in zip_longest(hulls, hulls[1:]) if b is None or a[0] != b[0])
@@ -348,14 +359,14 @@ class Emitter:
 
     memo_key: Hashable
     name: Hashable
-    emit: Callable[[WorkTile, Visit], Iterable[Item]] = field(compare=False, repr=False)
+    emit: Emit = field(compare=False, repr=False)
 
     def __call__(self, block: WorkTile, tile: Visit) -> Iterable[Item]:
         """Return the items of one tile of a block."""
         return self.emit(block, tile)
 
 
-def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile, tile: Visit) -> Body:
+def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
     """Return a loop's body that does ``function`` of one tile of a block.
 
     Blocks and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
@@ -365,23 +376,22 @@ def body(function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile,
     return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
 
 
-def _steps(
-    block: WorkTile, running: list[tuple[Callable[[WorkTile, Visit], Iterable[Item]], int, int, TileRun]]
-) -> Body:
-    """Return the body of a step in which each part is so many tiles behind, in a run from its first tile on."""
-    parts = tuple((part, run.step, run.cols, run.only) for part, _, _, run in running)
-    behind = tuple((-lag, run.col - (lag + first) * run.step) for _, lag, first, run in running)
-    shape, at = shape_and_place(block)
-    memo_keys = {part.memo_key if isinstance(part, Emitter) else None for part, *_ in running}
-    return Body(_together, (parts, shape), (at, behind), memo_keys.pop() if len(memo_keys) == 1 else None)
+def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> Body:
+    """Return the body of a step: each part lags so many tiles, in a run from its first on, of a block from its."""
+    static, where, memo_keys = [], [], set()
+    for part, lag, first, begin, run, block in running:
+        shape, at = shape_and_place(block)
+        static.append((part, run.step, run.cols, run.only, shape))
+        where.append((at, -lag - begin, run.col - (lag + first) * run.step))
+        memo_keys.add(part.memo_key if isinstance(part, Emitter) else None)
+    return Body(_together, tuple(static), tuple(where), memo_keys.pop() if len(memo_keys) == 1 else None)
 
 
 def _together(static: Any, at: Any, index: int) -> Iterator[ProgramLoop]:
-    """Yield each part's body at its tile of one step: so many tiles behind, in a run from its first tile on."""
-    (parts, shape), (position, behind) = static, at
-    block = block_at(shape, position)
-    for (part, pitch, cols, only), (number, col) in zip(parts, behind, strict=True):
-        yield ProgramLoop("", (0,), body(part, block, Visit(index + number, index * pitch + col, cols, only)))
+    """Yield each part's body at its tile of one step."""
+    for (part, pitch, cols, only, shape), (position, number, col) in zip(static, at, strict=True):
+        tile = Visit(index + number, index * pitch + col, cols, only)
+        yield ProgramLoop("", (0,), body(part, block_at(shape, position), tile))
 
 
 def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
@@ -390,9 +400,7 @@ def _tile(static: Any, at: Any, _index: int) -> Iterable[Item]:
     return items
 
 
-def _step(
-    function: Callable[[WorkTile, Visit], Iterable[Item]], block: WorkTile, first: int, run: TileRun, index: int
-) -> Iterator[ProgramLoop]:
+def _step(function: Emit, block: WorkTile, first: int, run: TileRun, index: int) -> Iterator[ProgramLoop]:
     """Yield one tile of a run, as a body that blocks and tiles of the same shape share."""
     yield ProgramLoop("", (0,), body(function, block, run.visit(index, index - first)))
 

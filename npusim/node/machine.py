@@ -284,7 +284,8 @@ class Host:
     def __init__(self, env: Environment, node: NodeSpec, ranks: int) -> None:
         self.env, self.node, self.ranks = env, node, ranks
         self._links: dict[tuple[int, str], SharedLink] = {}
-        self._dram: SharedLink | None = None
+        #: Of a host whose file has cores: all devices' copies and heads share it.
+        self._memory = [] if node.cpu is None else [shared_link(env, "dram", node.cpu.dram_bytes_per_s.value)]
         self._worked_fs = [0] * ranks
 
     @property
@@ -311,14 +312,14 @@ class Host:
             start += float(pcie.wake_s.value) * log2(idle / AWAKE_S)
         yield self.env.timeout(femtoseconds(start))
         link = self._link((rank, call.way), pcie.bytes_per_s.value)
-        yield AllOf(self.env, [flow(self.env, one, call.size_bytes) for one in (link, *self._memory())])
+        yield AllOf(self.env, [flow(self.env, one, call.size_bytes) for one in (link, *self._memory)])
 
     def attention(self, rank: int, call: HostCall) -> Steps:
         """Compute one device's heads on its share of the cores; all devices' heads share the memory."""
         began = int(self.env.now)
         share = self.cpu.elements_per_s / self.ranks
         computed = self.env.timeout(femtoseconds(call.elements / share))
-        yield AllOf(self.env, [computed, *(flow(self.env, one, call.size_bytes) for one in self._memory())])
+        yield AllOf(self.env, [computed, *(flow(self.env, one, call.size_bytes) for one in self._memory)])
         self._worked_fs[rank] = int(self.env.now) - began
 
     def _link(self, key: tuple[int, str], bytes_per_s: float) -> SharedLink:
@@ -326,19 +327,11 @@ class Host:
             self._links[key] = shared_link(self.env, f"pcie {key}", bytes_per_s)
         return self._links[key]
 
-    def _memory(self) -> list[SharedLink]:
-        if self._dram is None and self.node.cpu is not None:
-            self._dram = shared_link(self.env, "dram", self.node.cpu.dram_bytes_per_s.value)
-        return [] if self._dram is None else [self._dram]
-
     def link_bytes(self) -> dict[str, int]:
         """Return the bytes over the busiest device's link, and over the host's memory."""
-        moved = {}
-        if self._links:
-            moved["pcie"] = max(link.total_bytes for link in self._links.values())
-        if self._dram is not None:
-            moved["dram"] = self._dram.total_bytes
-        return moved
+        moved = {"pcie": max((link.total_bytes for link in self._links.values()), default=0)}
+        moved |= {link.name: link.total_bytes for link in self._memory}
+        return {name: size for name, size in moved.items() if size}
 
     def terms(self, call: CopyCall | HostCall) -> tuple[tuple[str, float], ...]:
         """Return the constants behind an operation's time, by their shares of it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
     from npusim.ir.buffers import Ring
-    from npusim.ir.program import Item, Touch
+    from npusim.ir.program import Item
     from npusim.ir.tile import RingTile
     from npusim.node.collective import Algorithm, Kind
 
@@ -209,14 +209,9 @@ class Communication:
 
     def op(self, index: int, block: RowBlock, *, is_overlapped: bool) -> CollectiveOp:
         """Return the collective over a block's rows."""
+        size = block.rows * self.row_bytes
         call = CollectiveCall(
-            self.kind,
-            self.algorithm,
-            self.driver,
-            block.rows * self.row_bytes,
-            is_overlapped,
-            self.servers,
-            self.element_bytes,
+            self.kind, self.algorithm, self.driver, size, is_overlapped, self.servers, self.element_bytes
         )
         engine = self.queue.partition(".")[2]
         return CollectiveOp(f"{self.kind} {index}", self.queue, engine, (), call=call, row=block.row, rows=block.rows)
@@ -291,7 +286,7 @@ def task_program(name: str, ranks: int, tasks: Sequence[Task], flops: int, queue
         spaces=dict(allocator.spaces),
         used_bytes=dict(allocator.peak_bytes),
         tensors={},
-        phases=(ProgramPhase("rows", tuple(range(ranks)), body, lambda _rank: None, _touches),),
+        phases=(ProgramPhase("rows", tuple(range(ranks)), body, lambda _rank: None, lambda _ranks: iter(())),),
         flops=flops * ranks,
     )
 
@@ -331,7 +326,3 @@ def _handed_on(tasks: Sequence[Task]) -> tuple[Allocator, list[tuple[RingTile, .
 def _ring_name(source: str, target: str) -> str:
     a, b = (q.partition(".")[2] for q in (source, target))
     return {"COMPUTE": "partial sums"}.get(a, "sums") if {a, b} <= {"COMPUTE", "SDMA", "COLLECTIVE"} else f"{a} to {b}"
-
-
-def _touches(_ranks: Sequence[int]) -> Iterator[Touch]:
-    return iter(())

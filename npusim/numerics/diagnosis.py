@@ -159,7 +159,9 @@ class Underflow:
         step = moment.step
         match moment.role, step.opcode:
             case "operand", _ if step.name == "k" and isinstance(step.srcs[0], GlobalTile):
-                self._load_keys(at_lane(step.srcs[0].row, 0))
+                row = at_lane(step.srcs[0].row, 0)  # a tile of keys may come in pieces
+                self._first_key = min(self._first_key, row) if self._is_loading else row
+                self._is_loading = True
             case _, Opcode.SELECT if isinstance(step.srcs[2], float):
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "weight", Opcode.EXP:
@@ -190,11 +192,6 @@ class Underflow:
             "product_mass_percent": 100 * (self.zeroed_others / max(1, self.visible_others) * other_mass),
             "saturated_count": float(self.saturated),
         }
-
-    def _load_keys(self, row: int) -> None:
-        """Take in that keys from ``row`` are loaded: a tile of them may come in pieces."""
-        self._first_key = min(self._first_key, row) if self._is_loading else row
-        self._is_loading = True
 
     def _finish_tile(self, row_sum: Operand) -> None:
         """Rescale what the rows have lost so far, and add what this tile lost."""

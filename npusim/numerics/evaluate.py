@@ -18,7 +18,7 @@ from npusim.ir.op import Opcode
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute, steps_of
 from npusim.numerics.reference import attention, row_errors, summarise_errors
-from npusim.numerics.result import NumericResult
+from npusim.numerics.result import ChoiceCounts, NumericResult
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem
@@ -57,7 +57,9 @@ class KernelOutput:
     def of(cls, program: TileProgram) -> KernelOutput:
         """Return what a program computes."""
         o = program.tensors["o"]
-        inputs = (t for t in program.tensors.values() if t.role == "input")
+        inputs = (
+            t for n, t in program.tensors.items() if t.role in ("input", "constant") and n not in program.constants
+        )
         return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
 
     @property
@@ -204,6 +206,7 @@ def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TilePr
         overflow_counts=dict(log.overflow),
         nan_counts=dict(log.nan),
         first_events=tuple(log.first.values()),
+        choices={n: ChoiceCounts(*map(int, counts)) for n, counts in log.chosen.items()} or None,
         arithmetic={name: evidence for arithmetic, _ in choices for name, evidence in arithmetic.items()},
         row_sum_orders=tuple(sorted({order for _, orders in choices for order in orders})),
         events=tuple(log.events),

@@ -46,6 +46,9 @@ EVENTS_KEPT = 10_000
 class EventLog:
     """Counts overflow to Inf and NaN from numbers by operation; keeps events: the first of each kind, one an operation.
 
+    And, of values that are chosen by another value, by name: elements, those that took the first choice, operations on
+    a block's tile, and those with such an element.
+
     ``phase``, ``lanes`` and ``position`` say what is executed: the blocks' names, one a lane, and how
     many of their operations were done.
     """
@@ -57,6 +60,13 @@ class EventLog:
     nan: Counter[str] = field(default_factory=Counter)
     first: dict[str, NumericEvent] = field(default_factory=dict)
     events: list[NumericEvent] = field(default_factory=list)
+    chosen: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def count_chosen(self, name: str, by: Array) -> None:
+        """Count the elements of a choice, (blocks, rows, columns), that took the first of two values."""
+        first = np.not_equal(widen(by), 0).reshape(len(by), -1)
+        counts = first.size, np.count_nonzero(first), len(first), np.count_nonzero(first.any(axis=1))
+        self.chosen[name] = self.chosen.get(name, np.zeros(4, np.int64)) + np.array(counts)
 
     def look(
         self, resolved: ResolvedOp, step: Step, result: Array, sources: Sequence[Array], shape: tuple[int, ...]
@@ -341,6 +351,8 @@ class Lockstep:
             if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
                 known = [*read, before[:count]] if step.attributes.accumulate else read
                 self.events.look(resolved, step, outcome, known, before[:count].shape)
+            if step.opcode is Opcode.SELECT and read[0].dtype != np.int8:
+                self.events.count_chosen(step.name, read[0])
             for observer in self.observers:
                 role = self.phase.roles.get(step.name, "")
                 observer(Moment(self.phase.name, self.blocks, resolved, index, step, read, outcome, role))
@@ -448,7 +460,7 @@ class TensorStore:
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
         if tensor.name in self._constants:
             values: Array = self._constants[tensor.name]()[batch, head]
-        elif tensor.role == "input":
+        elif tensor.role in ("input", "constant"):
             heads = range(head * tensor.packed, (head + 1) * tensor.packed)
             matrices = [self._inputs(tensor.name, batch, h) for h in heads]
             values = matrices[0] if len(matrices) == 1 else np.concatenate(matrices)

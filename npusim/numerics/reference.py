@@ -150,11 +150,11 @@ def _relative(distance: float, norm: float) -> float:
 
 def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
     """Return how many representable values lie between corresponding elements."""
-    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[formats.get_format(fmt).size_bytes]
+    bits = formats.get_format(fmt).bits_dtype
 
     def ordered(x: Array) -> NDArray[np.int64]:
         raw = np.ascontiguousarray(x).view(bits).astype(np.int64)
-        half = np.int64(1) << (8 * np.dtype(bits).itemsize - 1)
+        half = np.int64(1) << (8 * bits.itemsize - 1)
         return np.where(raw & half, half - raw, raw)  # sign-magnitude to a line, -0 and +0 together
 
     distance: NDArray[np.int64] = np.abs(ordered(a) - ordered(b))

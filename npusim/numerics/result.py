@@ -100,13 +100,27 @@ class Diagnosis:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceCounts:
+    """How often a choice between two values took the first: elements and those, tiles of blocks and those with one."""
+
+    count: int
+    taken: int
+    tiles: int
+    tiles_with_one: int
+
+    def __str__(self) -> str:
+        share, of_tiles = (100 * a / b for a, b in ((self.taken, self.count), (self.tiles_with_one, self.tiles)))
+        return f"in {share:.3g} % of {self.count:,} cases, {of_tiles:.3g} % of tiles have one"
+
+
 @dataclass(frozen=True)
 class NumericRecord(ErrorSummary):
     """What the computed bits look like beside a reference, as ``result.json`` keeps it.
 
     ``overflow_counts`` and ``nan_counts`` count elements per operation, ``first_events`` has the first of each kind.
     ``arithmetic`` names the matrix units' arithmetic and its evidence, ``row_sums`` the orders of row sums and their
-    basis, ``against`` says in words what errors are against.
+    basis, ``against`` says in words what errors are against, ``choices`` how often values were chosen by others.
     """
 
     sample: str
@@ -117,6 +131,7 @@ class NumericRecord(ErrorSummary):
     diagnosis: Annotated[Diagnosis, written_as(Diagnosis.figures, dict[str, Any])] | None = None
     row_sums: dict[str, str] | None = None
     against: str = "float64"
+    choices: dict[str, ChoiceCounts] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,10 +66,7 @@ def _matmul(sources: Sequence[Array], before: Array, _fmt: str, attributes: Attr
 
 
 def _binary(function: Callable[[Any, Any, str], Array]) -> Semantics:
-    def run(sources: Sequence[Array], _before: Array, fmt: str, _attributes: Attributes) -> Array:
-        return function(sources[0], sources[1], fmt)
-
-    return run
+    return lambda sources, _before, fmt, _attributes: function(sources[0], sources[1], fmt)
 
 
 def _named(kind: str, functions: Mapping[str, Callable[..., Array]]) -> Semantics:

@@ -29,7 +29,7 @@ from npusim.config.packaged import is_node_name, list_packaged
 from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
-from npusim.formats import BLOCK_FORMATS, cast
+from npusim.formats import BLOCK_FORMATS, cast, stored_format
 from npusim.ir.content import kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
@@ -278,7 +278,8 @@ def attention(
             return ruled
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        before, tensors = read_operands(attention_tensors(problem, p.output), p, machine.device)
+        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
+        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
         return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
@@ -308,24 +309,34 @@ def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem
 
 
 def check_multiplied(device: DeviceSpec, fmt: str) -> None:
-    """Raise `SpecError` where a device's file does not say how its matrix unit multiplies a format in blocks."""
+    """Raise `SpecError` where a device's file does not say how its matrix unit multiplies a format of few bits."""
 
     def multiplies(one: DeviceSpec) -> bool:
         return any(fmt in unit.arithmetic for unit in one.matrix_engines.values())
 
-    if fmt in BLOCK_FORMATS and not multiplies(device):
+    if fmt and stored_format(fmt).bits <= 8 and not multiplies(device):
         listed = (name for name in list_packaged("hwconfigs") if not is_node_name(name))
         able = ", ".join(name for name in listed if multiplies(load_device(name))) or "none"
         raise SpecError(f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}")
 
 
-def read_operands(tensors: AttentionTensors, p: Any, device: DeviceSpec) -> tuple[list[Phase], AttentionTensors]:
-    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there."""
-    fmt, rule = getattr(p, "operands", ""), getattr(p, "scale_rule", "")
+def read_operands(
+    tensors: AttentionTensors, p: Any, device: DeviceSpec, *, prepares: bool
+) -> tuple[list[Phase], AttentionTensors]:
+    """Return Q, K and V as a precision says that products read them, and the kernels that bring them there.
+
+    ``prepares``: the machine has such kernels.
+    """
+    fmt, rule, smooth = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth"))
     if rule and fmt not in BLOCK_FORMATS:
         raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} are not in blocks")
     check_multiplied(device, fmt)
-    return prepared(tensors, fmt, rule=rule) if fmt else ([], tensors)
+    if not (fmt or smooth):
+        return [], tensors
+    if not prepares:
+        what = f"smooth={smooth}" if smooth else f"operands={fmt}"
+        raise TilingError(f"{what}: {device.name} has no kernel that only prepares Q, K and V; leave it out")
+    return prepared(tensors, fmt or tensors.k.fmt, rule=rule, smooth=smooth)
 
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:

@@ -149,7 +149,8 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
     )
     sizes = tiling.block_q, tiling.block_kv
     blocks = attention_cells(problem, *sizes, is_trimmed=False)
-    quantised, tensors = read_operands(replace(inputs, k=shifted), precision, machine.device)
+    read, able = replace(inputs, k=shifted), machine.has_rows_kernels
+    quantised, tensors = read_operands(read, precision, machine.device, prepares=able)
     mask = mask_of(problem, sizes, machine.mask_kind(tiling))
     attention = pasa_attention(problem, sizes, blocks, precision, tensors, mask, shift)
     # One that is named multiplies what attention reads.

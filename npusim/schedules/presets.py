@@ -6,23 +6,34 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from npusim.algorithms.flash import FlashPrecision
+from npusim.algorithms.flash import E4M3, E4M3_MAX, FlashPrecision
 
 FA2_FP32 = FlashPrecision("fa2_fp32", kernel="pto")
 ALL_HALF: Any = dict.fromkeys(FA2_FP32.formats(), "float16")
 #: What the golden kernel of an H200 does: powers of two by a polynomial, P V chained on the tensor core, the row sum
 #: left to right (golden/README.md).
 HOPPER = replace(FA2_FP32, exp_variant="exp2.exp2p", sum_order="sequential", accumulate="chained")
-#: SageAttention3 without its means: P on two levels, to 448 * 6 in the exponent, then blocks to 6; the stored scale is
+#: SageAttention3 without Q's means: P on two levels, to 448 * 6 in the exponent, then blocks to 6; the stored scale is
 #: the nearest E4M3, elements are divided by it as it was (sageattn3, blackwell/softmax.h).
 SAGE3 = replace(
-    HOPPER, name="nvfp4", operands="nvfp4", operand="nvfp4", scale_rule="sage3", p_rule="sage3_p", p_scale=448 * 6.0
+    HOPPER,
+    name="nvfp4",
+    operands="nvfp4",
+    operand="nvfp4",
+    smooth="k",
+    scale_rule="sage3",
+    p_rule="sage3_p",
+    p_scale=448 * 6.0,
 )
 
 
-def _in_blocks(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
-    """Return it with blocks of 32 that have a power of two each: Q and K along the head, V and P along keys."""
-    return tuple(replace(base, name=fmt, operands=fmt, operand=fmt) for fmt in ("mxfp8", "mxfp4"))
+def _narrow(base: FlashPrecision) -> tuple[FlashPrecision, ...]:
+    """Return it with blocks of 32 that have a power of two each: Q and K along the head, V and P along keys.
+
+    And with E4M3 as SageAttention2 has it, P to 448 and K without its mean, but no scales of Q, K and V.
+    """
+    blocks = (replace(base, name=fmt, operands=fmt, operand=fmt) for fmt in ("mxfp8", "mxfp4"))
+    return *blocks, replace(base, name="sage_fp8", operands=E4M3, operand=E4M3, smooth="k", p_scale=E4M3_MAX)
 
 
 PRECISIONS = MappingProxyType(
@@ -33,9 +44,9 @@ PRECISIONS = MappingProxyType(
             replace(FA2_FP32, name="fa16_32", scores="float16", kernel="tilelang"),
             # PASA figure 3: float16 throughout, unscaled float16 S, then a float16 scale.
             FlashPrecision("fa16", **ALL_HALF),
-            *_in_blocks(FlashPrecision("")),
+            *_narrow(FlashPrecision("")),
         ),
-        "nvidia": (HOPPER, *_in_blocks(HOPPER), SAGE3),
+        "nvidia": (HOPPER, *_narrow(HOPPER), SAGE3),
         # The host's cores: Q, K, V and O in float16, all else float32; sums of lanes by halves.
         "cpu": (replace(FA2_FP32, name="host_fp32", operand="float32", sum_order="tree_halves"),),
     }

@@ -263,7 +263,8 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
         if fitting and fitting < now:
             fitting_fields.append(f"{field.name}={fitting}")
     if not fitting_fields:
-        return "no smaller block alone makes it fit"
+        has_blocks = any(f.name.startswith("block") for f in tiling_fields(type(tiling)))
+        return "no smaller block alone makes it fit" if has_blocks else "explore -f FIELD=VALUE,... says what fits"
     return f"largest that fits, the other fields unchanged: {' or '.join(fitting_fields)}"
 
 
@@ -303,6 +304,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "accumulate": get_args(Accumulate),
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
+        "smooth": ("", "k"),
         "multiply_add": get_args(MultiplyAdd),
         **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }

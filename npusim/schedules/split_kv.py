@@ -32,15 +32,16 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.seen import KeyRanges
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.formats import get_format
+from npusim.formats import stored_format
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
-from npusim.schedules.define import FlashTiling, schedule
+from npusim.schedules.define import FlashTiling, read_operands, schedule
 from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.split import Cut
     from npusim.algorithms.tiling_mask import MaskKind
@@ -79,18 +80,17 @@ class GpuSplitTiling(_Splits, SmFields):
 
 @kept_by_blocks(lambda whole, *_: len(whole.cells))
 def _whole(
-    problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None = None, *, is_packed: bool
+    problem: Problem, sizes: tuple[int, int], p: SplitPrecision, kind: MaskKind | None, tensors: AttentionTensors
 ) -> Phase:
     """Return FlashAttention-2, a head a block, or all query heads of a KV head below one another."""
-    packed = problem.group_size if is_packed else 1
+    packed = tensors.q.packed
     kernel, more = scored(flash, problem, p, problem.scale, packed)
     more["sink"] = sink_of(problem, p, p.softmax, packed)
-    if not is_packed:
-        return attention_phase(kernel, problem, sizes, p, mask=mask_of(problem, sizes, kind), **more)
+    if packed == 1:
+        return attention_phase(kernel, problem, sizes, p, mask=mask_of(problem, sizes, kind), tensors=tensors, **more)
     blocks = packed_blocks(problem, sizes)
     is_masked = any(run.only for block in blocks for run in block.runs)
     mask = mask_of(problem, sizes, kind, packed=packed) if is_masked else None
-    tensors = attention_tensors(problem, p.output, packed)
     return attention_phase(kernel, problem, sizes, p, mask=mask, cells=blocks, tensors=tensors, **more)
 
 
@@ -195,7 +195,7 @@ class _CallTime:
         self.merged = sum(ceil_div(block.rows, FEWEST_ROWS) for block in phase.cells)
 
         inputs = {t.name: t for n in "kv" if isinstance(t := phase.tensors[n], GlobalTensor)}.values()
-        elements = sum(t.cols * get_format(t.fmt).size_bytes for t in inputs)
+        elements = sum(stored_format(t.fmt).bytes_of(t.cols) for t in inputs)
         tile_bytes = phase.sizes[phase.loop_axis] * elements
         slower = max(1.0, max(block.rows for block in phase.cells) / ROWS)
         self.block = slower * pace.block
@@ -271,7 +271,16 @@ class _Cutting(NamedTuple):
 def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0) -> Phases:
     """Return FlashAttention-2 cut along the keys, and the merge of what splits leave, so many rows a block."""
     cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
-    return _phases(problem, cutting, p, Itself(machine.device), machine.places, machine.mask_kind(tiling), merge_rows)
+    return _phases(
+        problem,
+        cutting,
+        p,
+        Itself(machine.device),
+        machine.places,
+        machine.mask_kind(tiling),
+        merge_rows,
+        prepares=machine.has_rows_kernels,
+    )
 
 
 @kept_by_blocks(lambda phases, *_: sum(len(phase.cells) for phase in phases))
@@ -283,13 +292,17 @@ def _phases(
     places: int,
     kind: MaskKind | None,
     merge_rows: int,
+    *,
+    prepares: bool,
 ) -> Phases:
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"
     if tiling.pack == "auto" and may_pack(problem, sizes[0]):
         seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
         is_packed = min(problem.queries) == 1 or packs(group * problem.seq_q, seen, places)
-    whole = _whole(problem, sizes, p, kind, is_packed=is_packed)
+    tensors = attention_tensors(problem, p.output, group if is_packed else 1)
+    before, tensors = read_operands(tensors, p, device.thing, prepares=prepares)
+    whole = _whole(problem, sizes, p, kind, tensors)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
@@ -303,7 +316,7 @@ def _phases(
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
     first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink, merge_rows)
     notes = (*notes, note) if note else notes
-    return [replace(first, notes=notes) if notes else first, *rest]
+    return [*before, replace(first, notes=notes) if notes else first, *rest]
 
 
 def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, places: int) -> tuple[int | Cut, str]:
@@ -347,9 +360,7 @@ SCHEDULES = schedule(
     "split_kv",
     phases,
     tiling=MappingProxyType({"ascend": SplitTiling, "nvidia": GpuSplitTiling}),
-    precisions={
-        f: tuple(SplitPrecision(**asdict(p)) for p in listed if not p.operands) for f, listed in PRECISIONS.items()
-    },
+    precisions={f: tuple(SplitPrecision(**asdict(p)) for p in listed) for f, listed in PRECISIONS.items()},
     families=["ascend", "nvidia"],
     takes_lengths=True,
     is_of_decoding=True,

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,8 @@ from npusim.ttir.compiler import Compiled, Source, compiled, function_of, source
 from npusim.ttir.phase import LaunchGrid
 from npusim.ttir.reader import Choices, read_launch
 from npusim.ttir.text import read
-from npusim.ttir.values import Tensor
+from npusim.ttir.values import AXES as TENSOR_AXES
+from npusim.ttir.values import Tensor, shaped
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ TENSOR_CORES = 80
 #: Triton's default of a launch, and the most tiles under way that times are known of.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
-AXES_OF_TENSORS = ("batch", "heads", "rows", "columns")
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
@@ -287,7 +287,7 @@ def _phase_of(
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
     if getattr(machine, "has_groups", False):
-        return _told(launch, phase, made, tiling, machine)
+        return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
         return phase
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
@@ -330,7 +330,7 @@ def reference_rows(
         if isinstance(value, Tensor) and (t := by_name.get(value.name)):
             heads = [inputs(t.name, b, h) for b in range(t.batch) for h in range(t.heads)]
             heads = [(x.T if t.is_transposed else x)[:: t.shared_rows] for x in heads]
-            given[n] = np.concatenate(heads).reshape(value.shape[-value.rank :])
+            given[n] = np.concatenate(heads).reshape(value.called)
     function = function_of(launch.source.path, launch.reference)
     takes = inspect.signature(function).parameters
     if unknown := [n for n in takes if n not in given]:
@@ -341,8 +341,11 @@ def reference_rows(
     return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
 
 
-def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any) -> Any:
-    """Return the phase with what the compiler says of it: stages, registers, shared memory."""
+def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
+    """Return the phase with what the compiler says of it: stages, registers, shared memory.
+
+    ``at_once``: tiles that it loads as one block, 0 where it goes from tile to tile.
+    """
     stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
     is_staged = warp_issue(machine.device).copies.value == "staged"
     told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
@@ -351,6 +354,9 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any)
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
+    if at_once and machine.device.flags:
+        most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)
+        lies = replace(lies, loaded_tiles=max(lies.loaded_tiles, min(at_once, most)))
     return replace(phase, notes=(*phase.notes, *filter(None, [note]))), lies
 
 
@@ -358,14 +364,13 @@ def names_of(problem: Any) -> dict[str, Any]:
     """Return the names that a launch's expressions may use, with what they are of a problem."""
     if isinstance(problem, KernelProblem):
         made = partial(_tensor, problem.dtype)
-        return {**problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
+        return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     p = problem
     b, h, g = p.batch, p.heads, p.kv_heads
 
     def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:
-        shape = b, heads, rows, cols
-        strides = (heads * rows * cols, cols, heads * cols, 1) if p.layout == "bsnd" else ()
-        return Tensor(name, shape, p.dtype, strides=strides)
+        strides = (heads * rows * cols, cols, 1, heads * cols, 1) if p.layout == "bsnd" else ()
+        return Tensor(name, shaped((b, heads, rows, cols)), p.dtype, strides=strides)
 
     return {
         **{n: getattr(p, n) for n in ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "value_head_dim")},
@@ -382,10 +387,11 @@ def names_of(problem: Any) -> dict[str, Any]:
 
 
 def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
-    rank, most = len(shape), len(AXES_OF_TENSORS)
-    if not 1 <= rank <= most or any(not isinstance(n, int) or n < 1 for n in shape):
-        raise ValueError(f"tensor{shape}: one to four whole numbers, positive")
-    return Tensor("", cast("Any", (*(1,) * (most - rank), *shape)), dtype, rank=rank, is_workspace=is_workspace)
+    if not 1 <= len(shape) <= len(TENSOR_AXES) or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise ValueError(f"tensor{shape}: one to five whole numbers, positive")
+    if len(shape) == len(TENSOR_AXES) and not is_workspace:
+        raise ValueError(f"tensor{shape}: five axes, with one of splits, are a workspace's")
+    return Tensor("", shaped(shape), dtype, rank=len(shape), is_workspace=is_workspace)
 
 
 def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:

@@ -6,21 +6,21 @@ import ast
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import TileLoop, TileRun, WorkTile
+from npusim.algorithms.phase import Stacked, TileLoop, TileRun, WorkTile
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor
 from npusim.ttir.reader import LANGUAGE
-from npusim.ttir.values import RELATIONS, Tensor
+from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.seen import Seen
+    from npusim.ir.tile import Role
     from npusim.ttir.reader import Load, Reader, Walk
     from npusim.ttir.text import Line
     from npusim.ttir.values import Affine, Integers
@@ -67,6 +68,8 @@ class LaunchGrid:
         walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
         counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
+        for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
+            self.is_visited = self.is_visited & (left > 0)
         self.is_summed = any(w.is_sum for w in reader.walks)
         #: Whether a program's blocks are one row, which has no axis.
         self.is_row = len(stored := self.stored.value.axes) < 2 and not any(
@@ -76,22 +79,25 @@ class LaunchGrid:
         )
         self.out = self._tensor(self.stored.pointer.of)
         self.names = self._names()
-        self.sizes, self.shared = dict[str, int](), set[str]()
+        self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
+        #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
+        self.parts: dict[str, tuple[Integers, Integers]] = {}
         self.walk: tuple[Integers, Integers] | None = None
+        self.walked, self.is_partial = "key", False
         places = self.out.places(self.stored.pointer.base)
         if self.stored.is_walked:  # of a row stored tile by tile a program's first is where it begins
             places = tuple(x[:, :1] for x in places)
-        self.batch, self.head, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
+        self.batch, self.head, self.split, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
         if self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
         self.rows, self.cols = (
             np.broadcast_to(np.minimum(n, whole - at), (len(ids), 1))
-            for n, whole, at in zip((rows, cols), self.out.shape[2:], (self.row, self.col), strict=True)
+            for n, whole, at in zip((rows, cols), self.out.shape[ROWS:], (self.row, self.col), strict=True)
         )
-        self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[3]))
-        self.sizes["row"] = min(height, self.out.shape[2])
-        self.sizes["value"] = min(width, self.out.shape[3])
+        self.is_cut = bool(np.any(self.col) or np.any(self.cols < self.out.shape[COLUMNS]))
+        self.sizes["row"] = min(height, self.out.shape[ROWS])
+        self.sizes["value"] = min(width, self.out.shape[COLUMNS])
         for load in reader.loads.values():
             self._place(load)
         if self.stored.is_walked:
@@ -101,7 +107,7 @@ class LaunchGrid:
             if np.any(visited != self.sizes["key"]) or np.any(np.where(self.is_visited, self.walk[0], 0).min(1)):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
         for other in reader.stored[1:]:
-            at = self._tensor(other.pointer.of).places(other.pointer.base)[2]
+            at = self._tensor(other.pointer.of).places(other.pointer.base)[ROWS]
             if self.called(other.value.axes) != "row" or np.any(at != self.row):
                 raise self._fault(other.line, f"{other.pointer.of}: a second result is a number for each row stored")
 
@@ -114,20 +120,24 @@ class LaunchGrid:
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
-        return not axes or (not self.is_row and root(axes[0]) == root(self.stored.value.axes[0]))
+        return not any(axes) or (not self.is_row and root(axes[0]) == root(self.stored.value.axes[0]))
 
     @staticmethod
     def _fault(line: Line, why: str) -> ProgramError:
         return ProgramError(f"{line}: {why}")
 
     def _sides(
-        self, pointer: Affine, axes: tuple[str | None, ...], left: Sequence[Integers], dims: tuple[int, ...] = (2, 3)
+        self,
+        pointer: Affine,
+        axes: tuple[str | None, ...],
+        left: Sequence[Integers],
+        dims: tuple[int, ...] = (ROWS, COLUMNS),
     ) -> list[tuple[str | None, int, Any]]:
         """Return axis, size and elements left of a block along its tensor's rows and columns."""
         of = dict(zip(dims[-len(axes) :], zip(axes, pointer.shape, left, strict=True), strict=False))
         if len(axes) == 1 and not self.is_row and self._is_of_rows(axes):
-            of = {2: of[3]}
-        return [of.get(d, (None, 1, 1)) for d in (2, 3)]
+            of = {ROWS: of[COLUMNS]}
+        return [of.get(d, (None, 1, 1)) for d in (ROWS, COLUMNS)]
 
     def _names(self) -> dict[str | None, str]:
         """Return what axes are called: the row's, what the loop walks, those of operands."""
@@ -135,8 +145,8 @@ class LaunchGrid:
         axes = self.stored.value.axes
         names: dict[str | None, str] = {} if self.is_row else {root(axes[0]): "row"}
         for load in loads:
-            if load.is_walked:
-                names.setdefault(root(load.axes[self._along(load)]), "key")
+            if load.is_walked and (along := self._along(load)) != SPLIT:
+                names.setdefault(root(load.axes[load.dims.index(along)]), "key")
         for axis in map(root, axes):
             names.setdefault(axis, "value")
         free = iter(("head", "depth", "width"))
@@ -158,30 +168,36 @@ class LaunchGrid:
         return " ".join(listed)
 
     def _along(self, load: Load) -> int:
-        """Return the dimension of a walked block along which it moves."""
-        base = load.pointer.base
-        places = self.reader.arguments[load.of].places(base)[2:]
+        """Return the axis of its tensor along which a walked block moves."""
+        base, tensor = load.pointer.base, self._tensor(load.of)
+        places = tensor.places(base)
         follows = self.is_visited[:, 1:] & self.is_visited[:, :-1]
-        moves = [d for d, x in zip((2, 3), places, strict=True) if np.any(np.diff(x) * follows)]
+        moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
         if not follows.any():  # a second tile would begin where the first ends
             by, sides = np.abs(base[:, 1] - base[:, 0]), zip(load.pointer.steps, load.pointer.shape, strict=True)
             moves = [d for d, (step, size) in zip(load.dims, sides, strict=True) if np.all(by == step * size)]
+            moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
-        return load.dims.index(moves[0])
+        return moves[0]
 
     def _place(self, load: Load) -> None:
         """Hold a block against the tensor it is read from, the grid's and the other operands'."""
         tensor = self._tensor(load.of)
         shape = self.is_visited.shape if load.is_walked else (len(self.reader.ids), 1)
         is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
-        batch, head, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
+        batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         group = self.out.shape[1] // tensor.shape[1]
         if np.any(((batch != self.batch) | (head != self.head // group))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
+        if load.is_walked and self._along(load) == SPLIT:
+            self.walked = "split"
+            self._place_axis(load, "split", split, np.ones_like(split), (tensor.shape[SPLIT], 1), is_visited)
+        elif np.any((split != self.split)[is_visited]) and tensor.shape[SPLIT] > 1:
+            raise self._fault(load.line, f"{load.of}: a program reads another split than its own")
         sides = self._sides(load.pointer, load.axes, load.left, load.dims)
-        for at, whole, (axis, size, left) in zip(corner, tensor.shape[2:], sides, strict=True):
+        for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
             self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
@@ -192,12 +208,20 @@ class LaunchGrid:
     ) -> None:
         """Hold one axis of a block against what the grid and the loop say of it."""
         whole, size = sizes
-        if called == "key" and load.is_walked:
+        if called == self.walked and load.is_walked:
             known, self.walk = self.walk or (at, count), (at, count)
-            self.sizes["key"] = whole if self.is_summed else size
+            self.sizes[called] = whole if self.is_summed else size
             if any(np.any((a != b)[is_visited]) for a, b in zip(known, self.walk, strict=True)):
                 raise self._fault(load.line, f"{load.of} is walked at other places than the operand before it")
         elif called == "row":
+            is_alone = prod(self._tensor(load.of).shape) == prod(load.pointer.shape)
+            if is_alone and np.ptp(self.row) and not at.any() and not np.any(self.rows != size):
+                self.constant.add(load.name)  # one matrix for all blocks
+                return
+            if self.out.is_workspace and not load.is_walked:  # rows that nobody loads are not stored
+                self.is_partial |= bool(np.any(count < self.rows))
+                self.rows = np.minimum(self.rows, count)
+                self.sizes["row"] = int(self.rows.max())
             if np.any(((at != self.row) | (count < self.rows))[is_visited]):
                 raise self._fault(load.line, f"{load.of}: rows other than those that the program stores, or fewer")
         elif called == "value" and self.is_cut:
@@ -205,11 +229,12 @@ class LaunchGrid:
                 raise self._fault(load.line, f"{load.of}: columns other than those that the program stores")
         elif called:
             self.sizes[called] = min(size, whole)
-            if np.any(at[is_visited]) or np.any(count < whole):
+            first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
+            if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[2] and len(load.axes) > load.axes.count(None):
+        elif whole == 1 < self.out.shape[ROWS] and len(load.axes) > load.axes.count(None):
             self.shared.add(load.name)
-        elif np.any((at != (self.row if self.is_row else 0))[is_visited]):
+        elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
     def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
@@ -229,6 +254,11 @@ class LaunchGrid:
     def piece(self) -> int:
         """How much of a sum a program loads at once; 0 where it adds up no products alone."""
         return int(self.walk[1].max()) if self.walk and self.is_summed else 0
+
+    @property
+    def at_once(self) -> int:
+        """How many tiles are one block of the kernel; 0 where each is one."""
+        return self.reader.walks[0].most if self.walked == "split" else 0
 
     def written(self) -> Written:
         """Return the kernel of tiles as text."""
@@ -261,7 +291,7 @@ class LaunchGrid:
                 )
             walked = list(dict.fromkeys(walk.loads))
             of_all = ", ".join(names[n] for n in walked)
-            yield f"    for {', '.join(walked)} in tiles({of_all}, axis='key'):", first.number
+            yield f"    for {', '.join(walked)} in tiles({of_all}, axis={self.walked!r}):", first.number
             indent = "        "
         yield from ((indent + text, line.number) for text, line in walk.lines)
 
@@ -269,7 +299,7 @@ class LaunchGrid:
         """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
         r, written = self.reader, self.written()
         loads = zip(written.axes, r.loads.values(), strict=False)
-        bound: dict[str, Any] = {n: self._global(x.of, is_shared=x.name in self.shared) for (n, _), x in loads}
+        bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
         is_masked = any(w.masks for w in r.walks)
         if is_masked:
             seen = self._seen(problem)
@@ -278,7 +308,8 @@ class LaunchGrid:
             seen = KeyRanges(problem.seq_kv)
         if isinstance(problem, Problem) and seen != problem.seen:
             r.notes.append(
-                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does"
+                f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
+                "errors are against (--causal, --window)"
             )
         cells, out = (
             self._cells(problem.causal_offset if is_masked else None),
@@ -289,16 +320,17 @@ class LaunchGrid:
         flops = None if isinstance(problem, Problem) else _flops(phase)
         return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
 
-    def _global(self, of: str, *, is_shared: bool = False) -> GlobalTensor:
+    def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
-        b, h, rows, cols = t.shape
+        b, h, splits, rows, cols = t.shape
         is_result = of == self.stored.pointer.of and not t.is_workspace
         name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
-        rows, shared = (self.out.shape[2],) * 2 if is_shared else (rows, 1)
+        rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
-        role: Literal["workspace", "output", "input"]
-        role = "workspace" if t.is_workspace else "output" if is_stored else "input"
-        return GlobalTensor(name, b, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
+        role = "constant" if load in self.constant else role
+        tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
+        return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
         """Return which keys a query sees by the kernel's masks."""
@@ -322,35 +354,47 @@ class LaunchGrid:
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
         edges = [np.unique([0, n, *at[:, 0], *(at + count)[:, 0]]) for n, at, count in self._spans()]
-        times = np.zeros((*self.out.shape[:2], *(len(e) - 1 for e in edges)), np.int32)
+        times = np.zeros((*self.out.shape[:ROWS], *(len(e) - 1 for e in edges)), np.int64)
+        parts = [(n, at) for n, (at, _) in self.parts.items() if np.any(at)]
+        parts += [("split", self.split)] if self.out.is_split else []
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
-            named = tuple((n, *span) for n, span in zip(("row", "value"), spans, strict=True))
-            cells.append(WorkTile(*place, named if self.is_cut else named[:1], runs, offset))
+            named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
+            named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
+            cells.append(WorkTile(*place, tuple(named), runs, offset))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
-            times[place][a:b, c:d] += 1
-        areas = np.multiply.outer(*map(np.diff, edges))
-        missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
-        if is_twice or missing:
-            whole, each = prod(self.out.shape), "elements" if self.is_cut else "rows"
-            scale = 1 if self.is_cut else self.out.shape[3]
-            how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
-            written = int((areas * times).sum())
-            grid = "x".join(map(str, self.reader.grid))
-            why = f"{self.stored.pointer.of}: the grid of {grid} programs writes {written // scale} of {whole // scale}"
-            b, h, r, c = (int(i) for i in np.argwhere(times != 1)[0])
-            at = [f"{n} {i}" for n, i, size in zip(("batch", "head"), (b, h), self.out.shape, strict=False) if size > 1]
-            first = ", ".join([*at, f"row {edges[0][r]}", *([f"column {edges[1][c]}"] * self.is_cut)])
-            advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
-            raise self._fault(self.stored.line, f"{why} {each}, {how}, first {first}: the grid, or offsets{advice}")
+            times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
+        if self.is_partial:  # rows that no program stores are nobody's
+            times = times[..., times.any(axis=(0, 1, 2, 4)), :]
+        if np.any(times != 1):
+            self._refuse_unwritten(times, edges)
         return tuple(cells)
+
+    def _refuse_unwritten(self, times: Integers, edges: list[Integers]) -> None:
+        """Raise `ProgramError` for elements that are not written once; ``times``: how often, between ``edges``."""
+        areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
+        missing, is_twice, whole = (
+            int((areas * (times == 0)).sum()),
+            bool((times > 1).any()),
+            areas * np.ones_like(times),
+        )
+        each, scale = ("elements", 1) if self.is_cut else ("rows", self.out.shape[COLUMNS])
+        how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
+        counted = f"{int((areas * times).sum()) // scale} of {int(whole.sum()) // scale} {each}, {how}"
+        *at, row, column = (int(i) for i in np.argwhere(times != 1)[0])
+        named = zip(("batch", "head", "split"), at, self.out.shape, strict=False)
+        first = [f"{n} {i}" for n, i, size in named if size > 1]
+        first += [f"row {edges[0][row]}", *([f"column {edges[1][column]}"] * self.is_cut)]
+        why = f"{self.stored.pointer.of}: the grid of {'x'.join(map(str, self.reader.grid))} programs writes {counted}"
+        advice = "" if is_twice else "; for a last block that is not whole cdiv(size, block), and masks"
+        raise self._fault(self.stored.line, f"{why}, first {', '.join(first)}: the grid, or offsets{advice}")
 
     def _spans(self) -> tuple[tuple[int, Integers, Integers], ...]:
         """Return how many rows and columns there are, and of each program where its own begin and how many."""
-        return (self.out.shape[2], self.row, self.rows), (self.out.shape[3], self.col, self.cols)
+        return (self.out.shape[ROWS], self.row, self.rows), (self.out.shape[COLUMNS], self.col, self.cols)
 
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, those of one shape and evenly spaced together."""

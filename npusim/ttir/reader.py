@@ -19,9 +19,12 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats import cast
+from npusim.ttir.rolled import rolled
 from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
 from npusim.ttir.values import (
+    COLUMNS,
     RELATIONS,
+    ROWS,
     Affine,
     Condition,
     Floats,
@@ -67,6 +70,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
         "scf.while": "a loop whose end hangs on data: bound it by sizes",
         "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
+        "math.erf": "erf: GELU by libdevice.tanh, or as x / (1 + exp(-1.702 x))",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
@@ -108,7 +112,7 @@ class UnlikeLoopsError(Exception):
 class Load:
     """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
 
-    ``dims``: which of the tensor's axes each is, 2 its rows, 3 its columns; of those of size 1 the other.
+    ``dims``: which of the tensor's axes each is, its rows or columns; of those of size 1 the other.
     """
 
     name: str
@@ -153,6 +157,8 @@ class Stored(Load):
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
     ways: tuple[dict[str, Any], ...] = ({}, {"fuses": False}, {"is_apart": True})
+    operations = function.operations
+    function = function._replace(operations=rolled(operations))
     for how in ways:
         with suppress(UnlikeLoopsError):
             reader = Reader(function, arguments, grid, replace(choices, **how))
@@ -160,6 +166,8 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
     if "fuses" in how:
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
         reader.notes.append(f"{function.name}: {why}")
+    if function.operations is not operations:
+        reader.notes.append(f"{function.name}: sums over rows go from the first to the last; compiled ones may not")
     return reader
 
 
@@ -262,18 +270,18 @@ class Reader:
     def _set(self, op: Op, x: Known) -> None:
         self.values[op.results[0]] = x
 
-    def _bind(self, op: Op, x: Floats) -> None:
-        """Bind a value to a name; one step of an expression of the user's stays part of it."""
+    def _bind(self, op: Op, x: Floats, called: str = "") -> None:
+        """Bind a value to a name, ``called`` or the user's; one step of an expression of theirs stays part of it."""
         readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
         is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
         is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
-        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, is_new=True))
+        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, called or op.results[0]))
 
-    def _named(self, op: Op, x: Known, *, is_new: bool = False) -> Any:
+    def _named(self, op: Op, x: Known, called: str = "") -> Any:
         """Return a value under a name of its own: several expressions may read it."""
-        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not is_new):
+        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
             return x
-        name = self._unique(op.results[0])
+        name = self._unique(called or op.results[0])
         self._emit(f"{name} = {self.text(x)}", op.line)
         return replace(x, text=name, is_product=False)
 
@@ -405,7 +413,9 @@ class Reader:
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of what is no float")
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
-        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad))
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        called = x.text.upper() if is_factor and x.text.isidentifier() else ""
+        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
 
     def _math_sqrt(self, op: Op, x: Known) -> None:
         """Take a root as x / sqrt(x), which has an instruction; a division by it is a multiplication by that."""
@@ -446,12 +456,15 @@ class Reader:
         kind = {"arith.maxnumf": "max", "arith.maximumf": "max", "arith.addf": "sum"}.get(inner[0] if inner else "")
         if kind is None or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum or a maximum of floats")
-        if op.number("axis") != len(x.axes) - 1:
+        if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
         neutral = 0.0 if kind == "sum" else -math.inf
-        if self.root(x.axes[-1]) in self.cuts and x.pad != neutral:
+        if self.root(axis) in self.cuts and x.pad != neutral:
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
+        if axis is None:
+            self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
+            return
         order = self._orders[id(op)] if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
@@ -470,7 +483,7 @@ class Reader:
         if self.choices.is_fresh and not (
             self._walk and self._walk.is_sum
         ):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
-            text = self._named(replace(op, results=["product"]), made, is_new=True).text
+            text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
@@ -513,7 +526,7 @@ class Reader:
         tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
         assert isinstance(tensor, Tensor)
         dims = self._dims(op, pointer, tensor)
-        is_transposed = dims == (3, 2)
+        is_transposed = dims == (COLUMNS, ROWS)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
@@ -541,13 +554,15 @@ class Reader:
 
     @staticmethod
     def _dims(op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
-        """Return which of a tensor's axes, 2 or 3, those of a block are."""
+        """Return which of a tensor's axes, rows or columns, those of a block are."""
         blocks = list(zip(pointer.steps, pointer.shape, strict=True))
-        for dims in {0: ((),), 1: ((3,), (2,)), 2: ((2, 3), (3, 2))}.get(len(pointer.shape), ()):
+        for dims in {0: ((),), 1: ((COLUMNS,), (ROWS,)), 2: ((ROWS, COLUMNS), (COLUMNS, ROWS))}.get(
+            len(pointer.shape), ()
+        ):
             sides = [(*block, tensor.steps[d], tensor.shape[d]) for block, d in zip(blocks, dims, strict=True)]
             if all(n == 1 or by == step or by == 0 == whole - 1 for by, n, step, whole in sides):
                 return dims
-        steps, wanted = [s for s, n in blocks if n > 1], list(tensor.steps[2:])
+        steps, wanted = [s for s, n in blocks if n > 1], list(tensor.steps[ROWS:])
         raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {wanted}")
 
     def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
@@ -557,6 +572,10 @@ class Reader:
         left = [x if step else np.minimum(x, 1) for x, step in zip(left, pointer.steps, strict=True)]  # one for all
         for relation, d in mask.of if isinstance(mask, Condition) else ():
             bound = bound_of(d, relation)
+            if bound is None and not any(d.steps) and self._walk:  # of a whole tile
+                self.cuts.add(None)
+                left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
+                continue
             if bound is None:
                 raise op.fail("the mask of a load or store that is no bound of its axes")
             left[bound[0]] = np.minimum(left[bound[0]], bound[1])
@@ -566,11 +585,20 @@ class Reader:
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
             raise op.fail("a store of what is no block of floats, or to an address that was loaded")
         tensor = self.arguments[pointer.of]
-        if self._dims(op, pointer, tensor) == (3, 2):
+        if self._dims(op, pointer, tensor) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
-        place = "", pointer.of, pointer, value.axes, self._left(op, mask, pointer), bool(self._walk), op.line, (2, 3)
+        place = (
+            "",
+            pointer.of,
+            pointer,
+            value.axes,
+            self._left(op, mask, pointer),
+            bool(self._walk),
+            op.line,
+            (ROWS, COLUMNS),
+        )
         self.stored.append(Stored(*place, value))
 
     # ---------------------------------------------------------------- the loop
@@ -746,7 +774,7 @@ def _pad(x: Known, other: float) -> float:
     if isinstance(x, Number):
         return x.value
     assert isinstance(x, Floats)
-    return other if not x.axes or x.axes[-1] is None else math.nan if x.pad is None else x.pad
+    return other if x.pad is None and (not x.axes or x.axes[-1] is None) else math.nan if x.pad is None else x.pad
 
 
 def casts_last(body: Sequence[Op]) -> list[Op]:

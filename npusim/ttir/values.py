@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from npusim.ttir.text import Op
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
+#: Axes of a tensor; the one of splits is there where a call gives it all five.
+AXES = ("batch", "heads", "splits", "rows", "columns")
+SPLIT, ROWS, COLUMNS = 2, 3, 4
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a launch: (batch, heads, rows, columns), strides in elements; contiguous where none are given.
+    """A tensor of a launch: (batch, heads, splits, rows, columns), contiguous where no strides (of elements) are given.
 
-    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes that the call gives it, the last.
-    ``is_workspace``: one launch leaves it for the next.
+    ``is_transposed``: its matrices are those of the call, transposed.  ``rank``: axes that the call gives it, the last,
+    of fewer than five no splits.  ``is_workspace``: one launch leaves it for the next.
     """
 
     name: str
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     fmt: str
     strides: tuple[int, ...] = ()
     is_transposed: bool = False
@@ -42,7 +45,7 @@ class Tensor:
     @property
     def steps(self) -> tuple[int, ...]:
         """Elements from one to the next along each axis."""
-        return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(4))
+        return self.strides or tuple(prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
     @property
     def is_interleaved(self) -> bool:
@@ -52,29 +55,52 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The tensor whose matrices lie transposed in memory."""
-        b, h, r, c = self.shape
-        return replace(self, shape=(b, h, c, r), strides=(), is_transposed=not self.is_transposed)
+        *outer, r, c = self.shape
+        return replace(self, shape=(*outer, c, r), strides=(), is_transposed=not self.is_transposed)
 
     def to(self, fmt: str) -> Tensor:
         """Return the tensor in another format."""
         return replace(self, fmt=get_format(fmt).name)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether a call gives it an axis of splits."""
+        return self.rank == len(AXES)
+
+    @property
+    def called(self) -> tuple[int, ...]:
+        """Its shape as the call has it."""
+        return _of_call(self.shape, self.rank)
+
     def stride(self, axis: int) -> int:
         """Return the elements from one to the next along an axis, as PyTorch has it."""
-        return self.steps[axis if axis < 0 else len(self.shape) - self.rank + axis]
+        return _of_call(self.steps, self.rank)[axis]
 
     @property
     def as_rows(self) -> Tensor:
         """The tensor with its last axis as rows: one element each."""
-        return replace(self, shape=(*self.shape[1:], 1), strides=())
+        return replace(self, shape=shaped((*self.called, 1)), strides=(), rank=self.rank + 1)
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
-        """Return batch, head, row and column of elements by their offsets."""
-        places, rest = [np.zeros_like(offsets)] * 4, offsets
-        for i in sorted(range(4), key=lambda i: (-self.steps[i], i)):
+        """Return batch, head, split, row and column of elements by their offsets."""
+        places, rest = [np.zeros_like(offsets)] * len(self.shape), offsets
+        for i in sorted(range(len(self.shape)), key=lambda i: (-self.steps[i], i)):
             if self.shape[i] > 1:
                 places[i], rest = rest // self.steps[i], rest % self.steps[i]
         return tuple(places)
+
+
+def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the five axes of a tensor by those that a call gives it, the last ones; it has splits with five alone."""
+    if len(shape) < len(AXES):
+        shape = (*(1,) * (len(AXES) - 1 - len(shape)), *shape)
+        shape = (*shape[:SPLIT], 1, *shape[SPLIT:])
+    return shape
+
+
+def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return of values by axis those of the axes that a call gives."""
+    return values if rank == len(AXES) else (*values[:SPLIT], *values[ROWS:])[-rank:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,22 +193,23 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
 def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
     """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
     left = tuple(_lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+    shape = tuple(map(min, a.shape, b.shape))
     if name in ("addi", "subi"):
         sign = 1 if name == "addi" else -1
         steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
-        return Affine(a.base + sign * b.base, steps, a.shape, a.of, left)
+        return Affine(a.base + sign * b.base, steps, shape, a.of, left)
     if name == "muli" and not (any(a.steps) and any(b.steps)):
         block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
             raise op.fail("a stride that differs between programs or iterations")
-        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), a.shape, left=left)
+        return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), shape, left=left)
     if name in ("remsi", "remui") and sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps):
         begun = np.mod(a.base, b.base)  # a block that begins anew at its end: what is left before that
         left = tuple(_lesser(x, b.base - begun) if step else x for x, step in zip(left, a.steps, strict=True))
-        return Affine(begun, a.steps, a.shape, left=left)
+        return Affine(begun, a.steps, shape, left=left)
     if any(a.steps) or any(b.steps):
         raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
-    return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, a.shape)
+    return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, shape)
 
 
 def _lesser(x: Integers | None, y: Integers | None) -> Integers | None:

@@ -17,7 +17,7 @@ from npusim.simulation.inputs import read_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["BETA", "INPUTS", "KEYS", "Inputs", "error", "inputs"]
+__all__ = ["BETA", "INPUTS", "KEYS", "Head", "Inputs", "error", "head", "inputs", "sink_error"]
 
 Array = np.ndarray[Any, Any]
 
@@ -38,44 +38,46 @@ class Inputs(NamedTuple):
     is_causal: bool
 
 
-def _normal(outliers: float) -> Inputs:
+class Head(NamedTuple):
+    """One head as it is stored: Q, K and V, (rows, d) of float16; the factor of scores."""
+
+    tensors: tuple[Array, ...]
+    scale: float
+    is_causal: bool = False
+
+
+def _normal(outliers: float) -> Head:
     """Return N(0, 1), with N(0, 100) on a thousandth of the elements where asked (FlashAttention-3, section 4.3)."""
     rng = np.random.default_rng(34)
     made = []
     for _ in range(3):
         x = rng.standard_normal((1024, 128))
         made.append(x + outliers * rng.standard_normal(x.shape) * 10 * (rng.random(x.shape) < 0.001))
-    return _sampled(made, 128**-0.5, is_causal=False)
+    return Head(tuple(made), 128**-0.5)
 
 
-def _channels() -> Inputs:
+def _channels() -> Head:
     """Return N(0, 1) with four channels of K that lie at 20: a mean that is the same for all keys."""
     rng = np.random.default_rng(35)
     q, k, v = (rng.standard_normal((1024, 128)) for _ in range(3))
     k[:, [3, 40, 77, 110]] += 20.0
-    return _sampled([q, k, v], 128**-0.5, is_causal=False)
+    return Head((q, k, v), 128**-0.5)
 
 
-def _sampled(tensors: list[Array], scale: float, *, is_causal: bool) -> Inputs:
-    q, k, v = (x.astype(np.float16).astype(np.float64) for x in tensors)
-    positions = np.arange(len(q) // QUERIES - 1, len(q), len(q) // QUERIES)
-    return Inputs(q[positions], k, v, positions, scale, is_causal)
-
-
-def _real(head: int) -> Inputs:
+def _real(head: int) -> Head:
     tensors = read_tensors(Path("smollm2_layer18_group.safetensors"))
     raw = {name[-1]: np.asarray(x, np.float64)[0] for name, x in tensors.items()}
-    return _sampled([raw["q"][head], raw["k"][0], raw["v"][0]], 0.125, is_causal=True)
+    return Head((raw["q"][head], raw["k"][0], raw["v"][0]), 0.125, is_causal=True)
 
 
-def _resonance() -> Inputs:
+def _resonance() -> Head:
     problem = load_workload("pasa_resonance").problem(seq=1024)
     source = recipe_source(problem)
-    return _sampled([source(name, 0, 0) for name in "qkv"], problem.score_scale, is_causal=False)
+    return Head(tuple(source(name, 0, 0) for name in "qkv"), problem.score_scale)
 
 
 #: Name on the page -> how they are made.
-INPUTS: Mapping[str, Callable[[], Inputs]] = {
+INPUTS: Mapping[str, Callable[[], Head]] = {
     "normal": lambda: _normal(0.0),
     "outliers": lambda: _normal(1.0),
     "channels": _channels,
@@ -85,9 +87,36 @@ INPUTS: Mapping[str, Callable[[], Inputs]] = {
 
 
 @cache
+def head(name: str) -> Head:
+    """Return a whole head of the inputs of that name."""
+    made = INPUTS[name]()
+    return made._replace(tensors=tuple(x.astype(np.float16) for x in made.tensors))
+
+
+@cache
 def inputs(name: str) -> Inputs:
-    """Return the inputs of that name."""
-    return INPUTS[name]()
+    """Return the inputs of that name, of so many queries as errors are taken over."""
+    (tensors, scale, is_causal) = head(name)
+    q, k, v = (x.astype(np.float64) for x in tensors)
+    positions = np.arange(len(q) // QUERIES - 1, len(q), len(q) // QUERIES)
+    return Inputs(q[positions], k, v, positions, scale, is_causal)
+
+
+def sink_error(fmt: str, rule: str | None, factor: float, keys: int = 4096, rows: int = 400) -> float:
+    """Return the mean squared error of the output when P times a factor is stored in a format (P-Cast, table 2).
+
+    Scores are N(0, 1), those of 4 sinks 7 more; V is N(0, 1), over which the error is an expectation, not a draw.
+    """
+    scores = np.random.default_rng(36).standard_normal((rows, keys))
+    scores[:, :4] += 7.0
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    made = p * factor
+    if fmt == "float8_e4m3fn":
+        stored = widen(cast(made.astype(np.float32), fmt, overflow="saturate")).astype(np.float64)
+    else:
+        stored = quantize(made, fmt, rule=rule).values()
+    lost = (stored / factor - p) / p.sum(axis=1, keepdims=True)
+    return float((lost * lost).sum(axis=1).mean())
 
 
 def _stored(x: Array, fmt: str, rule: str | None, axis: int) -> Array:

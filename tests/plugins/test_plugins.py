@@ -255,13 +255,14 @@ def test_a_norm_before_a_product_has_the_same_bits_on_every_family(hw: str) -> N
     """V holds the weights, here of one element a column: neither row sums nor products hang on an order."""
     q = np.random.default_rng(5).integers(-9, 10, (1, 2, 128, 64)).astype(np.float16)
     v = np.broadcast_to(np.eye(64, dtype=np.float16), (1, 2, 64, 64))
-    tensors = {"q": q, "k": v, "v": v}
+    k = np.random.default_rng(6).integers(-4, 5, v.shape).astype(np.float16)  # its first row: gains
+    tensors = {"q": q, "k": k, "v": v}
     result = npusim.run(NORM, hw=hw, tensors=tensors, causal=False, rows="all", trace_groups=())
     assert result.numerics is not None
     assert result.numerics.error.rmse < 5e-4
     mean = (q.astype(np.float32) ** 2).sum(-1) / np.float32(64) + np.float32(1e-6)
     root = np.array([float(1 / Decimal(float(m)).sqrt()) for m in mean.flat], np.float32).reshape(mean.shape)
-    expected = (q * root[..., None]).astype(np.float16)
+    expected = (q * root[..., None] * k[:, :, :1]).astype(np.float16)
     assert np.array_equal(result.output.reshape(q.shape), expected)
 
 

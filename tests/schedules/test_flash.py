@@ -257,6 +257,8 @@ def test_flash_attention_4_keeps_a_maximum_until_it_grew_by_2_to_the_8_bit_for_b
         o = formats.matmul(formats.cast(e, "float16"), v[at : at + 64], mul(o, alpha), arithmetic=unit)
         m = m_new
     assert not kept[0].any() and kept[1].any() and not kept[2].all()
+    taken = sum(int((~x).sum()) for x in kept)
+    assert state.events.chosen["m_new"].tolist() == [48, taken, 3, sum(not x.all() for x in kept)]
     expected = formats.cast(formats.div(o, l, f32), "float16")
     written = state.tensors.head(program.tensors["o"], 0, 0)
     np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))

@@ -14,6 +14,7 @@ import pytest
 from formats.mma_reference import matmul_reference
 from ir.toy import flatten
 
+from npusim.algorithms.blocks import attention_tensors
 from npusim.algorithms.phase import TileRun
 from npusim.algorithms.split import FAN, SplitPrecision, cut_runs, even, packs
 from npusim.config.load import load_device, load_workload
@@ -370,9 +371,9 @@ def test_a_call_in_auto_splits_is_as_fast_as_in_any(
 def test_splits_are_fewer_where_a_second_kernel_costs_more() -> None:
     """2048 keys, four KV heads: one split, unless issuing takes no time, or no launch is stated."""
     device, problem = load_device("ascend_910b2"), load_workload("qwen2_7b").problem(seq_q=1, seq_kv=2048)
-    phase = _whole(
-        problem, (128, 512), for_inputs(SplitPrecision(**asdict(PRECISIONS["ascend"][0])), "float16"), is_packed=True
-    )
+    precision = for_inputs(SplitPrecision(**asdict(PRECISIONS["ascend"][0])), "float16")
+    tensors = attention_tensors(problem, "float16", problem.group_size)
+    phase = _whole(problem, (128, 512), precision, None, tensors)
     launch = device.timed_launch()
     at_once = launch.model_copy(update={"host_issue_s": launch.host_issue_s.model_copy(update={"value": 0.0})})
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.block_scaled.study import BETA, error
+from reports.block_scaled.kernels import KERNELS, front, kernel_error, latency_us
+from reports.block_scaled.page import PUBLISHED_SINKS, SINKS, TIMED
+from reports.block_scaled.study import BETA, INPUTS, error, sink_error
 from reports.parts.document import rounded
 
 if TYPE_CHECKING:
@@ -46,3 +48,45 @@ def test_what_the_page_says_holds_in_its_figures(committed: dict[str, Any]) -> N
     # Without any quantising the repair is exact; with it, less of the mean costs less.
     assert error("normal", "", where="qk", shift="pasa", beta=BETA) < 1e-12
     assert all(betas[n][3] < 1.3 * betas[n][0] < betas[n][-1] for n in ("normal", "outliers", "SmolLM2"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"), [(KERNELS[5], "channels"), (KERNELS[8], "SmolLM2"), (KERNELS[11], "normal")]
+)
+def test_committed_errors_of_kernels_are_those_computed(kernel: Any, name: str, committed: dict[str, Any]) -> None:
+    assert rounded(kernel_error(kernel, name)) == committed["kernels"][f"{kernel} on {kernel.hw}"][name]
+
+
+def test_committed_times_and_errors_of_sinks_are_those_computed(committed: dict[str, Any]) -> None:
+    assert rounded(latency_us(KERNELS[3])) == committed["latency_us"]["flash mxfp8"]
+    for (fmt, rule, factor), figure in zip(SINKS, committed["sinks"].values(), strict=True):
+        assert rounded(sink_error(fmt, rule, factor)) == figure
+
+
+def test_published_errors_are_ours_where_inputs_are_known(committed: dict[str, Any]) -> None:
+    """P-Cast's table 2 within what a few hundred rows scatter (papers.md section 1.3: 1 to 8 %)."""
+    for factor, published in PUBLISHED_SINKS.items():
+        assert 1e5 * committed["sinks"][f"float8_e4m3fn  {factor}"] == pytest.approx(published, rel=0.08)
+    ours = committed["sinks"]
+    assert ours["mxfp8 rceil 1"] < 1.03 * ours["float8_e4m3fn  256"] < ours["float8_e4m3fn  1"] / 3
+    assert 20 * ours["mxfp8 rceil 1"] < ours["nvfp4 sage3_p 2688"] < 0.65 * ours["nvfp4 sage3 1"]
+
+
+def test_what_the_page_says_of_kernels_holds_in_its_figures(committed: dict[str, Any]) -> None:
+    errors, times = committed["kernels"], committed["latency_us"]
+    rounded_up = "flash mxfp8,scale_rule=rceil"
+    plain, smooth = (errors[f"{rounded_up}{more} on {TIMED}"] for more in ("", ",smooth=k"))
+    assert plain["channels"] > 2 * smooth["channels"]
+    assert plain["resonance"] > 24 * smooth["resonance"]
+    assert 1.1 < smooth["SmolLM2"] / plain["SmolLM2"] < 1.25
+    # The format's error alone is the kernel's.
+    for n in ("normal", "channels", "SmolLM2"):
+        assert errors[f"flash mxfp8 on {TIMED}"][n] == pytest.approx(committed["parts"][n]["mxfp8"]["qkpv"], rel=0.06)
+    assert times["flash mxfp8"] > 1.15 * times["flash fa2_fp32"]
+    assert times["flash mxfp4"] > 0.98 * times["flash mxfp8"]
+    assert times[f"{rounded_up},smooth=k"] > times[rounded_up]
+    for n in INPUTS:
+        points = {k: (us, errors[f"{k} on {TIMED}"][n]) for k, us in times.items()}
+        assert front(points) == {"flash fa2_fp32", "pasa fp16_mean"} or n == "resonance"
+    two, one = (errors[f"flash nvfp4{more} on rtx_5090"] for more in ("", ",p_scale=1,p_rule=sage3"))
+    assert all(two[n] < one[n] for n in INPUTS)

@@ -152,6 +152,9 @@ class Program:
             return formats.exp2(formats.mul(x, formats.cast(np.log2(np.e), fmt), fmt), fmt, variant=self.how.exp2)
         return formats.exp(x, fmt, variant=self.how.exp)
 
+    def math_log2(self, op: Op, x: Any) -> Any:
+        return formats.log2(np.asarray(x), fmt_of(op.type))
+
     def math_sqrt(self, op: Op, x: Any) -> Any:
         """As x / sqrt(x), so that one over it is 1 / sqrt(x)."""
         self.inverse = formats.rsqrt(np.asarray(x), fmt_of(op.type))
@@ -167,8 +170,7 @@ class Program:
 
     def tt_reduce(self, op: Op, x: Any) -> Any:
         fmt = fmt_of(op.type) or fmt_of(op.text)
-        assert op.number("axis") == x.ndim - 1
-        x = np.ascontiguousarray(x)
+        x = np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))
         return formats.reduce_max(x, fmt) if "max" in op.body[0].name else formats.reduce_sum(x, fmt, self.how.order)
 
     def tt_dot(self, op: Op, a: Any, b: Any, c: Any) -> Any:

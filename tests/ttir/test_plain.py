@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import npusim
 from npusim.cli.app import app
-from npusim.config.problem import GemmProblem, KernelProblem
+from npusim.config.problem import GemmProblem, KernelProblem, Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.schedules import triton as launches
 from npusim.simulation.request import Request
@@ -139,6 +139,84 @@ def test_a_measured_product_equals_silicon_in_every_bit(shared_folder: Path) -> 
     assert np.array_equal(result.output.ravel().view(np.uint16), wanted.ravel().view(np.uint16))
 
 
+#: Launches of the kernels that were measured on an H200, and sizes.
+PASA = (
+    "prep[B * HK * S // BN](tensor(BN, BN), tensor(B, HK, S, D), workspace(B, HK, S, D), D=D, BN=64); "
+    "pasa[S // BM, B * H](tensor(B, H, S, D), KP, tensor(B, HK, S, D), tensor(B, H, S, D), S, H // HK, 28.0, D=D, "
+    "BM=64, BN=64, ST=2)"
+)
+SPLIT = (
+    "split[N, B * HK](tensor(B, HK, G, D), tensor(B, HK, S, D), tensor(B, HK, S, D), "
+    "workspace(B, HK, N, BM, D).to('float32'), workspace(B, HK, N, BM).to('float32'), log2e / sqrt(D), S, S // N, D=D, "
+    "G=G, BM=16, BN=64, ST=2); "
+    "merge[B * HK, G](T, L, tensor(B, HK, G, D), N, D=D, G=G, BM=16, NP=next_power_of_2(max(N, 2)))"
+)
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+@pytest.mark.parametrize(
+    ("launch", "sizes"),
+    [
+        pytest.param(PASA, {"B": 2, "H": 4, "HK": 2, "S": 128, "D": 64}, id="PASA"),
+        pytest.param(SPLIT, {"B": 2, "HK": 2, "G": 4, "S": 384, "D": 64, "N": 3}, id="three splits"),
+        pytest.param(SPLIT, {"B": 1, "HK": 2, "G": 4, "S": 128, "D": 64, "N": 1}, id="one split"),
+    ],
+)
+def test_bits_of_measured_launches_equal_an_interpreter(
+    launch: str, sizes: dict[str, int], hw: str, monkeypatch: pytest.MonkeyPatch, shared_folder: Path
+) -> None:
+    """Sums over rows, of partial results, go from the first to the last."""
+    calls, read_launch = [], launches.read_launch
+    monkeypatch.setattr(launches, "read_launch", lambda *a: calls.append(a) or read_launch(*a))
+    how, precision = HOW[hw]
+    name = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::{launch}"
+    call: dict[str, Any] = {"problem": sizes, "hw": hw, "rows": "all", "heads": "all", "precision": precision}
+    assert npusim.run(name, **call).numerics.error.rmse < 0.01
+    rng, memory = np.random.default_rng(3), dict[str, Any]()
+    for t in [t for _, arguments, *_ in calls[:2] for t in arguments.values() if isinstance(t, Tensor)]:
+        memory.setdefault(t.name, rng.standard_normal(np.prod(t.shape)).astype(t.fmt))
+    output = npusim.run(name, **call, tensors={n: x.copy() for n, x in memory.items()}).output
+    for function, arguments, grid, _ in calls[:2]:
+        tensors = {n: memory[t.name] for n, t in arguments.items() if isinstance(t, Tensor)}
+        how = how._replace(is_fresh=hw != "h200", order="sequential" if function.name == "merge" else how.order)
+        interpret(function, arguments, grid, tensors, how)
+    assert np.array_equal(output.ravel().view(np.uint16), memory["O"].view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "split[N, B * HK]",
+            "split[N, 1]",
+            "T: the grid of 3x1x1 programs writes 12 of 24 rows, .* first head 1, split 0",
+        ),
+        ("merge[B * HK, G]", "merge[B * HK, 3]", "O: the grid of 2x3x1 programs writes 6 of 8 rows, 2 of them never"),
+        ("T, L,", "T, Q,", "accessed with strides|another head|moves along"),
+    ],
+)
+def test_launches_that_do_not_fit_one_another_are_refused(old: str, new: str, why: str, shared_folder: Path) -> None:
+    assert old in SPLIT
+    name = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::{SPLIT.replace(old, new)}"
+    with pytest.raises(NpusimError, match=why):
+        npusim.run(name, problem={"B": 1, "HK": 2, "G": 4, "S": 384, "D": 64, "N": 3}, hw="h200", numerics=False)
+
+
+def test_measured_launches_take_as_long_as_our_own(shared_folder: Path) -> None:
+    kernels = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::"
+    of_split, of_pasa = {"B": 1, "HK": 8, "G": 4, "S": 8192, "D": 128, "N": 8}, {"B": 1, "H": 8, "HK": 8}
+    tile = {"block_kv": 64, "stages": 2, "warps": 4}
+    decode = Problem(heads=32, kv_heads=8, seq_q=1, seq_kv=8192, head_dim=128)
+    attention = Problem(heads=8, seq_q=2048, head_dim=128)
+    for launch, sizes, schedule, problem, tiling in (
+        (SPLIT, of_split, "split_kv", decode, {"splits": 8, **tile}),
+        (PASA, {**of_pasa, "S": 2048, "D": 128}, "pasa", attention, {"block_q": 64, **tile}),
+    ):
+        theirs = npusim.run(kernels + launch, problem=sizes, hw="h200", numerics=False)
+        ours = npusim.run(schedule, problem=problem, hw="h200", tiling=tiling, numerics=False)
+        assert theirs.cycles == pytest.approx(ours.cycles, rel=0.03)
+
+
 def test_a_search_in_two_processes_takes_constexprs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--problem", "M=256,N=256,K=256", "--hw", "h200", "-f", "BM=64,128", "-f", "warps=4,8", "-j2"]
@@ -207,8 +285,9 @@ def test_it_runs_on_other_devices(kernel: str, hw: str) -> None:
         ("matmul", TILES, "1", r"writes \d+ of \d+ elements, \d+ of them never"),
         ("bias_gelu", "N // BN", "1", r"\d+ of \d+ elements, \d+ of them never, first row 0, column 64: .* cdiv"),
         ("bias_gelu", "tensor(N),", "tensor(N // 2),", "reads up to value 127 of 64, and no mask keeps it"),
-        ("add", "tensor(n)", "tensor(0)", "one to four whole numbers"),
+        ("add", "tensor(n)", "tensor(0)", "one to five whole numbers"),
         ("add", "n, BLOCK", "size, BLOCK", "no 'size'"),
+        ("add", "tensor(n)", "tensor(1, 1, 1, 1, n)", "five axes, with one of splits, are a workspace's"),
         ("softmax", "reference", "reference", ""),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,6 +205,19 @@ def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest
 
 
 @needs_triton
+def test_a_launch_is_one_word_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside our own: the parts have the same names, and what masks every tile is in the rows of P."""
+    monkeypatch.chdir(tmp_path)
+    words = [name_of("plain"), "flash -t block_q=64,block_kv=64,depth=2", "--hw", "ascend_910b2", "--seq", "256"]
+    done = CliRunner().invoke(app, ["compare", *words, "-w", "pangu_38b", "--tp", "8", "--json"])
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["runs"] == [f"{KERNELS}::plain", words[1]]
+    parts = {part["name"]: part["cycles"] for part in document["latency"]["parts"]}
+    assert min(*parts["rows of P"], *parts["update"], *parts["finish"]) > 0
+
+
+@needs_triton
 def test_masks_other_than_the_problems_are_noted() -> None:
     result = npusim.run(name_of("described"), problem=attention(128, causal=True), hw="h200", numerics=False)
     assert any("which keys a query sees is what its masks say" in n for n in result.notes)
@@ -232,6 +246,7 @@ REFUSED = {
         "        k = tl.load(kp, mask=(j + rn)[None] < S, other=0.0)",
         "        k = tl.load(kp)",
     ),
+    "erf": ("erf: GELU by libdevice.tanh", "described", "        mn = ", "        s = tl.erf(s)\n        mn = "),
     "atomics": ("atomics: let", "described", "    tl.store(ob, ", "    tl.atomic_add(O, 1.0)\n    tl.store(ob, "),
     "a condition on values": (
         "a comparison of values",

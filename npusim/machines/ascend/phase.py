@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, TileRun, Visit, WorkTile
 from npusim.errors import TilingError
 from npusim.ir.content import Itself, interned, kept_by_blocks, methods_of
-from npusim.ir.opaque import indices
 from npusim.ir.program import Body, Item, Succession
 from npusim.ir.program import Loop as Repeat
 from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PONG, RowSlice, pass_on
@@ -77,6 +76,8 @@ class AscendPhase:
         self._check_states()
         self._check_handed()
         self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
+        #: With the tiles by which each is behind the first.
+        self.lagging = [(part, tiling.ahead * i) for i, part in enumerate(self.parts)]
         self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
         numbers = range(len(self.cuts))
         self.opens = [Emitter(memo_key, f"start {n}", partial(self._open, part=n)) for n in numbers]
@@ -406,7 +407,7 @@ class AscendPhase:
         if self.tiling.order != "rolling":
             yield from self._grouped(block)
             return
-        yield from self.frame.pipelined([(part, self.tiling.ahead * i) for i, part in enumerate(self.parts)], block)
+        yield from self.frame.pipelined(self.lagging, block)
 
     def _grouped(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield the parts over groups of tiles, each part for all tiles of a group before the next."""
@@ -425,36 +426,18 @@ class AscendPhase:
         Step n does tile n of the first part; a later part, so many tiles behind, works on the core group's tiles in
         one row, whosever they are.  Where a block's tiles begin or end in a part, so does what that part does of it.
         """
-        cells = list(zip(_firsts(block.before), (*block.before, block), strict=True))
+        firsts = [*accumulate((b.tile_count for b in block.before), initial=0)]
+        cells = [(at - firsts[-1], b) for at, b in zip(firsts, (*block.before, block), strict=True)]
         end = block.tile_count + (0 if block.leaves_open else self.lag)
-        placed = [(at + first, at, run, b) for at, b in cells for first, run in self.frame.placed(b)]
-        lags = [self.tiling.ahead * i for i in range(len(self.parts))]
-        edges = [at + lag for lag in lags for at in (*(p[0] for p in placed), *(at + b.tile_count for at, b in cells))]
-        for start, stop in pairwise(sorted([0, end, *edges])):
-            if start < 0 or start == stop or start >= end:
-                continue
+        lags = [lag for _, lag in self.lagging]
+        for start, stop, loop in self.frame.stretches_of_steps(self.lagging, cells, end):
             for lag, opens in zip(lags, self.opens, strict=True):
                 yield from (Repeat("start", (0,), body(opens, b, WHOLE)) for at, b in cells if at + lag == start)
-            running = [
-                (part, lag, *next(p for p in reversed(placed) if p[0] <= start - lag))
-                for part, lag in zip(self.parts, lags, strict=True)
-                if cells[0][0] <= start - lag < block.tile_count
-            ]
-            if running:
-                yield Repeat(self.frame.loop_axis, indices(start, stop), self._across(running))
+            yield from [loop] if loop else ()
             for lag, closes in zip(lags, self.closes, strict=True):
                 yield from (
                     Repeat("finish", (0,), body(closes, b, WHOLE)) for at, b in cells if at + b.tile_count + lag == stop
                 )
-
-    def _across(self, running: list[tuple[Emitter, int, int, int, TileRun, WorkTile]]) -> Body:
-        """Return the body of a step in which each part is in a block of its own."""
-        static, where = [], []
-        for part, lag, first, begin, run, b in running:
-            shape, at = shape_and_place(b)
-            static.append((part, run.step, run.cols, run.only, shape))
-            where.append((at, -lag - begin, run.col - (lag + first) * run.step))
-        return Body(_steps_across, tuple(static), tuple(where), self.memo_key)
 
     def _alone(self, block: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
@@ -491,13 +474,6 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
             _, _, counts = shapes.setdefault(key, (block, visit, [0] * len(blocks.thing)))
             counts[at] += run.count
     return list(shapes.values())
-
-
-def _steps_across(static: Any, at: Any, index: int) -> Iterator[Repeat]:
-    """Yield each part's body at its tile of one step, in a block of its own."""
-    for (part, pitch, cols, only, shape), (position, number, col) in zip(static, at, strict=True):
-        tile = Visit(index + number, index * pitch + col, cols, only)
-        yield Repeat("", (0,), body(part, block_at(shape, position), tile))
 
 
 @kept_by_blocks(lambda blocks, *_: len(blocks))
@@ -543,12 +519,6 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
         runs += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
         count -= taken
     return WorkTile(block.batch, block.head, block.spans, tuple(reversed(runs)), block.causal_offset, block.place)
-
-
-def _firsts(before: Sequence[WorkTile]) -> list[int]:
-    """Return where blocks begin, in tiles from where the one behind them does."""
-    firsts = list(accumulate((b.tile_count for b in before), initial=0))
-    return [at - firsts[-1] for at in firsts]
 
 
 def _by_itself(block: WorkTile) -> WorkTile:

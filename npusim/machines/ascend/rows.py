@@ -144,7 +144,7 @@ class VectorShare:
         for n in s.inputs:
             if n in self.dropped:
                 continue
-            size = frame.row_bytes(n, s.height)
+            size = frame.row_bytes(n, frame.rows_of(n, (0, s.height))[1])
             self._share_ring(self.ins, n, size)
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, PING_PONG, core.load, core.store)
@@ -375,12 +375,13 @@ class VectorShare:
         return move(f"{n}.spill", self.core.store, self._held(n, part, is_write=True), back)
 
     def _shape(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> tuple[int, int, str]:
-        return part.rows, self.frame.cols(n, block, tile), self.frame.fmt(n)
+        rows = self.frame.rows_of(n, (part.row, part.rows))[1]
+        return rows, self.frame.cols(n, block, tile), self.frame.fmt(n)
 
     def _outside(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> Operand:
         """Return where a slice of an input comes from, or an output goes to, outside UB."""
         if n not in self.cross:
-            return self.frame.cut(n, block, tile, (part.row, part.rows))
+            return self.frame.cut(n, block, tile, self.frame.rows_of(n, (part.row, part.rows)))
         slot = self._cross(n, block, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, block, tile))
 
@@ -444,8 +445,8 @@ class VectorShare:
             elif root in self.lasting:
                 bound[n] = self._lasting(root, s, part).part(at, part.rows)
             elif root in self.tiles:
-                row = at if frame.places[root] == "state" else 0
-                bound[n] = self.tiles[root].part(row, part.rows, 0, frame.cols(root, block, tile))
+                row, rows = frame.rows_of(root, (at if frame.places[root] == "state" else 0, part.rows))
+                bound[n] = self.tiles[root].part(row, rows, 0, frame.cols(root, block, tile))
         bound.update(views)
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from npusim.machines.sm.core import SmCore, SmTiling
 
 
+#: What an operation without steps of its own takes or hands on.
+Slots = tuple["RingTile", ...]
+
+
 class ResidentBlock:
     """The ``number``-th resident block.
 
@@ -141,7 +145,7 @@ class ResidentBlock:
                 self.loaded[n] = ring(n, label(n), SMEM, tiling.depth, loader)
             elif n not in self.shared:
                 # Without products nothing covers a load but the rows before it.
-                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else 2, loader)
+                self.loaded[n] = ring(n, label(n), RF, 1 if has_products else tiling.loaded_tiles, loader)
             elif is_staged:
                 # The load of the next operand may wait for this one.
                 others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
@@ -284,7 +288,7 @@ class ResidentBlock:
                 is_last = index == len(operations) - 1
                 yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
 
-    def _held(self, rows: int, *, first: bool = False, last: bool = False) -> tuple[RingTile, ...]:
+    def _held(self, rows: int, *, first: bool = False, last: bool = False) -> Slots:
         """Return a group's view of what stays in its place for the whole block."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
@@ -302,7 +306,7 @@ class ResidentBlock:
         """Return what a product sees of an operand of which another product reads a part, and releases it."""
         return self.near[n].peek(*self.frame.shape(n, block, tile), stride=self._pitch(n, SMEM))
 
-    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: tuple[RingTile, ...] = ()) -> TileOp:
+    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Slots = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
@@ -407,19 +411,19 @@ class ResidentBlock:
         yield from self._stores(s, block, tile, group, share)
 
     def _bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
-        frame, (row, rows) = self.frame, share
+        frame = self.frame
         bound: dict[str, Source] = dict(frame.phase.constants)
         for n in (*s.written, *s.read):
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
                 once = root not in self.held  # what is held is taken and released at the block's ends
                 slot = self._slot(self.near[root], n, block, tile, first=once, last=once)
-                bound[n] = slot.part(row, rows)
+                bound[n] = slot.part(*frame.rows_of(n, share))
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):
                     bound[n] = frame.mask_cut(n, block, tile, share)
             elif n in frame.phase.names:
-                bound[n] = self._part(group, n, rows, frame.cols(n, block, tile))
+                bound[n] = self._part(group, n, frame.rows_of(n, share)[1], frame.cols(n, block, tile))
         bound.update(frame.phase.per_tile(tile) if tile.cols else {})
         return bound
 
@@ -440,13 +444,7 @@ class ResidentBlock:
         return self.parts[group][self.frame.storage[n]].part(0, rows, 0, cols)
 
     def _op(
-        self,
-        label: str,
-        s: Stage,
-        group: int,
-        engine: str,
-        steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (),
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Slots = ()
     ) -> TileOp:
         """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
         if (plan := self._plan(s)) is not None:
@@ -493,7 +491,7 @@ class GroupBlock(ResidentBlock):
             yield from super()._tile(stages, block, tile)
         if self.work.is_specialised:
             return
-        slots: tuple[RingTile, ...] = ()
+        slots: Slots = ()
         copied = (n for n in self.visited if self._is_copied(n))
         copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
         if self.keeps_operands:
@@ -520,7 +518,7 @@ class GroupBlock(ResidentBlock):
         for n in self.visited:
             if n not in operands:
                 yield self._load(n, block, tile)
-        before: tuple[RingTile, ...] = ()
+        before: Slots = ()
         for n in operands:
             yield self._load(n, block, tile, before)
             before = (self._slot(self.loaded[n], n, block, tile),)
@@ -580,13 +578,7 @@ class GroupBlock(ResidentBlock):
         return ceil_div(self.frame.size_bytes(n, rows * cols), each)
 
     def _op(
-        self,
-        label: str,
-        s: Stage,
-        group: int,
-        engine: str,
-        steps: tuple[Step, ...],
-        handshake: tuple[RingTile, ...] = (),
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Slots = ()
     ) -> TileOp:
         work: GroupWork | None = None
         if engine == TENSOR:

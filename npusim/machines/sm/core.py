@@ -80,6 +80,8 @@ class SmTiling:
         Tiles of operands that stay for a block in shared memory: the next block's come while this one's are read.
     turns
         What warp groups do one after the other: exponentials, or the issue of products; none: nothing.
+    loaded_tiles
+        Of a loop without products that are under way: rows of one tile cover the load of the next.
     ahead
         Tiles by which Q K^T is issued before P V, so that softmax runs beside the other's P V: 0 or 1.
     meets
@@ -112,6 +114,7 @@ class SmTiling:
     walks_blocks: bool = False
     held_depth: int = 1
     turns: Turns | None = None
+    loaded_tiles: int = 2
     ahead: int = 0
     meets: bool = False
     widths: Mapping[str, int] = field(default_factory=dict)

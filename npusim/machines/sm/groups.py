@@ -135,6 +135,12 @@ class Registers:
     origin: str
     accesses: float = 0.0
 
+    @classmethod
+    def estimated(cls, count: int, most: int, shared_bytes: int) -> Registers:
+        """Return an estimate, of which a lane can address so many at most."""
+        spilled = max(0, count - most)
+        return cls(min(most, count), spilled, shared_bytes, ESTIMATED, SPILL_ACCESSES * spilled)
+
 
 def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple[SmTiling, str]:
     """Return how warp groups execute a phase, and a note: how many blocks a core holds, and why.
@@ -200,10 +206,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
                 work = replace(work, warps=fields.warps // groups)
         shared = (m + n) * k * get_format(left.fmt).size_bytes * max(1, stages - (not is_wgmma))
         count = m * n // (fields.warps * WARP_LANES) + UNNAMED_REGISTERS
-    most = issue.thread_registers_count.value
-    registers = Registers(
-        min(most, count), max(0, count - most), shared, ESTIMATED, SPILL_ACCESSES * max(0, count - most)
-    )
+    registers = Registers.estimated(count, issue.thread_registers_count.value, shared)
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
         registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
@@ -314,9 +317,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     if row is not None:
         count, spilled, shared, accesses = row
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
-    estimate = estimated_registers(tile, work)
-    spilled = max(0, estimate - most)
-    return Registers(min(most, estimate), spilled, shared, ESTIMATED, SPILL_ACCESSES * spilled)
+    return Registers.estimated(estimated_registers(tile, work), most, shared)
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
@@ -431,19 +432,12 @@ ALIGNED_BYTES = 16
 
 
 def library_tile(
-    m: int,
-    n: int,
-    k: int,
-    cores: int,
-    tiling: GpuGemmFields,
-    heads: int = 1,
-    edges: int | None = None,
-    area: int | None = None,
+    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int, edges: int, area: int | None
 ) -> tuple[int, int, int]:
     """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay.
 
     ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    none, or where no choice does: all are tried.
+    None, or where no choice fits: all are tried.
     """
     moved = heads * (m * k + k * n + m * n) * 2
 
@@ -462,7 +456,7 @@ def library_tile(
         for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
     )
     choices = list(product(rows, columns, splits))
-    fitting = [c for c in choices if (edges is None or c[0] + c[1] <= edges) and (area is None or c[0] * c[1] <= area)]
+    fitting = [c for c in choices if c[0] + c[1] <= edges and (area is None or c[0] * c[1] <= area)]
     best: tuple[int, int, int] = min(fitting or choices, key=time)
     return best
 
