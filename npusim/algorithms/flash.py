@@ -10,6 +10,7 @@ In FP8, P S is cast to E4M3 (saturating, as the conversion instructions do) and 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,8 +24,6 @@ from npusim.errors import TilingError
 from npusim.formats import BLOCK_FORMATS, get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from npusim.algorithms.blocks import AttentionTensors
     from npusim.algorithms.phase import Mask, Phase, WorkTile
     from npusim.config.problem import Problem
@@ -159,6 +158,10 @@ class Fp8Precision(NamedFormats):
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
 
 
+#: What a schedule gives a kernel to do with a tile: more to its scores, or the rounding of its P.
+Hook = Callable[[Value], Value]
+
+
 def unchanged(s: Value) -> Value:
     """Return scores as they are: the hook of an attention that does nothing more to them."""
     return s
@@ -180,12 +183,7 @@ def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision) -> Value:
 
 
 def online_softmax(
-    s: Value,
-    m: Value,
-    l: Value,
-    p: FlashPrecision | Fp8Precision,
-    narrow: Callable[[Value], Value],
-    factor: float = 1.0,
+    s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
@@ -212,8 +210,8 @@ def attend(
     mask: Value,
     p: FlashPrecision | Fp8Precision,
     scale: float,
-    score: Callable[[Value], Value],
-    narrow: Callable[[Value], Value] | None = None,
+    score: Hook,
+    narrow: Hook | None = None,
     factor: float = 1.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
     sink: Value | None = None,
@@ -252,7 +250,7 @@ def flash(
     mask: Value,
     p: FlashPrecision,
     scale: float,
-    score: Callable[[Value], Value] = unchanged,
+    score: Hook = unchanged,
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2."""
@@ -292,7 +290,7 @@ def fp8(
     p_scale: float,
     factor: float,
     unscale: float,
-    score: Callable[[Value], Value] = unchanged,
+    score: Hook = unchanged,
     sink: Value | None = None,
 ) -> Value:
     """FlashAttention-2 with P cast to E4M3, saturating as the conversion instructions do, after its row sum."""

@@ -85,7 +85,8 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
     from npusim.report.record import load_result
     from npusim.simulation.simulate import run_request
 
-    sources = [kept_run(w) or (Path(w) if _is_file(w) else _request(w, base)) for w in words]
+    files = [None if "::" in w else kept_run(w) or (Path(w) if _is_file(w) else None) for w in words]
+    sources = [file or _request(w, base) for w, file in zip(words, files, strict=True)]
     if all(isinstance(source, Path) for source in sources):
         refuse(base.changed(), "runs that were kept are not run again; leave these options out")
     for source in sources:

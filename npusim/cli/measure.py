@@ -69,7 +69,7 @@ def import_profile(
     "calibrate",
     ("npusim calibrate measured.yaml -o mine.yaml", "then: npusim run flash --hw mine.yaml"),
     ("npusim calibrate measured.yaml --hw h200", "what would move, from the H200's file: nothing is written"),
-    ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*'", "these constants alone"),
+    ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html", "these alone; and a page"),
 )
 def calibrate(
     file: Annotated[Path, o.argument("FILE", "Timings (.yaml), as npusim validate takes them.")],
@@ -90,6 +90,9 @@ def calibrate(
     out: Annotated[
         Path | None, o.option("--out -o FILE", "Device file to write; it extends the other.", shown=False)
     ] = None,
+    html: Annotated[
+        Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Fit a device's uncertain constants (assumed, derived, fitted; never the vendor's) to measured times.
@@ -98,17 +101,24 @@ def calibrate(
     Exit code 1, and nothing is written, where such errors are not less than before. Needs npusim[calibrate].
     """
     from npusim.config.packaged import list_packaged, resolve
-    from npusim.report.findings import calibration_document, calibration_table
+    from npusim.report.charts import altair
+    from npusim.report.findings import calibration_document, calibration_part, calibration_table
     from npusim.report.output import check_file_writable
+    from npusim.report.page import page_html
     from npusim.validate.calibrate import calibrate as fit_constants
 
     if out is not None:
         check_file_writable(out)
         if out.suffix not in (".yaml", ".yml"):
             raise SpecError(f"--out {out}: a device file ends in .yaml")
+    if html is not None:
+        altair()  # refuses before the work, not after it
+        check_file_writable(html)
     with progress("fitting") as advance:
         done = fit_constants(file, hw, only=only, constants=o.names(fit, "--fit"), method=method, progress=advance)
     show_either(json, lambda: calibration_document(done), lambda: calibration_table(done))
+    if html is not None:
+        write(html, page_html(f"constants of {done.device} · npusim", [calibration_part(done)]))
     done.check()
     if out is not None:
         beside = resolve("device or node", done.device, beside=file.parent if "." in done.device else None)

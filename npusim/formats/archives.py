@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from typing import IO, TYPE_CHECKING, Any
 
@@ -65,7 +66,4 @@ def _claimed_bytes(stream: IO[bytes]) -> int:
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(stream)
-    count = 1
-    for size in shape:  # whole numbers of Python: they do not overflow
-        count *= max(0, int(size))
-    return count * int(dtype.itemsize)
+    return math.prod(max(0, int(size)) for size in shape) * int(dtype.itemsize)  # of Python: they do not overflow

@@ -50,11 +50,6 @@ class InlinedFunction:
 
     function: Callable[..., Any]
 
-    def __call__(self, *_: object) -> Any:
-        """Raise `TypeError`."""
-        name = self.function.__qualname__
-        raise TypeError(f"{name} is compiled into the kernels that call it and cannot be called from Python")
-
 
 @dataclass(frozen=True)
 class Intrinsic:
@@ -62,10 +57,6 @@ class Intrinsic:
 
     source: str
     target: str
-
-    def __call__(self, *_: object) -> Any:
-        """Raise `TypeError`."""
-        raise TypeError("an operation of kernels cannot be called from Python")
 
 
 float32_bits: Any = Intrinsic("float32", "uint32")

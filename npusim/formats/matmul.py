@@ -60,11 +60,8 @@ def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
         raise FormatError(f"{name}: leading axes {a.shape[:-2]} and {b.shape[:-2]} do not broadcast") from None
     shape = (*lead, rows, columns)
     if c is not None:
-        try:
-            fits = np.broadcast_shapes(c.shape, shape) == shape
-        except ValueError:
-            fits = False
-        if not fits or c.shape[-2:] != shape[-2:]:
+        leading = zip(c.shape[-3::-1], shape[-3::-1], strict=False)
+        if c.ndim > len(shape) or c.shape[-2:] != shape[-2:] or any(n not in (1, wanted) for n, wanted in leading):
             raise FormatError(f"{name}: C has shape {c.shape}; the result has {shape}")
     return shape
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Source
     from npusim.ir.program import Queue, TileProgram
 
 
@@ -89,7 +88,8 @@ class Transfers:
         if not route.links:
             # Within a core an instruction ends before the next of its pipe begins; through GM they overlap.
             return Cost(ceil(port) + latency, 0, (), (*terms, (f"{path}.latency_cycles", float(latency))))
-        latency += self._miss_latency(step.srcs[0])
+        if isinstance(src, GlobalTile):  # the share of its tensor that misses L2 takes longer
+            latency += ceil(self._miss_share(src.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value)
         return Cost(ceil(port), latency, self._links(step, route), tuple(terms))
 
     def stored_bytes(self, operand: Operand, _memory: str) -> int:
@@ -132,12 +132,6 @@ class Transfers:
         if isinstance(source, GlobalTile):
             return self.residency.read_waits[source.tensor.name]
         return self.residency.new_writes[target.tensor.name] if isinstance(target, GlobalTile) else 0.0
-
-    def _miss_latency(self, source: Source) -> int:
-        """Return what a read takes longer where it misses L2, by the share of its tensor that does."""
-        if not isinstance(source, GlobalTile):
-            return 0
-        return ceil(self._miss_share(source.tensor.name) * self.device.memory.l2.miss_extra_latency_cycles.value)
 
     def _miss_share(self, tensor: str) -> float:
         """Return the share of a tensor's reads that miss L2."""

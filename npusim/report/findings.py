@@ -10,6 +10,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.report.charts import ROW_HEIGHT, Figure, PagePart, altair, chart_of, finished, tooltip
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
 from npusim.simulation.request import short_name
 from npusim.validate.times import median_error
@@ -314,6 +315,29 @@ CLASSES = Columns(
 def calibration_document(done: Calibration) -> dict[str, object]:
     """Return a calibration as JSON data."""
     return document("calibration", **asdict(done), helps=done.helps)
+
+
+def calibration_part(done: Calibration) -> PagePart:
+    """Return what a page has of a calibration: errors before and after by class, as bars, and the tables."""
+    ways = ("before", "fitted", "kept out")
+    rows = [
+        {"class": c.name, "errors": way, "share": share}
+        for c in (*done.classes, done.total)
+        for way, share in zip(ways, (c.before, c.fitted, c.kept_out), strict=True)
+    ]
+    alt = altair()
+    chart = chart_of("errors").mark_bar()
+    chart = chart.encode(
+        y=alt.Y("class:N", sort=None, title=None),
+        yOffset=alt.YOffset("errors:N", sort=list(ways)),
+        x=alt.X("share:Q", title="mean absolute error", axis=alt.Axis(format="%")),
+        color=alt.Color("errors:N", sort=list(ways), title=None),
+        tooltip=tooltip(**{"class": "cases of", "errors": "errors", "share": "mean|share"}),
+    )
+    spec = finished(chart, 3 * ROW_HEIGHT * (len(done.classes) + 1), errors=rows)
+    text = "Kept out: constants were fitted on the other groups."
+    figure = Figure("errors", "Errors before and after", text, spec, CLASSES.grid((*done.classes, done.total)))
+    return PagePart(f"Constants of {done.device}", f"measured: {done.source}", (), calibration_table(done), (figure,))
 
 
 def calibration_table(done: Calibration) -> tuple[Block, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats import cast
-from npusim.ttir.rolled import rolled
+from npusim.ttir.rolled import REDUCTIONS, rolled
 from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
 from npusim.ttir.values import (
     COLUMNS,
@@ -453,12 +453,11 @@ class Reader:
 
     def _tt_reduce(self, op: Op, x: Known) -> None:
         inner = [o.name for o in op.body]
-        kind = {"arith.maxnumf": "max", "arith.maximumf": "max", "arith.addf": "sum"}.get(inner[0] if inner else "")
-        if kind is None or len(inner) != 2 or not isinstance(x, Floats):
+        kind, neutral = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0))
+        if not kind or len(inner) != 2 or not isinstance(x, Floats):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
-        neutral = 0.0 if kind == "sum" else -math.inf
         if self.root(axis) in self.cuts and x.pad != neutral:
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")

@@ -11,47 +11,48 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from npusim.ttir.text import Op, shape_of
+from npusim.ttir.text import Line, Op, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-#: What a reduction begins with, by what it does.
-_STARTS: Mapping[str, str] = MappingProxyType({"arith.addf": "0.0", "arith.maxnumf": "-inf", "arith.maximumf": "-inf"})
+#: Reductions by the operation of their region, and what they begin with.
+REDUCTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {"arith.addf": ("sum", 0.0), **dict.fromkeys(("arith.maxnumf", "arith.maximumf"), ("max", -float("inf")))}
+)
 
 
 def rolled(operations: list[Op]) -> list[Op]:
     """Return a kernel's operations, with loops for reductions over rows; as they are where it has none, or loops."""
-    ranges, dims = [o.results[0] for o in operations if o.name == "tt.make_range"], dict[str, int]()
-    ranges = [r for r in ranges if _is_over_rows(operations, _dims(operations, [r]))]
-    dims = _dims(operations, ranges)
+    ranges = [o.results[0] for o in operations if o.name == "tt.make_range"]
+    dims = _dims(operations, [r for r in ranges if _is_over_rows(operations, _dims(operations, [r]))])
     stored = {n for o in operations if not o.results for n in o.operands}
-    if not ranges or stored & dims.keys() or any(o.body and o.name != "tt.reduce" for o in operations):
+    if not dims or stored & dims.keys() or any(o.body and o.name != "tt.reduce" for o in operations):
         return operations
-    stages, ordered = _stages(operations, dims), list[Op]()
-    reductions = [o for o in operations if _reduces(o, dims)]
-    plain = [o for o in operations if o not in reductions and not dims.keys() & o.results]
+    stages, ordered = dict[str, int](), list[Op]()
+
+    def stage_of(op: Op) -> int:
+        """Return after how many reductions, one after another, an operation can be done."""
+        return max((stages.get(n, 0) for n in op.operands), default=0)
+
+    for op in operations:
+        stages |= dict.fromkeys(op.results, stage_of(op) + _reduces(op, dims))
     for stage in range(1 + max(stages.values())):
-        ordered += [o for o in plain if max([stages[n] for n in o.operands if n in stages], default=0) == stage]
-        if now := [o for o in reductions if stages[o.operands[0]] == stage]:
-            ordered += _loop(now, operations, dims)
+        now = [o for o in operations if stage_of(o) == stage]
+        ordered += [o for o in now if not _reduces(o, dims) and not dims.keys() & o.results]
+        if reductions := [o for o in now if _reduces(o, dims)]:
+            ordered += _loop(reductions, operations, dims)
     return ordered
 
 
 def _dims(operations: Sequence[Op], ranges: Collection[str]) -> dict[str, int]:
     """Return along which dimension values go over some ranges; the first where they do along two."""
-    dims = dict[str, int]()
+    dims = dict.fromkeys(ranges, 0)
     for op in operations:
-        known = [dims[n] for n in op.operands if n in dims]
-        if not op.results or not (known or op.results[0] in ranges):
-            continue
-        at = known[0] if known else 0
-        if op.name in ("tt.expand_dims", "tt.reduce"):
-            axis = op.number("axis")
-            if op.name == "tt.reduce" and axis == at:
-                continue
-            at += (at >= axis) if op.name == "tt.expand_dims" else -(at > axis)
-        dims[op.results[0]] = at
+        known = next((dims[n] for n in op.operands if n in dims), None)
+        if known is not None and op.results and not _reduces(op, dims):
+            moves = {"tt.expand_dims": 1, "tt.reduce": -1}.get(op.name, 0)
+            dims[op.results[0]] = known + (moves if moves and known >= op.number("axis") else 0)
     return dims
 
 
@@ -61,38 +62,26 @@ def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
 
 def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
     """Return whether a sum or maximum along these dimensions leaves another."""
-    return any(_reduces(o, dims) and shape_of(o.type)[0] and o.body[0].name in _STARTS for o in operations)
-
-
-def _stages(operations: Sequence[Op], dims: Mapping[str, int]) -> dict[str, int]:
-    """Return how many reductions, one after another, each value hangs on."""
-    stages = dict[str, int]()
-    for op in operations:
-        stage = max([stages.get(n, 0) for n in op.operands], default=0) + _reduces(op, dims)
-        stages |= dict.fromkeys(op.results, stage)
-    return stages
+    return any(_reduces(o, dims) and shape_of(o.type)[0] and o.body[0].name in REDUCTIONS for o in operations)
 
 
 def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str, int]) -> list[Op]:
     """Return a loop for some reductions, and the constants that it begins with."""
-    line, needed, body = reductions[0].line, {o.operands[0] for o in reductions}, list[Op]()
+    line, needed, body, bounds = reductions[0].line, {o.operands[0] for o in reductions}, list[Op](), (0, 0)
     for op in reversed(operations):
         if needed.intersection(op.results):
             needed |= {n for n in op.operands if n in dims}
-            name = op.results[0]
+            body.insert(0, replace(op, type=_thinner(op.type, dims[op.results[0]])))
             if op.name == "tt.make_range":
-                begin, end = op.number("start"), op.number("end")
-                body.insert(0, Op("tt.splat", [name], ["row@"], "", "tensor<1xi32>", op.line))
-            else:
-                body.insert(0, replace(op, type=_thinner(op.type, dims[name])))
-    carried, ends, before = list[str](), list[str](), [_constant("begin@", str(begin), "i32", line)]
-    before += [_constant("end@", str(end), "i32", line), _constant("step@", "1", "i32", line)]
+                bounds = op.number("start"), op.number("end")
+                body[0].name, body[0].operands = "tt.splat", ["row@"]
+    numbers = zip(("begin@", "end@", "step@"), (*bounds, 1), strict=True)
+    before, carried, ends = [_constant(n, x, "i32", line) for n, x in numbers], list[str](), list[str]()
     for op in reductions:
         (name,), does = op.results, op.body[0].name
-        before.append(_constant(f"{name}@start", _STARTS[does], op.type, line))
+        before.append(_constant(f"{name}@start", REDUCTIONS[does][1], op.type, line))
         body.append(replace(op, results=[f"{name}@one"]))
-        text = f"{does} %{name}"
-        body.append(Op(does, [f"{name}@next"], [f"{name}@", f"{name}@one"], text, op.type, op.line))
+        body.append(Op(does, [f"{name}@next"], [f"{name}@", f"{name}@one"], does, op.type, op.line))
         carried += [f"{name}@", f"{name}@start"]
         ends.append(f"{name}@next")
     body.append(Op("scf.yield", [], ends, "", "", line))
@@ -100,16 +89,11 @@ def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str,
     return [*before, Op("scf.for", results, ["row@", "begin@", "end@", "step@", *carried], text, "", line, body)]
 
 
-def _constant(name: str, value: str, type_: str, line: object) -> Op:
-    value = f"dense<{value}>" if shape_of(type_)[0] else value
-    return Op("arith.constant", [name], [], f"arith.constant {value} : {type_}", type_, line)  # type: ignore[arg-type]
+def _constant(name: str, value: float, type_: str, line: Line) -> Op:
+    text = f"arith.constant {f'dense<{value}>' if shape_of(type_)[0] else value} : {type_}"
+    return Op("arith.constant", [name], [], text, type_, line)
 
 
 def _thinner(type_: str, at: int) -> str:
     """Return a type with one element along a dimension."""
-
-    def thin(match: re.Match[str]) -> str:
-        sizes = match[1].split("x")[:-1]
-        return "tensor<" + "".join(f"{1 if i == at else n}x" for i, n in enumerate(sizes))
-
-    return re.sub(r"tensor<((?:\d+x)+)", thin, type_)
+    return re.sub(rf"(tensor<(?:\d+x){{{at}}})\d+x", r"\g<1>1x", type_)

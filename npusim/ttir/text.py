@@ -73,11 +73,10 @@ def read(text: str) -> Function:
         if not bare.startswith("}"):
             op = _operation(bare, where(line))
             stack[-1].append(op)
-            names.resolve(op, opens=bare.endswith("{"))
+            names.resolve(op)
             stack += [[]] if bare.endswith("{") else []
             continue
         body = stack.pop()
-        names.leave()
         if not stack:
             return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
         outer = stack[-1][-1]
@@ -100,33 +99,23 @@ def _operation(text: str, line: Line) -> Op:
 
 
 class Names:
-    """Names by region: of two regions beside one another both may have a name, which is made another in the second."""
+    """Names made unique: regions beside one another may share some, which none outside them reads."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._scopes: list[dict[str, str]] = [{}]
+        self._latest: dict[str, str] = {}
+        self._count = 0
 
-    def resolve(self, op: Op, *, opens: bool) -> None:
-        """Make an operation's names unique; with ``opens`` what follows is its region."""
+    def resolve(self, op: Op) -> None:
+        """Make an operation's names unique, those that a loop gives its region too."""
         inner = {0, *range(4, len(op.operands), 2)} if op.name == "scf.for" else set[int]()
-        op.operands = [n if i in inner else self._of(n) for i, n in enumerate(op.operands)]
+        op.operands = [n if i in inner else self._latest.get(n, n) for i, n in enumerate(op.operands)]
+        op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
         op.results = [self._define(n) for n in op.results]
-        if opens:
-            self._scopes.append({})
-            op.operands = [self._define(n) if i in inner else n for i, n in enumerate(op.operands)]
-
-    def leave(self) -> None:
-        """End a region."""
-        self._scopes.pop()
-
-    def _of(self, name: str) -> str:
-        return next((s[name] for s in reversed(self._scopes) if name in s), name)
 
     def _define(self, name: str) -> str:
-        unique = f"{name}@{len(self._known)}" if name in self._known else name
-        self._known.add(unique)
-        self._scopes[-1][name] = unique
-        return unique
+        self._count += 1
+        self._latest[name] = f"{name}@{self._count}" if name in self._latest else name
+        return self._latest[name]
 
 
 class Locations:

@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ from npusim.validate import least_squares
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from npusim.config.cases import MeasurementCase
@@ -119,9 +118,10 @@ def calibrate(
     """Fit a device's uncertain constants to the times of a file of measurements.
 
     ``hw``: the device, where not that of the cases; ``constants``: patterns of keys that may be fitted; one
-    that is a key in full may be a measured constant's: of another chip, say.  Chosen are
-    those that take most of the error of kept-out groups away and that the data tells apart; times are simulated
-    anew, never interpolated.  Ranges count by their middle (geometric).
+    that is a key in full may be a measured constant's, and where the cases are another device's any may: what was
+    measured on one chip is assumed of another.  Chosen are those that take most of the error of kept-out groups away
+    and that the data tells apart; times are simulated anew, never interpolated.  Ranges count by their geometric
+    middle.
 
     Raises `SpecError` where cases are of several devices, contradict one another or are too few, or the device has no
     constant that may be fitted.
@@ -134,7 +134,6 @@ def calibrate(
             f"{path}: cases of {', '.join(devices) or 'no device'}: which is to be fitted? Say --hw, or --only"
         )
     device = str(hw or devices[0])
-    cases = [c.model_copy(update={"device": device}) for c in cases]
     fit = _Fit(Predictor(method, folder=path.parent), device, cases, progress)
     return fit.calibration(constants, path.name)
 
@@ -151,33 +150,41 @@ class _Fit:
     ) -> None:
         self.base, self.name, self.progress = base, device, progress
         self.device = base.machine(device)
+        #: What was measured on one chip is assumed of another.
+        is_another = any(case.device not in (device, self.device.name) for case in cases)
+        self.uncertain = (*UNCERTAIN, "measured") if is_another else UNCERTAIN
+        cases = [case.model_copy(update={"device": device}) for case in cases]
         if isinstance(self.device, NodeDevice):
             raise SpecError(
                 f"{device} is a node: constants of one device are fitted, here of {self.device.node.device}"
             )
-        self.times = [
+        listed = [
             (case, name)
             for case in cases
             for name, _ in case.measured.items()
             if name.endswith("_us") and not base.is_floor(case, name)
         ]
-        if len(self.times) < FEWEST:
-            raise SpecError(f"{len(self.times)} measured times; at least {FEWEST} are needed, and more than constants")
+        if len(listed) < FEWEST:
+            raise SpecError(f"{len(listed)} measured times; at least {FEWEST} are needed, and more than constants")
+        self.measured = np.log([_middle(case, name) for case, name in listed])
+        self.cases = [case for case, _ in listed]
+        self.groups = _groups(self.cases)
+        self.texts = [f"{base.text(case)} {case.kind} {case.host_floor_us} {name}" for case, name in listed]
+        self.asked = dict(zip(self.texts, listed, strict=True))
         self._refuse_contradictions()
-        self.measured = np.log([_middle(case, name) for case, name in self.times])
-        self.groups = _groups([case for case, _ in self.times])
         self.keys: list[str] = []
         self.known: dict[tuple[tuple[str, str], ...], Array] = {}
         self.done = 0
 
     def _refuse_contradictions(self) -> None:
-        alike: dict[str, list[tuple[MeasurementCase, float]]] = defaultdict(list)
-        for case, name in self.times:
-            alike[f"{self.base.text(case)} {case.kind} {name}"].append((case, _middle(case, name)))
+        alike = defaultdict(list)
+        for text, case, time in zip(self.texts, self.cases, self.measured, strict=True):
+            alike[text].append((float(time), case.name))
         for listed in alike.values():
-            (low, a), (high, b) = min(listed, key=lambda p: p[1]), max(listed, key=lambda p: p[1])
-            if b > a * (1 + CONTRADICTION):
-                raise SpecError(f"cases {low.name} and {high.name} ask for the same, and took {a:.4g} and {b:.4g} us")
+            (a, low), (b, high) = min(listed), max(listed)
+            if b - a > np.log1p(CONTRADICTION):
+                times = f"{np.exp(a):.4g} and {np.exp(b):.4g} us"
+                raise SpecError(f"cases {low} and {high} ask for the same, and took {times}")
 
     def candidates(self, patterns: Sequence[str]) -> dict[str, Quantity]:
         """Return the constants that may be fitted, by key."""
@@ -185,7 +192,7 @@ class _Fit:
             key: fact
             for key, fact in self.device.quantities()
             if fact.value and _is_fine(key, fact)
-            if fact.basis in UNCERTAIN or (fact.basis == "measured" and key in patterns)
+            if fact.basis in self.uncertain or (fact.basis == "measured" and key in patterns)
             if reader_of(self.device, key, unread_keys) is None
         }
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
@@ -203,66 +210,63 @@ class _Fit:
         candidates = self.candidates(patterns)
         self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
         self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
-        x = np.zeros(len(self.keys))
-        base = self.predict(x)
-        chosen, fitted, whole = list[tuple[int, ...]](), None, partial(np.zeros_like, x)
+        x, chosen = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0))
+        base, fitted = self.predict(x), None
         for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
-            here = least_squares.jacobian(self.predict, x, range(len(x)), self.predict(x))
-            self.jac = here if fitted is None else self.jac
-            wider = least_squares.choose(here, self.predict(x) - self.measured - here @ x, self.groups, chosen)
-            if len(wider) == len(chosen):
+            jac = least_squares.jacobian(self.predict, x)
+            wider = least_squares.choose(jac, self.predict(x) - self.measured - jac @ x, self.groups, chosen)
+            if wider.shape == chosen.shape:
                 break
-            chosen, whole = wider, partial(least_squares.spread, self.jac, wider)
-            start = np.array([x[bundle[0]] for bundle in chosen])
-            fitted = least_squares.fit(partial(self._under, whole), self.measured, start, len(chosen))
-            x = whole(fitted.x)
-        if fitted is None:
-            total = ClassErrors("all", len(base), *[float(np.abs(np.expm1(base - self.measured)).mean())] * 3)
-            return Calibration(self.name, (), (), total, (), (), source)
-        kept = self._kept_out(fitted, whole)
-        written = [
-            self._constant(bundle, x, both) for bundle, x, both in zip(chosen, fitted.x, fitted.ends, strict=True)
-        ]
-        # As a run of the file that is written has it: programs are built anew.
-        anew = Predictor(self.base.method, self._changes(whole(fitted.x)), self.base.folder)
-        after = _times(anew, self.times)
+            chosen, start = wider, np.linalg.pinv(wider) @ x
+            fitted = least_squares.fit(self._along(chosen), self.measured, start)
+            x = chosen @ fitted.x
+        after = kept = base
+        constants, apart = list[Constant](), list[tuple[str, str, float]]()
+        if fitted is not None:
+            ends = chosen @ least_squares.intervals(self._along(chosen), self.measured, fitted)
+            constants = [self._constant(int(row), x, ends, chosen) for row in np.flatnonzero(chosen.any(axis=1))]
+            # As a run of the file that is written has it: programs are built anew.
+            after = self._times(Predictor(self.base.method, self._changes(x), self.base.folder))
+            kept = self._kept_out(fitted, chosen)
+            first = [self.keys[bundle.nonzero()[0][0]] for bundle in chosen.T]
+            apart = [(first[a], first[b], r) for a, b, r in least_squares.barely_apart(fitted)]
         errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
-        names = [case.schedule for case, _ in self.times]
-        classes = tuple(_errors(name, [n == name for n in names], errors) for name in dict.fromkeys(names))
-        apart = ((chosen[a][0], chosen[b][0], r) for a, b, r in least_squares.barely_apart(fitted))
+        names = [case.schedule for case in self.cases]
         return Calibration(
             self.name,
-            tuple(one for bundle in written for one in bundle),
-            classes,
+            tuple(constants),
+            tuple(_errors(name, [n == name for n in names], errors) for name in dict.fromkeys(names)),
             _errors("all", [True] * len(names), errors),
-            tuple((self.keys[a], self.keys[b], r) for a, b, r in apart),
-            tuple(dict.fromkeys(case.name for case, _ in self.times)),
+            tuple(apart),
+            tuple(dict.fromkeys(case.name for case in self.cases)) if constants else (),
             source,
         )
 
-    def _constant(self, bundle: tuple[int, ...], x: float, both: Array) -> list[Constant]:
-        """Return the constants of a bundle; the first of them is that which moves times most."""
-        found = []
-        for column in bundle:
-            key, value = self.keys[column], self.values[self.keys[column]]
-            sign = least_squares.sign(self.jac, bundle[0], column)
-            ends = sorted(value * float(np.exp(sign * end)) for end in both)
-            number = float(self._written(key, value * float(np.exp(sign * x))))
-            others = tuple(self.keys[c] for c in bundle if c != column)
-            found.append(Constant(key, value, number, ends[0], ends[1], others))
-        return found
+    def _constant(self, row: int, x: Array, ends: Array, chosen: Array) -> Constant:
+        """Return a constant of a bundle, with the others of it."""
+        key = self.keys[row]
+        bundle = chosen[:, np.flatnonzero(chosen[row])[0]]
+        others = tuple(self.keys[other] for other in np.flatnonzero(bundle) if other != row)
+        low, high = sorted(self.values[key] * np.exp(ends[row]))
+        after = float(self._written(key, self.values[key] * float(np.exp(x[row]))))
+        return Constant(key, self.values[key], after, float(low), float(high), others)
 
-    def _kept_out(self, fitted: least_squares.Fitted, whole: Callable[[Array], Array]) -> Array:
+    def _kept_out(self, fitted: least_squares.Fitted, chosen: Array) -> Array:
         """Return times of each group, simulated with constants fitted on the others (to first order about the fit)."""
-        kept = np.empty(len(self.times))
+        kept = np.empty(len(self.measured))
         for group in dict.fromkeys(self.groups):
             inside = np.array([g == group for g in self.groups])
-            jac, residuals = fitted.jacobian[~inside], fitted.residuals[~inside]
-            x = least_squares.solve(jac, residuals - jac @ fitted.x)
-            times = [time for time, is_in in zip(self.times, inside, strict=True) if is_in]
-            kept[inside] = _times(self.base.retimed(self._changes(whole(x))), times)
+            jac, residuals = fitted.jac[~inside], fitted.fun[~inside]
+            x = chosen @ least_squares.solve(jac, residuals - jac @ fitted.x)
+            kept[inside] = self._times(self.base.retimed(self._changes(x)), np.flatnonzero(inside))
             self._advance()
         return kept
+
+    def _times(self, predictor: Predictor, numbers: Iterable[int] | None = None) -> Array:
+        """Return logarithms of predicted times, of some of the measured ones or all; each is simulated once."""
+        texts = self.texts if numbers is None else [self.texts[n] for n in numbers]
+        predicted = {text: np.log(predictor.quantity(*self.asked[text])) for text in dict.fromkeys(texts)}
+        return np.array([predicted[text] for text in texts])
 
     def _changes(self, x: Array) -> dict[str, str]:
         """Return constants as ``-C`` has them, of logarithms of factors on `keys`."""
@@ -277,16 +281,17 @@ class _Fit:
         text = tuple(sorted(changes.items()))
         if text not in self.known:
             try:
-                self.known[text] = _times(self.base.retimed(changes) if changes else self.base, self.times)
+                self.known[text] = self._times(self.base.retimed(changes) if changes else self.base)
             except SpecError:
                 if not changes:
                     raise
-                self.known[text] = np.full(len(self.times), np.inf)
+                self.known[text] = np.full(len(self.measured), np.inf)
             self._advance()
         return self.known[text]
 
-    def _under(self, whole: Callable[[Array], Array], x: Array) -> Array:
-        return self.predict(whole(x))
+    def _along(self, chosen: Array) -> least_squares.Predict:
+        """Return the same of logarithms of factors on bundles."""
+        return lambda x: self.predict(chosen @ x)
 
     def _advance(self) -> None:
         self.done += 1
@@ -301,10 +306,6 @@ def _is_fine(key: str, fact: Quantity) -> bool:
 
 def _errors(name: str, inside: Sequence[bool], errors: Sequence[Array]) -> ClassErrors:
     return ClassErrors(name, sum(inside), *(float(e[np.array(inside)].mean()) for e in errors))
-
-
-def _times(predictor: Predictor, times: Sequence[tuple[MeasurementCase, str]]) -> Array:
-    return np.log([predictor.quantity(case, name) for case, name in times])
 
 
 def _middle(case: MeasurementCase, name: str) -> float:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import defaultdict
 from functools import cache
-from math import log2
+from math import comb, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from unittest.mock import patch
@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 from npusim.config.bands import (
     A_DOUBLING,
+    FEWEST,
     FILE,
     MeasuredCase,
     distance,
@@ -39,7 +40,7 @@ from npusim.validate.times import Predictor
 from reports.validation import study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from npusim.config.device import DeviceSpec
 
@@ -51,8 +52,8 @@ HEAD = """\
 #: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
 FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
 SHARES = ((0.45, 0.60), (0.85, 0.95))
-#: Cases from which a class of them is judged.
-JUDGED = 10
+#: Cases from which a class of them is judged; how unlikely a count at its range's end is that is no chance.
+JUDGED, CHANCE = 10, 0.025
 
 
 def machine_of(device: str, schedule: str) -> DeviceSpec:
@@ -127,7 +128,10 @@ class KeptOut(NamedTuple):
 
 @cache
 def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
-    """Return every measured case with the band that others give it, by device and schedule."""
+    """Return every measured case with the band that others give it, by device and schedule.
+
+    Where others are too few for nine in ten, a run says "all measured so far", no share: such are left out.
+    """
     devices = defaultdict(list)
     for row in read_table(FILE):
         devices[row["device"], row["numbers"]].append(MeasuredCase.of(row))
@@ -138,7 +142,7 @@ def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
             others = [case for case in cases if (case.schedule, case.group) != (schedule, group)]
             if same := [case for case in others if case.schedule == schedule]:
                 errors = errors_of(others, schedule, is_estimated=False)
-                for case in inside:
+                for case in inside if len(errors) >= FEWEST else ():
                     doublings = log2(distance(same, case.sizes)[0])
                     found[case.device, schedule].append(KeptOut(case, half(errors), nine_in_ten(errors), doublings))
     return {key: tuple(listed) for key, listed in sorted(found.items())}
@@ -158,11 +162,25 @@ def judged() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
 
 def holding(factor: float) -> int:
     """Return how many shares of classes, the median's and most's, lie where they should."""
-    return sum(_holds(shares(cases, factor)) for cases in judged().values())
+    return sum(low <= share <= high for cases in judged().values() for share, low, high in _ranges(cases, factor))
 
 
-def _holds(found: Iterable[float]) -> int:
-    return sum(low <= share <= high for share, (low, high) in zip(found, SHARES, strict=True))
+def is_by_chance(cases: Sequence[KeptOut]) -> bool:
+    """Return whether shares lie where they should, or no further off than counts of so many do by chance (binomial)."""
+    for share, low, high in _ranges(cases, A_DOUBLING):
+        count = round(share * len(cases))
+        if min(_at_most(count, len(cases), low), _at_most(len(cases) - count, len(cases), 1 - high)) < CHANCE:
+            return False
+    return True
+
+
+def _ranges(cases: Sequence[KeptOut], factor: float) -> list[tuple[float, float, float]]:
+    return [(share, *ends) for share, ends in zip(shares(cases, factor), SHARES, strict=True)]
+
+
+def _at_most(count: int, cases: int, share: float) -> float:
+    """Return the probability of at most so many cases inside, where each is with that probability."""
+    return sum(comb(cases, n) * share**n * (1 - share) ** (cases - n) for n in range(count + 1))
 
 
 if __name__ == "__main__":

@@ -147,6 +147,8 @@ def _classes() -> Section:
         "kept": len(every_kept),
         "kept_half": percent(inside[0]),
         "kept_most": percent(inside[1]),
+        "by_chance": sum(map(bands.is_by_chance, kept.values())),
+        "judged": len(kept),
         "beyond": len(outside),
         "beyond_most": percent(bands.shares(outside)[1]),
         "narrow_most": percent(bands.shares(outside, 0.0)[1]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +28,9 @@ from npusim.formats import (
 )
 from tests.formats.mma_reference import matmul_reference
 
-#: NPUSIM_BLOCKS=1000000 is what the formats were accepted with.
-COUNT = int(os.environ.get("NPUSIM_BLOCKS", "2000"))
+#: Random blocks a rule: some, and (python -m pytest -m exhaustive) a million, in parts.
+PARTS = pytest.mark.parametrize("parts", [1, pytest.param(500, marks=pytest.mark.exhaustive)])
+COUNT = 2000
 MX = {fmt.element: name for name, fmt in BLOCK_FORMATS.items() if fmt.scale == "float8_e8m0fnu"}
 E8M0 = ml_dtypes.float8_e8m0fnu
 GFLOAT = {
@@ -135,8 +135,8 @@ def test_nvfp4_rules_equal_the_vectors(vectors: Any) -> None:
     assert codes(made.elements) == b"".join(map(unpacked, case["codes"]))
 
 
-def random_blocks(length: int) -> Any:
-    rng = np.random.default_rng(5)
+def random_blocks(length: int, seed: int = 5) -> Any:
+    rng = np.random.default_rng(seed)
     spread = 2.0 ** rng.integers(-110, 110, (COUNT, 1))
     return (rng.standard_normal((COUNT, length)) * spread * 2.0 ** rng.integers(-3, 4, (COUNT, length))).astype(
         np.float32
@@ -156,9 +156,15 @@ def is_scale(rule: str, amax: Any, scale: Any, element: Any, largest: float) -> 
     return (scale * largest >= amax) & (amax > scale * largest / 2)
 
 
+@PARTS
 @pytest.mark.parametrize("element", GFLOAT)
-def test_mx_rules_on_random_blocks(element: str) -> None:
-    fmt, blocks = get_block_format(MX[element]), random_blocks(32)
+def test_mx_rules_on_random_blocks(element: str, parts: int) -> None:
+    for part in range(parts):
+        check_mx_rules(element, random_blocks(32, 5 + part))
+
+
+def check_mx_rules(element: str, blocks: Any) -> None:
+    fmt = get_block_format(MX[element])
     amax = np.abs(blocks).max(axis=1).astype(np.float64)
     for rule in fmt.rules:
         made = quantize(blocks, fmt, rule=rule)
@@ -175,6 +181,88 @@ def test_mx_rules_on_random_blocks(element: str) -> None:
             assert is_scale(rule, amax, scale, get_format(element), fmt.max_element).all(), rule
         wanted = gfloat.round_ndarray(GFLOAT[element], blocks / scale[:, None], gfloat.RoundMode.TiesToEven, sat=True)
         np.testing.assert_array_equal(made.elements.astype(np.float64), wanted)
+
+
+F = np.float32
+
+
+def stored_scale(x: Any) -> Any:
+    return np.minimum(x, F(448)).astype(ml_dtypes.float8_e4m3fn)
+
+
+def stored_elements(x: Any) -> Any:
+    return np.clip(x, F(-6), F(6)).astype(ml_dtypes.float4_e2m1fn)
+
+
+def scaled_tensor(amax: Any, top: float) -> Any:
+    return min(F(top * 6) / amax, np.finfo(F).max)
+
+
+def transformer_engine(x: Any, amax: Any, base: Any, stretch: Any) -> tuple[Any, Any]:
+    """Return scales and elements from a block's quotient before it is rounded to E4M3."""
+    scales = stored_scale(base)
+    inverse = np.minimum(F(1) / (scales.astype(F) * (F(1) / stretch)), np.finfo(F).max)
+    return scales, stored_elements(x * inverse[:, None])
+
+
+def four_over_six(x: Any, amax: Any, power: int, top: int) -> tuple[Any, Any]:
+    stretch = scaled_tensor(amax.max(), top)
+    base, tried = (amax / F(6)) * stretch, []
+    for factor in (F(1), F(1.5)):
+        scales, elements = transformer_engine(x, amax, base * factor, stretch)
+        error = np.zeros(len(x), F)
+        for i in range(16):  # left to right
+            back = elements[:, i].astype(F) * scales.astype(F) * amax.max() / F(6 * top)
+            lost = back - x[:, i]
+            error = error + (np.abs(lost) if power == 1 else lost * lost)
+        tried.append((scales, elements, error))
+    wins = tried[1][2] < tried[0][2]
+    return np.where(wins, tried[1][0], tried[0][0]), np.where(wins[:, None], tried[1][1], tried[0][1])
+
+
+def torchao(x: Any, amax: Any, *, is_two_level: bool) -> tuple[Any, Any]:
+    share = amax.max() / F(2688) if is_two_level else F(1)
+    quotient = (amax / F(6)) / share if is_two_level else amax / F(6)
+    scales = stored_scale(np.clip(quotient, F(2**-6), F(448)))
+    inverse = (F(1) / share) / scales.astype(F) if is_two_level else F(1) / scales.astype(F)
+    return scales, stored_elements(x * inverse[:, None])
+
+
+def sage3(x: Any, amax: Any, *, is_of_p: bool) -> tuple[Any, Any]:
+    exact = amax / F(6)
+    scales = stored_scale(exact)
+    if is_of_p:
+        return scales, stored_elements(np.where(exact[:, None] == 0, F(0), x / exact[:, None]))
+    inverse = np.where(scales == 0, F(0), F(1) / scales.astype(F))  # of a negative number it leaves -0
+    return scales, stored_elements(x * inverse[:, None])
+
+
+#: Rules of 16 elements with E4M3 scales, written anew from block_scaled.md section 2.2 with ml_dtypes' casts.
+NVFP4_RULES: dict[str, Any] = {
+    "te": lambda x, amax: transformer_engine(
+        x, amax, amax * (scaled_tensor(amax.max(), 448) * (F(1) / F(6))), scaled_tensor(amax.max(), 448)
+    ),
+    "four_over_six_mae_256": lambda x, amax: four_over_six(x, amax, 1, 256),
+    "four_over_six_mse_256": lambda x, amax: four_over_six(x, amax, 2, 256),
+    "four_over_six_mse_448": lambda x, amax: four_over_six(x, amax, 2, 448),
+    "torchao_two_level": lambda x, amax: torchao(x, amax, is_two_level=True),
+    "torchao_one_level": lambda x, amax: torchao(x, amax, is_two_level=False),
+    "sage3": lambda x, amax: sage3(x, amax, is_of_p=False),
+    "sage3_p": lambda x, amax: sage3(x, amax, is_of_p=True),
+}
+
+
+@PARTS
+@pytest.mark.parametrize("rule", get_block_format("nvfp4").rules)
+def test_nvfp4_rules_on_random_blocks(rule: str, parts: int) -> None:
+    for part in range(parts):
+        rng = np.random.default_rng(part)
+        x = (rng.standard_normal((COUNT, 16)) * 2.0 ** rng.integers(-9, 10, (COUNT, 1))).astype(F)
+        with np.errstate(all="ignore"):
+            scales, elements = NVFP4_RULES[rule](x, np.abs(x).max(axis=1))
+        made = quantize(x, "nvfp4", rule=rule)
+        assert codes(made.scales) == codes(scales)
+        assert codes(made.elements) == codes(elements)
 
 
 def test_int8_blocks_reach_alike_on_both_sides() -> None:

@@ -208,7 +208,14 @@ def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest
 def test_a_launch_is_one_word_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside our own: the parts have the same names, and what masks every tile is in the rows of P."""
     monkeypatch.chdir(tmp_path)
-    words = [name_of("plain"), "flash -t block_q=64,block_kv=64,depth=2", "--hw", "ascend_910b2", "--seq", "256"]
+    words = [
+        name_of("plain").replace("log2e", f"log2e{' * 1' * 80}"),
+        "flash -t block_q=64,block_kv=64,depth=2",
+        "--hw",
+        "ascend_910b2",
+        "--seq",
+        "256",
+    ]
     done = CliRunner().invoke(app, ["compare", *words, "-w", "pangu_38b", "--tp", "8", "--json"])
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)

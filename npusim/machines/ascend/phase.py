@@ -309,13 +309,7 @@ class AscendPhase:
         return {n: self.lag + 2 for n in read if self._parts_of_states()[n] < len(self.cuts) - 1}
 
     def _stages(
-        self,
-        stages: Sequence[Stage],
-        cores: Sequence[VectorShare],
-        block: WorkTile,
-        tile: Visit,
-        *,
-        is_work: bool = False,
+        self, stages: Sequence[Stage], cores: list[VectorShare], block: WorkTile, tile: Visit, *, is_work: bool = False
     ) -> Iterator[Item]:
         """Yield stages of a tile: products on the AIC, rows on some of the vector cores.
 

@@ -374,11 +374,6 @@ class SmFields(GroupFields, BlockFields):
         json_schema_extra=lightest("any"),
     )
 
-    def check_library(self, device: str) -> None:
-        """Raise `TilingError` for a library's kernel that a device with lanes does not run."""
-        if self.kernel is not None:
-            raise TilingError(f"kernel: {self.kernel} does not run on {device}; xformers does")
-
     @property
     def step_keys(self) -> int:
         """Keys of a step, of fields that are chosen."""

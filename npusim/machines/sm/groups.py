@@ -125,6 +125,10 @@ class BlockTile:
         return self.rows * scores / threads, self.rows * output / threads
 
 
+#: A block's tile in words, its stages and its groups of warps.
+BlockShape = tuple[str, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Registers:
     """Registers of a lane, those spilled, shared memory of a block, who says so; an iteration's accesses to spills."""
@@ -217,14 +221,9 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
 
 
 def _resident(
-    phase: Phase,
-    fields: GroupFields,
-    device: DeviceSpec,
-    registers: Registers,
-    shape: tuple[str, int, int],
-    work: GroupWork,
+    phase: Phase, fields: GroupFields, device: DeviceSpec, registers: Registers, shape: BlockShape, work: GroupWork
 ) -> tuple[SmTiling, Occupancy]:
-    """Return the tiling of a block, so many of which a core holds; ``shape``: its tile in words, stages and groups."""
+    """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled

@@ -148,7 +148,8 @@ class SmMachine(Machine):
         if tiling.kernel == XFORMERS:
             return chosen_xformers(tiling, problem, precision, self.device), ()
         if self.has_lanes:
-            tiling.check_library(self.device.name)
+            if tiling.kernel is not None:
+                raise TilingError(f"kernel: {tiling.kernel} does not run on {self.device.name}; xformers does")
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
