@@ -342,17 +342,16 @@ def calibration_part(done: Calibration) -> PagePart:
 
 def calibration_table(done: Calibration) -> tuple[Block, ...]:
     """Return a calibration as people read it: constants, and mean absolute errors before and after by schedule."""
-    grown = [c.name for c in done.classes if c.kept_out > c.before]
-    facts = (
-        [("barely apart", cells(*(f"{a} and {b}: correlation {r:.2f}" for a, b, r in done.apart)))]
-        if done.apart
-        else []
-    )
-    facts += [("less well met", cells(f"{', '.join(grown)}, where kept out", style="warn"))] if grown else []
-    return (
+    facts: list[Fact] = []
+    if done.apart:
+        facts.append(("barely apart", cells(*(f"{a} and {b}: correlation {r:.2f}" for a, b, r in done.apart))))
+    if grown := [c.name for c in done.classes if c.kept_out > c.before]:
+        facts.append(("less well met", cells(f"{', '.join(grown)}, where kept out", style="warn")))
+    blocks = (
         Heading(f"constants of {done.device}", f"fitted on {len(done.cases)} cases of {done.source}"),
-        *((CONSTANTS.grid(done.constants),) if done.constants else ()),
+        CONSTANTS.grid(done.constants),
         Heading("mean absolute errors", "kept out: constants fitted on the other groups"),
         CLASSES.grid((*done.classes, done.total)),
-        *((Facts(tuple(facts)),) if facts else ()),
+        Facts(tuple(facts)),
     )
+    return tuple(block for block in blocks if isinstance(block, Heading) or block.rows)

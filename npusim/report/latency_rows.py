@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 
-#: What is a row's band where nothing was measured.
-NEVER = ""
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
 _CANN_FORMATS = MappingProxyType({"float16": "DT_FLOAT16", "bfloat16": "DT_BF16", "float32": "DT_FLOAT"})
 
@@ -71,7 +69,7 @@ def _run(request: Request, sizes: Mapping[str, int]) -> RunData:
 
 def _band(run: RunData) -> str:
     known = run.timing.validated if run.timing else None
-    return NEVER if known is None or known.most_error is None else f"{known.most_error:.4f}"
+    return "" if known is None or known.most_error is None else f"{known.most_error:.4f}"
 
 
 def _aiconfigurator(run: RunData) -> dict[str, object]:

@@ -89,13 +89,13 @@ def read(text: str) -> Function:
 
 def _operation(text: str, line: Line) -> Op:
     results = list[str]()
-    if match := re.match(r"%([\w#]+)(?::(\d+))? = (.*)", text):
+    if match := re.match(r"%([\w#-]+)(?::(\d+))? = (.*)", text):
         name, count, text = match.groups()
         results = [f"{name}#{i}" for i in range(int(count))] if count else [name]
     kind = re.findall(r'^"?([\w.]+)"?', text)[0]
     plain = text if kind == "arith.constant" else re.sub(r"\{[^}]*\}|<\{.*?\}>", "", text)
     type_ = "" if text.endswith("{") else re.split(r" -> | to | : ", plain)[-1].strip()
-    return Op(kind, results, re.findall(r"%([\w#]+)", plain), text, type_, line)
+    return Op(kind, results, re.findall(r"%([\w#-]+)", plain), text, type_, line)
 
 
 class Names:

@@ -166,9 +166,11 @@ class _Fit:
         ]
         if len(listed) < FEWEST:
             raise SpecError(f"{len(listed)} measured times; at least {FEWEST} are needed, and more than constants")
-        self.measured = np.log([_middle(case, name) for case, name in listed])
+        self.measured = np.log([getattr(case.measured, name) for case, name in listed]).mean(axis=1)
         self.cases = [case for case, _ in listed]
-        self.groups = _groups(self.cases)
+        groups = [case.group or case.schedule for case in self.cases]
+        #: What is kept out together; each case where there is one group.
+        self.groups = groups if len(set(groups)) > 1 else [case.name for case in self.cases]
         self.texts = [f"{base.text(case)} {case.kind} {case.host_floor_us} {name}" for case, name in listed]
         self.asked = dict(zip(self.texts, listed, strict=True))
         self._refuse_contradictions()
@@ -197,11 +199,8 @@ class _Fit:
         }
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
         if not matched:
-            why = (
-                f"none of its {len(listed)} is called {', '.join(patterns)}"
-                if listed
-                else "all are the vendor's or measured"
-            )
+            named = f"none of its {len(listed)} is called {', '.join(patterns)}"
+            why = named if listed else "all are the vendor's or measured"
             raise SpecError(f"{self.name}: no constant may be fitted: {why} (npusim hw show {self.name})")
         return matched
 
@@ -231,16 +230,14 @@ class _Fit:
             first = [self.keys[bundle.nonzero()[0][0]] for bundle in chosen.T]
             apart = [(first[a], first[b], r) for a, b, r in least_squares.barely_apart(fitted)]
         errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
-        names = [case.schedule for case in self.cases]
-        return Calibration(
-            self.name,
-            tuple(constants),
-            tuple(_errors(name, [n == name for n in names], errors) for name in dict.fromkeys(names)),
-            _errors("all", [True] * len(names), errors),
-            tuple(apart),
-            tuple(dict.fromkeys(case.name for case in self.cases)) if constants else (),
-            source,
+        names = np.array([case.schedule for case in self.cases])
+        inside = {**{name: names == name for name in dict.fromkeys(names.tolist())}, "all": np.full(len(names), True)}
+        *classes, total = (
+            ClassErrors(name, int(which.sum()), *(float(e[which].mean()) for e in errors))
+            for name, which in inside.items()
         )
+        fitted_on = tuple(dict.fromkeys(case.name for case in self.cases)) if constants else ()
+        return Calibration(self.name, tuple(constants), tuple(classes), total, tuple(apart), fitted_on, source)
 
     def _constant(self, row: int, x: Array, ends: Array, chosen: Array) -> Constant:
         """Return a constant of a bundle, with the others of it."""
@@ -302,18 +299,3 @@ class _Fit:
 def _is_fine(key: str, fact: Quantity) -> bool:
     """Return whether a number can be moved by some per cent: no count or size, whole cycles where there are many."""
     return not isinstance(fact, WholeQuantity) or (key.endswith("_cycles") and fact.value >= FINE_CYCLES)
-
-
-def _errors(name: str, inside: Sequence[bool], errors: Sequence[Array]) -> ClassErrors:
-    return ClassErrors(name, sum(inside), *(float(e[np.array(inside)].mean()) for e in errors))
-
-
-def _middle(case: MeasurementCase, name: str) -> float:
-    interval = getattr(case.measured, name)
-    return float(np.sqrt(interval.low * interval.high))
-
-
-def _groups(cases: Sequence[MeasurementCase]) -> list[str]:
-    """Return what is kept out together: a group, else what one schedule was measured on; each case where it is one."""
-    groups = [case.group or case.schedule for case in cases]
-    return groups if len(set(groups)) > 1 else [case.name for case in cases]

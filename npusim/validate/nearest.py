@@ -44,9 +44,13 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
     cases = [c for c in cases if who.machine(c.device).name == run.device.name]
     if not cases:
         raise SpecError(f"--like {path}: no latency of {run.schedule} on {run.device.name} in it")
-    ranked = sorted((_differences(run, who, case), case.name, case) for case in cases)
-    listed = ranked[:SHOWN]
-    return tuple(_neighbour(who, case, distance, words) for (distance, words), _, case in listed)
+    neighbours = []
+    for (distance, words), name, case in sorted((_differences(run, who, c), c.name, c) for c in cases)[:SHOWN]:
+        interval, predicted = case.measured.latency_us, who.latency_us(case)
+        assert interval is not None
+        error = interval.relative_error(predicted)
+        neighbours.append(MeasuredNeighbour(name, distance, words, sum(interval) / 2, predicted, error))
+    return tuple(neighbours)
 
 
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
@@ -67,10 +71,3 @@ def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[f
             distance += OTHER
             words.append(f"{name} {value}")
     return distance, ", ".join(words) or "the same"
-
-
-def _neighbour(who: Predictor, case: MeasurementCase, distance: float, words: str) -> MeasuredNeighbour:
-    interval, predicted = case.measured.latency_us, who.latency_us(case)
-    assert interval is not None
-    middle = (interval.low + interval.high) / 2
-    return MeasuredNeighbour(case.name, distance, words, middle, predicted, interval.relative_error(predicted))

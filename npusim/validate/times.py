@@ -182,21 +182,23 @@ def validate_times(
     tasks = [(case, band if file.band_of(case) is None else file.band_of(case)) for case in chosen]
     with executor(min(jobs, len(tasks))) as workers:
         for number, outcome in workers.run(partial(_outcome, Predictor(method, folder=path.parent)), tasks):
-            outcomes[number] = _Outcome(fault=outcome.reason) if isinstance(outcome, Lost) else outcome
+            outcomes[number] = ((), "", outcome.reason) if isinstance(outcome, Lost) else outcome
             if progress:
                 progress(len(outcomes), len(chosen))
-    judged = [(case, outcomes[number]) for number, case in enumerate(chosen)]
+    residuals, methods = list[Residual](), dict[str, str]()
     faults: dict[str, list[str]] = defaultdict(list)
-    for case, outcome in judged:
-        if outcome.fault:
-            faults[outcome.fault].append(case.name)
+    for number, case in enumerate(chosen):
+        of_case, method_name, fault = outcomes[number]
+        residuals += of_case
+        if method_name:
+            methods[case.name] = method_name
+        if fault:
+            faults[fault].append(case.name)
     lines = tuple(_fault(names, text) for text, names in faults.items())
-    residuals = tuple(r for _, outcome in judged for r in outcome.residuals)
     if not residuals:
         raise SpecError("\n".join(lines))
-    methods = {case.name: outcome.method for case, outcome in judged if outcome.method}
     left_out, missed = len(file.cases) - len(chosen), sum(map(len, faults.values()))
-    return TimesReport(file.source, residuals, left_out, _ranks(residuals), methods, lines, missed)
+    return TimesReport(file.source, tuple(residuals), left_out, _ranks(residuals), methods, lines, missed)
 
 
 def _matches(case: MeasurementCase, pattern: str) -> bool:
@@ -210,22 +212,18 @@ def _fault(names: Sequence[str], text: str) -> str:
     return f"case{'s' if len(names) > 1 else ''} {', '.join(names[:SHOWN])}{more}: {text}{hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    residuals: tuple[Residual, ...] = ()
-    method: str = ""
-    fault: str = ""
+#: What a case's quantities are held against, how its time was computed, and why it has no prediction.
+_Outcome = tuple[tuple["Residual", ...], str, str]
 
 
 def _outcome(predictor: Predictor, task: tuple[MeasurementCase, float | None]) -> _Outcome:
-    """Return what a case's quantities are held against, with their band, or why it has no prediction."""
     case, band = task
     try:
         residuals = tuple(_residual(predictor, case, quantity, band) for quantity, _ in case.measured.items())
     except (SpecError, TilingError) as error:
         text = str(error).rstrip(".").removeprefix(f"case {case.name}: ")
-        return _Outcome(fault=text.removesuffix("; leave it out with --only"))
-    return _Outcome(residuals, predictor.methods.get(case.name, ""))
+        return (), "", text.removesuffix("; leave it out with --only")
+    return residuals, predictor.methods.get(case.name, ""), ""
 
 
 def _residual(predictor: Predictor, case: MeasurementCase, quantity: str, band: float | None) -> Residual:

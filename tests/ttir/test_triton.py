@@ -22,6 +22,7 @@ from npusim.numerics.inputs import drawn_source
 from npusim.schedules import triton as launches
 from npusim.simulation.request import Request
 from npusim.ttir import compiler
+from npusim.ttir.text import read
 from ttir.interpreter import Open, interpret
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
@@ -289,6 +290,16 @@ def test_a_grid_that_leaves_outputs_unwritten_is_refused() -> None:
         ProgramError, match=r"kernels\.py:\d+: O: the grid of 1x2x1 programs writes 128 of 256 rows, 128 of"
     ):
         npusim.run(f"{KERNELS}::{launch}", problem=attention(128), hw="h200", numerics=False)
+
+
+def test_names_of_negative_constants_are_names() -> None:
+    """As Triton calls what it folds: a window's `- W + 1`."""
+    body = "%c-255_i32 = arith.constant -255 : i32\n%0 = arith.addi %x, %c-255_i32 : i32\ntt.return\n}\n}"
+    function = read(f"module {{\ntt.func public @f(%x: i32) attributes {{noinline = false}} {{\n{body}")
+    assert [(o.results, o.operands) for o in function.operations[:2]] == [
+        (["c-255_i32"], []),
+        (["0"], ["x", "c-255_i32"]),
+    ]
 
 
 def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
