@@ -149,6 +149,7 @@ def _classes() -> Section:
         "kept_most": percent(inside[1]),
         "by_chance": sum(map(bands.is_by_chance, kept.values())),
         "judged": len(kept),
+        "chance": percent(bands.CHANCE),
         "beyond": len(outside),
         "beyond_most": percent(bands.shares(outside)[1]),
         "narrow_most": percent(bands.shares(outside, 0.0)[1]),
