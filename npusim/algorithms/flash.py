@@ -126,6 +126,20 @@ class FlashPrecision(NamedFormats):
 
 
 @dataclass(frozen=True, slots=True)
+class Fa4Precision(FlashPrecision):
+    """FlashAttention's formats, and what time has of FlashAttention-4's cases, 0 to 1; bits are those of all.
+
+    rescaled
+        Tiles in which O is rescaled: a run says in how many of its sample a maximum was followed.
+    polynomial
+        Powers of two of weights that the polynomial computes, the rest special functions.
+    """
+
+    rescaled: float = 1.0
+    polynomial: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Precision(NamedFormats):
     """Formats and choices of FP8 attention; everything on the vector side is float32.
 
@@ -259,11 +273,13 @@ def flash(
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
-def fa4(q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: float) -> Value:
+def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
     """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
 
     Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
     """
+    if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
+        raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
     m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
     o = full("row value", 0.0, p.product)
     for kj, vj in tiles(k, v):
@@ -272,10 +288,10 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: FlashPrecision, scale: flo
         growth = maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0)
         m_new = where(growth, m_tile, m)
         alpha = exp((m - m_new) * scale)
-        e = exp(fma(s, scale, m_new * -scale))
+        e = exp(fma(s, scale, m_new * -scale), p.exp_variant).in_share(p.polynomial)
         m = m_new
         l = l * alpha + e.sum()
-        o = o * alpha + e.to(p.operand) @ vj
+        o = (o * alpha).in_share(p.rescaled) + e.to(p.operand) @ vj
     return (o / l).to(p.output)
 
 

@@ -255,6 +255,17 @@ class Value:
         """Return the sum of each row, in a named order (the core's own by default)."""
         return _rows(Opcode.ROW_SUM, self.axes[:1], self.fmt, (self,), Attributes(order=order))
 
+    def in_share(self, share: float) -> Value:
+        """Return it, done in time in a share of cases alone, 0 to 1; its value is that of all.
+
+        Of powers of two by FlashAttention-4's polynomial the share that this computes, the others special functions.
+        """
+        if not 0 <= share <= 1:
+            fail(f"{self}.in_share({share:g}): a share is 0 to 1")
+        assert self.event is not None
+        self.event.attributes = replace(self.event.attributes, share=share)
+        return self
+
     def role(self, role: str) -> Value:
         """Return it with what it means in diagnosis, where its use does not say so."""
         self.chosen_role = role

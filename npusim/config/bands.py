@@ -188,11 +188,8 @@ def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[f
         above, below = (size / max(known), min(known) / size) if known else (1.0, 1.0)
         if max(above, below) > factor:
             factor = max(above, below)
-            words = (
-                f"{name} {above:.3g} times the largest measured"
-                if above > 1
-                else f"{name} 1/{below:.3g} of the smallest"
-            )
+            times = f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
+            words = f"{name} {times} times the largest measured" if above > 1 else f"{name} 1/{times} of the smallest"
     return factor, words
 
 

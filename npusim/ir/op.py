@@ -99,6 +99,7 @@ class Attributes:
     order: str = ""  #: order of a row sum
     overflow: str = ""
     rounding: str = ""  #: of a CAST, as `formats.cast` has it
+    share: float = 1.0  #: of a GPU's cases that take time: skipped in others; of powers of two, by a polynomial
     comparisons: int = 0  #: of indices, of which a SELECT's mask is made
     lookups: int = 0  #: reads of a number of each row and column, likewise
     warp: WarpPlan | None = None  #: how the tiles lie in the lanes of a GPU's warps

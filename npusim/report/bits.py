@@ -58,7 +58,12 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
             *cells(*(f"first {event}" for event in bits.first_events), style="bad"),
             *_finite(record, bits),
             Cell(f"against {bits.against} on {bits.sample}"),
-            *cells(*(f"{n}: the first choice {of}; time counts each" for n, of in (bits.choices or {}).items())),
+            *cells(
+                *(
+                    f"{n}: the first choice {of}; time has each, or what shares a precision says"
+                    for n, of in (bits.choices or {}).items()
+                )
+            ),
         ),
     )
     if record.orders:

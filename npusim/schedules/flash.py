@@ -11,10 +11,10 @@ inverse printed in equation 12.)
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.flash import FlashPrecision, NamedFormats, fa4, flash
+from npusim.algorithms.flash import Fa4Precision, FlashPrecision, NamedFormats, fa4, flash
 from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
@@ -145,12 +145,12 @@ VOLTA_FLASH = attention(
 )
 
 #: Of FlashAttention-4 on inputs of 16 bits, but for the order of row sums; there the polynomial computes some elements,
-#: here all.  Time counts every polynomial and every rescaling: what is saved of these hangs on the data.
+#: here all.  Time counts every polynomial and every rescaling but for the shares that a precision says.
 FA4 = attention(
     "fa4",
     fa4,
     families=["nvidia"],
-    precisions=[replace(PRECISIONS["nvidia"][0], name="fa4", exp_variant="exp2.fa4_degree3")],
+    precisions=[Fa4Precision(**asdict(PRECISIONS["nvidia"][0]) | {"name": "fa4", "exp_variant": "exp2.fa4_degree3"})],
     hw="h200",
     summary="FlashAttention-4: rescaled where the maximum grows by 2^8, powers of two by a polynomial",
 )

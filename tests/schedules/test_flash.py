@@ -16,7 +16,7 @@ from npusim import formats
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.errors import BufferOverflowError, NpusimError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTile
@@ -262,3 +262,21 @@ def test_flash_attention_4_keeps_a_maximum_until_it_grew_by_2_to_the_8_bit_for_b
     expected = formats.cast(formats.div(o, l, f32), "float16")
     written = state.tensors.head(program.tensors["o"], 0, 0)
     np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))
+
+
+def test_flash_attention_4_takes_the_time_of_its_share_of_cases_with_the_same_bits() -> None:
+    options: dict[str, Any] = {"hw": "h200", "workload": "pangu_38b", "seq": 1024, "rows": "0", "trace_groups": ()}
+    every, few, special, fewest = (
+        run("fa4", precision=p, **options) for p in ("fa4", "rescaled=0.1", "polynomial=0.2", "rescaled=0,polynomial=0")
+    )
+    cycles = [one.timing.cycles for one in (every, few, special, fewest) if one.timing]
+    assert cycles[0] > cycles[1] > cycles[2] > cycles[3]
+    for one in (few, special, fewest):
+        np.testing.assert_array_equal(one.output.view(np.uint16), every.output.view(np.uint16))
+    assert every.numerics is not None
+    assert every.numerics.choices is not None
+    counts = every.numerics.choices["m_new"]
+    assert (counts.count % 64, counts.taken > 0, counts.tiles_with_one <= counts.tiles) == (0, True, True)
+    for wrong, why in (("rescaled=2", "a share is 0 to 1"), ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2p is none")):
+        with pytest.raises(NpusimError, match=why):
+            run("fa4", precision=wrong, **options)

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from npusim.config.cases import MeasurementCase, measurements_text
+from npusim.config.cases import MeasurementCase, load_measurements, measurements_text
 from npusim.config.load import load_device
 from npusim.errors import CheckFailedError, SpecError
+from npusim.report.findings import calibration_part
+from npusim.report.page import page_html
 from npusim.validate.calibrate import calibrate
 from npusim.validate.times import Predictor
+from reports.validation import study
 
 pytest.importorskip("scipy", reason="npusim[calibrate]")
 from npusim.validate import least_squares as ls
@@ -154,10 +157,31 @@ def test_what_was_measured_on_one_chip_is_assumed_of_another_and_written(tmp_pat
     assert constant.after == pytest.approx(truth, rel=0.02)
     assert constant.low < truth < constant.high
     assert done.total.kept_out < done.total.before
+    page = page_html("constants", [calibration_part(done)])
+    assert all(text in page for text in (key, "Errors before and after", '"errors": "kept out"'))
     (tmp_path / "mine.yaml").write_text(done.device_text("ascend_910b2", "mine"))
     fact = dict(load_device(tmp_path / "mine.yaml").quantities())[key]
     assert (fact.value, fact.basis, len(fact.fitted_on or ())) == (constant.after, "fitted", len(SIZES) + 4)
     assert "90 % interval" in fact.source
+
+
+@pytest.mark.exhaustive
+def test_half_of_an_h100s_times_bring_an_h200s_file_nearer_to_the_others(tmp_path: Path) -> None:
+    every = load_measurements(study.HERE / "measured_h100.yaml").cases
+    groups = list(dict.fromkeys(case.group or case.schedule for case in every))
+    half = [case for case in every if (case.group or case.schedule) in groups[1::2]]
+    file = written(tmp_path, [case.model_dump(mode="json", exclude_none=True, warnings=False) for case in half])
+    done = calibrate(file, "h200", constants=("links.h*",))
+    assert done.total.kept_out < done.total.before
+    (tmp_path / "mine.yaml").write_text(done.device_text("h200", "mine"))
+    errors = {"h200": [], "mine": []}
+    for name, listed in errors.items():
+        who = Predictor(folder=tmp_path)
+        others = [c for c in every if c not in half and c.schedule in ("copy", "split_kv")]
+        for case in (other.model_copy(update={"device": name}) for other in others):
+            assert case.measured.latency_us is not None
+            listed.append(abs(case.measured.latency_us.relative_error(who.latency_us(case))))
+    assert float(np.mean(errors["mine"])) < 0.3 * float(np.mean(errors["h200"]))
 
 
 def test_what_helps_no_kept_out_case_is_not_written(tmp_path: Path) -> None:

@@ -312,6 +312,8 @@ class GroupModel:
         assert not isinstance(tile, float)
         values = elements(tile, work)
         name = step.opcode.name.lower()
+        if step.opcode not in SPECIAL:
+            values *= step.attributes.share
         if step.opcode in SPECIAL:
             self._special(step, values, count)
         elif step.opcode is Opcode.COPY:  # another name for the same registers
@@ -351,10 +353,13 @@ class GroupModel:
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
         if step.attributes.variant.startswith("exp2.fa4"):
-            powers = len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0])
-            self._issue("mul", values * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
-            self._issue("compare", values * POLYNOMIAL_COMPARISONS, "", count)
-            return
+            powers, some = (
+                len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0]),
+                step.attributes.share * values,
+            )
+            self._issue("mul", some * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
+            self._issue("compare", some * POLYNOMIAL_COMPARISONS, "", count)
+            values -= some
         if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value

@@ -165,7 +165,8 @@ class LaneModel:
         if step.opcode not in REDUCTIONS or isinstance(source, float):
             formats = {o.fmt for o in step.operands() if o.fmt != "int8"}
             fmt = formats.pop() if len(formats) == 1 else ""
-            values = lane_values(plan, step.dst.rows, step.dst.cols)
+            share = step.attributes.share if pipe == FMA else 1.0
+            values = ceil(lane_values(plan, step.dst.rows, step.dst.cols) * share)
             self._lane_op(pipe, name, values, fmt, plan, tally)
             if step.opcode is Opcode.TANH:  # what a library does besides
                 self._lane_op(FMA, name, values, fmt, plan, tally)
