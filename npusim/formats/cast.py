@@ -37,8 +37,7 @@ class CastPlan:
     """The target side of one conversion, as the integers the kernels read."""
 
     target: FloatFormat
-    over_code: int
-    infinity_code: int
+    over_code: int  #: of what is too large, and of Inf
     nan_code: int
     over_keeps_sign: bool
     nan_keeps_sign: bool
@@ -51,7 +50,6 @@ class CastPlan:
             self.target.min_exponent,
             self.target.max_code,
             self.over_code,
-            self.infinity_code,
             self.nan_code,
             self.target.bits - 1,
             int(self.over_keeps_sign),
@@ -93,13 +91,10 @@ def plan_cast(fmt: FloatFormat, overflow: str | None, nan: str) -> CastPlan:
     canonical = fmt.canonical_nan_bits >> fmt.storage_shift
     if fmt.nan == "ieee" and keep:
         canonical = (fmt.max_code + 1) | (1 << (fmt.mantissa_bits - 1))
-    if policy == "inf":
-        return CastPlan(fmt, fmt.max_code + 1, fmt.max_code + 1, canonical, True, keep)
-    if policy == "nan":
-        return CastPlan(fmt, canonical, canonical, canonical, keep, keep)
-    if policy == "saturate":
-        return CastPlan(fmt, fmt.max_code, fmt.max_code, canonical, True, keep)
-    return CastPlan(fmt, fmt.max_code, fmt.max_code, 0, True, False)
+    if policy == "ascend_saturate":
+        return CastPlan(fmt, fmt.max_code, 0, True, False)
+    over = {"inf": fmt.max_code + 1, "nan": canonical, "saturate": fmt.max_code}[policy]
+    return CastPlan(fmt, over, canonical, keep or policy != "nan", keep)
 
 
 def widen(x: Array) -> Array:
@@ -258,7 +253,7 @@ def _to_table(wide: Array, plan: CastPlan, mode: int) -> Array:
     with np.errstate(invalid="ignore"):  # a signalling NaN
         magnitude = np.abs(wide.astype(np.float64))
     code = codes[np.searchsorted((steps[:-1] + steps[1:]) / 2, magnitude, side="right")]
-    code = np.where(np.isinf(magnitude), plan.infinity_code, np.where(code == codes[-1], plan.over_code, code))
+    code = np.where(np.isinf(magnitude) | (code == codes[-1]), plan.over_code, code)
     code |= np.where((wide < 0) & (code > 0), 1 << (fmt.bits - 1), 0)
     code = np.where(np.isnan(magnitude), plan.nan_code, code)
     return code.astype(np.uint8).view(fmt.dtype)
@@ -280,9 +275,9 @@ def _with_nan(values: Array, plan: CastPlan) -> Array:
 
 def _apply_policy(values: Array, plan: CastPlan) -> Array:
     """Return ``values`` with Inf and NaN replaced as ``plan`` says (no rounding is due)."""
-    if plan.infinity_code != plan.target.max_code + 1:
+    if plan.over_code != plan.target.max_code + 1:
         is_infinite = np.isinf(values)
-        code = np.asarray(plan.infinity_code, plan.target.bits_dtype).view(plan.target.dtype)
+        code = np.asarray(plan.over_code, plan.target.bits_dtype).view(plan.target.dtype)
         signed = np.copysign(code, values) if plan.over_keeps_sign else code
         values = np.where(is_infinite & ~np.isnan(values), signed, values)
     return _with_nan(values, plan)

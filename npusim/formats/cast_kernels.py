@@ -22,11 +22,11 @@ def narrowed_float32(pattern: Any, plan: Any) -> Any:
     floor_exponent = np.int32(plan[1] + 127)
     top = np.int32(plan[2])
     over = np.int32(plan[3])
-    nan = np.int32(plan[5])
-    sign_shift = np.int32(plan[6])
-    over_sign = np.int32(plan[7])
-    nan_sign = np.int32(plan[8])
-    pad = np.int32(plan[9])
+    nan = np.int32(plan[4])
+    sign_shift = np.int32(plan[5])
+    over_sign = np.int32(plan[6])
+    nan_sign = np.int32(plan[7])
+    pad = np.int32(plan[8])
     base = np.int32(np.int32(23) - width)
     magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
     sign = np.int32(np.int32(pattern >> np.int32(31)) & np.int32(1))
@@ -61,7 +61,7 @@ def narrow_float32_nearest(source: Any, out: Any, plan: Any) -> None:
 def narrow_float64(source: Any, out: Any, plan: Any, rounding: int) -> None:
     """Round float64 patterns (int64) in any mode; the only rounding between source and target."""
     width, floor_exponent = plan[0], plan[1] + 1023
-    top, over, infinity, nan, sign_shift, over_sign, nan_sign, pad = plan[2:]
+    top, over, nan, sign_shift, over_sign, nan_sign, pad = plan[2:]
     base = 52 - width
     for i in range(source.size):
         magnitude = source[i] & 0x7FFFFFFFFFFFFFFF
@@ -90,7 +90,7 @@ def narrow_float64(source: Any, out: Any, plan: Any, rounding: int) -> None:
             code = nan
             sign &= nan_sign
         elif magnitude == 0x7FF0000000000000:
-            code = infinity
+            code = over
             sign &= over_sign
         elif code > top:
             inward = rounding in (TOWARD_ZERO, ODD) or rounding == (CEIL if sign else FLOOR)

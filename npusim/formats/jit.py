@@ -50,6 +50,11 @@ class InlinedFunction:
 
     function: Callable[..., Any]
 
+    def __call__(self, *_: object) -> Any:
+        """Raise `TypeError`."""
+        name = self.function.__qualname__
+        raise TypeError(f"{name} is compiled into the kernels that call it and cannot be called from Python")
+
 
 @dataclass(frozen=True)
 class Intrinsic:

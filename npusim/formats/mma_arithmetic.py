@@ -12,9 +12,9 @@ negative sum that rounds to zero gives +0, and a subnormal float16 c has exponen
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.formats.float_format import FloatFormat, get_format, lookup
 
@@ -190,30 +190,17 @@ def _half_family(
                 yield _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=fraction)
 
 
-def _short_fp8(unit: str, ks: tuple[int, ...], block: int) -> Iterator[MmaArithmetic]:
-    """Yield FP8 rows with 13 fraction bits and the E8M13 accumulator (Ada, Hopper wgmma)."""
-    for inputs in _FP8:
-        for k in ks:
-            for acc in ("f32", "f16"):
-                row = _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=13)
-                yield replace(row, kept_fraction_bits=13) if acc == "f32" else row
+def _fp8(unit: str, ks: tuple[int, ...], block: int, fraction: int, **more: Any) -> Iterator[MmaArithmetic]:
+    """Yield the FP8 rows of one unit; with 13 fraction bits its float32 accumulator is E8M13."""
+    for inputs, k, acc in product(_FP8, ks, ("f32", "f16")):
+        row = _fused(f"{unit}.k{k}.{inputs}.{acc}", block=block, fraction=fraction)
+        yield replace(row, kept_fraction_bits=13 if (fraction, acc) == (13, "f32") else None, **more)
 
 
-def _two_step_fp8(unit: str) -> Iterator[MmaArithmetic]:
-    """Yield ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last."""
-    even = tuple(k for k in range(32) if k % 4 < 2)
-    odd = tuple(k for k in range(32) if k % 4 >= 2)
-    for inputs in _FP8:
-        for acc in ("f32", "f16"):
-            row = _fused(f"{unit}.k32.{inputs}.{acc}", block=16, fraction=25)
-            yield replace(row, index_groups=(even, odd), c_mode="late")
-
-
-def _wide_fp8(unit: str) -> Iterator[MmaArithmetic]:
-    """Yield FP8 rows of Blackwell's own tensor core: 32 products, 25 fraction bits."""
-    for inputs in _FP8:
-        for acc in ("f32", "f16"):
-            yield _fused(f"{unit}.k32.{inputs}.{acc}", block=32, fraction=25)
+#: ``mma.sync`` FP8 on Hopper and Blackwell: two 16-wide dot-adds, c added last.
+_TWO_STEPS = MappingProxyType(
+    {"index_groups": tuple(tuple(k for k in range(32) if k % 4 // 2 == half) for half in (0, 1)), "c_mode": "late"}
+)
 
 
 def _sequential(
@@ -279,15 +266,11 @@ def _ascend_mx() -> Iterator[MmaArithmetic]:
         yield replace(row, min_alignment_exponent=None, scale_format=E8M0, scale_block=32, source=source)
 
 
-def _ieee() -> Iterator[MmaArithmetic]:
-    """Yield plain IEEE chains of fused multiply-adds."""
+def _chains() -> Iterator[MmaArithmetic]:
+    """Yield plain IEEE chains of fused multiply-adds, and those of a lane of AVX-512, float16 operands widened."""
     for width, short in (("float64", "f64"), ("float32", "f32")):
         source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
         yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
-
-
-def _avx512() -> Iterator[MmaArithmetic]:
-    """Yield a lane of AVX-512: float16 operands widened, one float32 fused multiply-add after the other."""
     for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
         source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k"
         yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
@@ -318,24 +301,23 @@ def _rows() -> Iterator[MmaArithmetic]:
     ampere = {"f16": (8, 16), "bf16": (8, 16), "tf32": (4, 8)}
     yield from _half_family("ampere.mma", ampere, 24, 16)
     yield from _half_family("ada.mma", ampere, 24, 16)
-    yield from _short_fp8("ada.mma", (16, 32), 16)
+    yield from _fp8("ada.mma", (16, 32), 16, 13)
     yield from _half_family("hopper.mma", ampere, 25, 32)
-    yield from _two_step_fp8("hopper.mma")
+    yield from _fp8("hopper.mma", (32,), 16, 25, **_TWO_STEPS)
     group = {"f16": (16,), "bf16": (16,), "tf32": (8,)}
     yield from _half_family("hopper.wgmma", group, 25, 32)
-    yield from _short_fp8("hopper.wgmma", (32,), 32)
+    yield from _fp8("hopper.wgmma", (32,), 32, 13)
     yield from _half_family("blackwell.mma", ampere, 25, 32)
-    yield from _two_step_fp8("blackwell.mma")
+    yield from _fp8("blackwell.mma", (32,), 16, 25, **_TWO_STEPS)
     yield from _half_family("blackwell.tcgen05", group, 25, 32)
-    yield from _wide_fp8("blackwell.tcgen05")
+    yield from _fp8("blackwell.tcgen05", (32,), 32, 25)  # Blackwell's own tensor core
     yield from _half_family("rtx_blackwell.mma", ampere, 25, 32)
-    yield from _wide_fp8("rtx_blackwell.mma")
+    yield from _fp8("rtx_blackwell.mma", (32,), 32, 25)
     yield from _block_scaled("blackwell.tcgen05", (*_SHORT, *map("".join, permutations(_SHORT, 2))))
     yield from _block_scaled("rtx_blackwell.mma", _SHORT)
     yield from _ascend()
     yield from _ascend_mx()
-    yield from _ieee()
-    yield from _avx512()
+    yield from _chains()
 
 
 def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
