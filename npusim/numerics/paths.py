@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.formats.cast import widen
 from npusim.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
@@ -125,11 +126,11 @@ def parting(one: list[PathEvent], two: list[PathEvent]) -> str:
         column = 0
         if twin is not None:
             count = min(len(event.values), len(twin.values))
-            same = event.values[:count].astype(np.float64) == twin.values[:count].astype(np.float64)
+            same = np.equal(*(widen(e.values[:count]).astype(np.float64) for e in (event, twin)))
             if same.all():
                 continue
             column = int(np.argmin(same))
-        other = "none" if twin is None else f"{float(twin.values[column]):.9g}"
+        other = "none" if twin is None else f"{widen(twin.values[column : column + 1]).item():.9g}"
         where = f"{event.phase}: {event.operation}{event.step and ' '}{event.step}, {event.tile}, column {column}"
-        return f"{where}: {float(event.values[column]):.9g} | {other}"
+        return f"{where}: {widen(event.values[column : column + 1]).item():.9g} | {other}"
     return ""

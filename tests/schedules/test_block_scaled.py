@@ -21,6 +21,9 @@ from npusim.machines.ascend import registers
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
+from npusim.validate.diff import diff
 from tests.ir.toy import flatten
 
 DEVICE, BLACKWELL = load_device("ascend_950"), load_device("rtx_5090")
@@ -406,3 +409,11 @@ def test_pasa_in_blocks_is_the_recipe_bit_for_bit() -> None:
     written = state.tensors.head(program.tensors["o"], 0, 0)
     expected = shifted(tensors["q"], keys, tensors["v"], shift, 64)
     np.testing.assert_array_equal(written.view(np.uint16), expected.view(np.uint16))
+
+
+def test_another_rule_of_p_explains_a_difference() -> None:
+    asked: dict[str, Any] = {"hw": "rtx_5090", "seq_q": 16, "seq_kv": 64, "causal": False, "rows": "all", "heads": "0"}
+    other = run_request(Request("flash", precision="nvfp4,p_rule=sage3", **asked)).numerics
+    assert other is not None
+    found = diff(other.output, Request("flash", precision="nvfp4", **asked))
+    assert "p_rule=sage3" in [str(change) for e in found.explained for change in e.changes]
