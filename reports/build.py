@@ -25,7 +25,7 @@ if __name__ == "__main__":
     # and the last bits of float64 references would depend on how many there are.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from npusim.config.messages import suggest
+from npusim.config.messages import choices
 from npusim.errors import NpusimError, SpecError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def build(name: str, folder: Path) -> list[Path]:
 
 def _check(name: str) -> None:
     if name not in STUDIES:
-        raise SpecError(f"no study named {name!r} among {', '.join(STUDIES)}{suggest(name, STUDIES)}")
+        raise SpecError(f"no study named {name!r}{choices(name, STUDIES)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ import json
 import math
 import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import NpusimError
@@ -276,7 +277,7 @@ def _log_domain(values: Sequence[float]) -> list[float]:
 
 
 def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[float]) -> list[Row]:
-    """Return the names that have room, for each range of widths: the front's ends first, then from left to right."""
+    """Return the names that have room off the front's line, by range of widths: its ends first, then from the left."""
     placed: list[Row] = []
     named = sorted((p for p in points if p["name"]), key=lambda p: p["latency_us"])
     order = [*named[:1], *named[-1:], *named[1:-1]] if len(named) > 1 else named
@@ -288,6 +289,8 @@ def _names_of_front(points: Sequence[Row], xs: Sequence[float], ys: Sequence[flo
             return width * x, CHART_HEIGHT * (1 - y / math.log(ys[1] / ys[0]))
 
         taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in map(spot, points)]
+        for (x, y), (end, below) in pairwise(spot(p) for p in named if p.get("is_front")):
+            taken += [(x, y - 1, end + 8, y + 1), (end - 1, y, end + 8, below)]
         for point in order:
             for dx, dy, align in _BESIDE:
                 box = _box(spot(point), len(point["name"]) * LETTER, dx, dy, align)
@@ -417,12 +420,9 @@ def heatmap(cells: Sequence[Row], x_title: str, y_title: str) -> Spec:
     written, small = alt.Text("value:Q", format=",.1f"), {"fontSize": alt.expr("clamp(bandwidth('x') / 4.5, 6, 11)")}
     there = base.transform_filter("datum.value != null")
     layers = [there.mark_rect().encode(color=colour)]
-    if any(value <= dark for value in known):
-        pale = there.transform_filter(f"datum.value <= {dark}").mark_text(style="pale", **small)
-        layers.append(pale.encode(text=written))
-    if any(value > dark for value in known):
-        deep = there.transform_filter(f"datum.value > {dark}").mark_text(style="deep", **small)
-        layers.append(deep.encode(text=written))
+    for style, side in (("pale", "<="), ("deep", ">")):
+        half = there.transform_filter(f"datum.value {side} {dark}")
+        layers.append(half.mark_text(style=style, **small).encode(text=written))
     if any(c["value"] is None and c.get("bound") for c in cells):
         bounded = base.transform_filter("datum.value == null && datum.bound")
         least = bounded.transform_calculate(least="'≥ ' + format(datum.bound, ',.1f')")

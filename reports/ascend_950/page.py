@@ -10,7 +10,7 @@ from npusim.config.cases import load_measurements
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.run import run
-from reports.parts.document import Section, gather, save_page, table
+from reports.parts.document import Section, gather, percent, save_page, table
 
 if TYPE_CHECKING:
     from npusim.run import RunResult
@@ -53,7 +53,7 @@ def _busy(done: RunResult) -> dict[str, float]:
 
 def _limit(done: RunResult) -> str:
     pipe, share = max(_busy(done).items(), key=lambda item: item[1])
-    return f"{pipe} {share * 100:.0f} %"
+    return f"{pipe} {percent(share, 0)}"
 
 
 def _ladder() -> Section:
@@ -79,7 +79,7 @@ def _ladder() -> Section:
     before: dict[str, float | None] = {"ms": None}
     for name, of in data.items():
         known = of["measured_ms"]
-        off = "" if known is None else f"{of['ms'] / known - 1:+.1%}"
+        off = "" if known is None else percent(of["ms"] / known - 1, sign="+")
         gain = "" if before["ms"] is None else f"{before['ms'] / of['ms']:.2f}"
         shown = "" if known is None else f"{known:.2f}"
         rows.append([name, f"{of['ms']:.2f}", shown, off, gain, f"{of['cycles_a_tile']:,.0f}", of["limit"]])
@@ -88,7 +88,7 @@ def _ladder() -> Section:
     ratios = [(a["ms"] / b["ms"]) / (a["measured_ms"] / b["measured_ms"]) - 1 for a, b in pairwise(known)]
     header = ["step", "predicted ms", "measured ms", "off", "times faster", "cycles a tile", "busiest pipe"]
     worst = max(ratios, key=abs)
-    return {"ladder": table(header, rows), "ratio": f"{worst:+.1%}"}, {"ladder": data}
+    return {"ladder": table(header, rows), "ratio": percent(worst, sign="+")}, {"ladder": data}
 
 
 #: Calls longer than this decide which way rows lie, in microseconds.
@@ -114,7 +114,7 @@ def _cann() -> Section:
                 errors.append((done.cycles / 1650 + launch.value * 1e6) / measured - 1)
         shape = f"{problem.batch} x {problem.heads}/{problem.kv_heads} x {problem.seq_q} x {problem.seq_kv}"
         mask = "causal" if problem.causal else ""
-        rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(f"{e:+.1%}" for e in errors)])
+        rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(percent(e, sign="+") for e in errors)])
         data[name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
     header = ["batch x heads/KV heads x queries x keys", "D", "", "measured us"]
     # The calls that decide, and the others, each with the layout that npusim takes: row by row with a mask.
@@ -128,7 +128,7 @@ def _cann() -> Section:
         for key, of in data[n].items()
         if key.endswith("nd" if p.causal else "dn")
     ]
-    fields = {"long_us": LONG_US, "above": f"{max(apart):.0%}", "short_off": f"{max(short):.0f}"}
+    fields = {"long_us": LONG_US, "above": percent(max(apart), 0), "short_off": f"{max(short):.0f}"}
     return {**fields, "cann": table([*header, *(f"{b}, {y}" for b in BOARDS.values() for y in ("dn", "nd"))], rows)}, {
         "cann": data
     }
@@ -151,7 +151,7 @@ def _eight() -> Section:
         )
     for name, done in calls.items():
         busy = _busy(done)
-        shares = [f"{busy[q] * 100:.0f} %" for q in ("aic.CUBE", "aiv0.VECTOR", "aic.MTE2", "aic.FIXP")]
+        shares = [percent(busy[q], 0) for q in ("aic.CUBE", "aiv0.VECTOR", "aic.MTE2", "aic.FIXP")]
         ratio = half.cycles / done.cycles
         rows.append([name, f"{done.cycles / 1.65e6:.3f}", f"{ratio:.2f}", *shares])
         data[name] = {"ms": done.cycles / 1.65e6, "times_faster": ratio, "busy": busy}

@@ -8,7 +8,7 @@ from npusim.config.load import load_device
 from reports.ascend_timing import causes, compare, study
 from reports.ascend_timing.samples import samples
 from reports.parts.chart import chart
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,14 +50,6 @@ def write(folder: Path) -> list[Path]:
     return save_page(folder, "ascend_timing", content, {"ascend_timing_attention.svg": _chart(found)})
 
 
-def _percent(value: float) -> str:
-    return f"{value * 100:.1f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{value * 100:+.1f} %"
-
-
 def _measured(row: Row) -> str:
     low, high = row.measured
     return number(low, 4) if low == high else f"{number(low, 4)} .. {number(high, 4)}"
@@ -77,8 +69,8 @@ def _residuals(found: list[Row]) -> Section:
                 f"{r.quantity} ({r.case.kind})" if r.quantity == "latency_us" else r.quantity,
                 _measured(r),
                 number(r.predicted, 4),
-                "" if was is None else _signed(was),
-                _signed(r.error),
+                "" if was is None else percent(was, sign="+"),
+                percent(r.error, sign="+"),
                 counts,
             ]
         )
@@ -91,7 +83,7 @@ def _residuals(found: list[Row]) -> Section:
 
 def _row_of(what: str, found: list[Row]) -> list[object]:
     count, middle, worst, near = study.summary(found)
-    return [what, count, _percent(middle), _percent(worst), _percent(near)]
+    return [what, count, percent(middle), percent(worst), percent(near)]
 
 
 def _classes(found: list[Row]) -> Section:
@@ -109,11 +101,11 @@ def _classes(found: list[Row]) -> Section:
     fields: dict[str, object] = {
         "classes": table(header, lines),
         "count": count,
-        "median": _percent(middle),
-        "worst": _percent(worst),
-        "near": _percent(near),
+        "median": percent(middle),
+        "worst": percent(worst),
+        "near": percent(near),
         "free": len(free),
-        "free_median": _percent(study.summary(free)[1]),
+        "free_median": percent(study.summary(free)[1]),
         "tiles": ", ".join(f"{us:.0f} us with {keys} keys a tile" for keys, us in study.tiles_of_16k().items()),
     }
     return fields, {"classes": {str(line[0]): line[1:] for line in lines}}
@@ -125,11 +117,11 @@ def _causes(_found: list[Row]) -> Section:
     fields: dict[str, object] = {
         "hosts": table(
             ("calls one behind the other", "cases", "the larger of host and device", "host, then device"),
-            [[who, count, _percent(larger), _percent(added)] for who, (count, larger, added) in found.items()],
+            [[who, count, percent(larger), percent(added)] for who, (count, larger, added) in found.items()],
         ),
         "tiles_of_bank": table(
             ("case", "cores", "tile there", "error with it", "with the tile here"),
-            [[t.name, t.cores, t.tile, _signed(t.recorded), _signed(t.error)] for t in tiles],
+            [[t.name, t.cores, t.tile, percent(t.recorded, sign="+"), percent(t.error, sign="+")] for t in tiles],
         ),
     }
     return fields, {"hosts": found, "bank": {t.name: t.recorded for t in tiles}}
@@ -153,7 +145,7 @@ def _without(_found: list[Row]) -> Section:
     for source in study.SOURCES:
         found = study.without(source)
         changed = ", ".join(f"`{key}` {value}" for key, value in found.changes.items())
-        errors = (_percent(x) for x in (found.filed[1], found.alone[1]))
+        errors = (percent(x) for x in (found.filed[1], found.alone[1]))
         lines.append([source, found.filed[0], changed or "the same: none was chosen on them", *errors])
         figures[source] = {"filed": found.filed, "without": found.alone}
     header = ("source", "quantities", "constants without it", "median error as filed", "then")
@@ -163,7 +155,9 @@ def _without(_found: list[Row]) -> Section:
 def _samples(_found: list[Row]) -> Section:
     """The vendor's samples of single mechanisms."""
     found = samples()
-    lines = [[s.name, s.quantity, number(s.measured, 4), number(s.predicted, 4), _signed(s.error)] for s in found]
+    lines = [
+        [s.name, s.quantity, number(s.measured, 4), number(s.predicted, 4), percent(s.error, sign="+")] for s in found
+    ]
     header = ("sample", "quantity, us", "measured", "predicted", "error")
     return {"samples": table(header, lines)}, {"samples": {f"{s.name}, {s.quantity}": s.error for s in found}}
 
@@ -173,7 +167,7 @@ def _inside(value: float, ends: tuple[float, float]) -> str:
     if low <= value <= high:
         return f"{number(value)}, inside"
     away = value / low - 1 if value < low else value / high - 1
-    return f"{number(value)}, {_signed(away)} of {number(low if value < low else high)}"
+    return f"{number(value)}, {percent(away, sign='+')} of {number(low if value < low else high)}"
 
 
 #: What the paper has for CANN's kernel: PASA's peak over its gains.
@@ -225,8 +219,8 @@ def _short(found: list[Row]) -> Section:
         "two_level_us": f"{two.kernel_us:.0f}",
         "host_low": f"{min(unified.issue_us, two.issue_us):.0f}",
         "host_high": f"{max(unified.issue_us, two.issue_us):.0f}",
-        "levels": _percent(max(abs(r.error) for r in levels)),
-        "slope": _percent(abs(slopes[0] / slopes[1] - 1)),
+        "levels": percent(max(abs(r.error) for r in levels)),
+        "slope": percent(abs(slopes[0] / slopes[1] - 1)),
     }
     return fields, {"floors": {r.case.name: r.predicted for r in floors}, "asked_of_host": [unified, two]}
 
@@ -273,7 +267,7 @@ def _native(_found: list[Row]) -> Section:
     found = compare.native()
     lines = [
         [f"{n.batch} x {n.seq}", number(n.measured, 4)]
-        + [f"{number(us, 4)}, {_signed(us / n.measured - 1)}" for us in n.predicted]
+        + [f"{number(us, 4)}, {percent(us / n.measured - 1, sign='+')}" for us in n.predicted]
         for n in found
     ]
     slower = sorted(n.measured / n.predicted[1] for n in found)
@@ -289,7 +283,7 @@ def _deit(_found: list[Row]) -> Section:
     runs = {batch: compare.deit(batch) for batch in BATCHES}
     small, large = (compare.deit_operators(batch) for batch in (BATCHES[0], LARGEST))
     lines = [
-        [a.name, number(b.megabytes, 4), number(a.us, 4), number(b.us, 4), f"{b.busiest}, {b.share * 100:.0f} %"]
+        [a.name, number(b.megabytes, 4), number(a.us, 4), number(b.us, 4), f"{b.busiest}, {percent(b.share, 0)}"]
         for a, b in zip(small, large, strict=True)
     ]
     one = runs[LARGEST]

@@ -8,7 +8,7 @@ from npusim.formats import BLOCK_FORMATS, get_block_format
 from reports.block_scaled.kernels import KERNELS, Kernel, absolute_error, front, kernel_error, latency_us
 from reports.block_scaled.study import BETA, INPUTS, KEYS, QUERIES, error, sink_error
 from reports.parts.chart import chart
-from reports.parts.document import number, save_page, table
+from reports.parts.document import number, percent, save_page, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,7 +157,7 @@ def _ratio(found: dict[str, dict[str, dict[str, float]]], name: str, fmt: str, o
 def _percent(found: dict[str, dict[str, dict[str, float]]]) -> str:
     """Return how far MXFP8's error of all operands is from that of FP8 at most, inputs with one winner set aside."""
     ratios = [f["mxfp8"]["qkpv"] / f["float8_e4m3fn"]["qkpv"] for name, f in found.items() if name != "resonance"]
-    return f"{100 * max(max(r, 1 / r) - 1 for r in ratios):.0f} %"
+    return percent(max(max(r, 1 / r) - 1 for r in ratios), 0)
 
 
 def _levels(found: dict[str, list[float]]) -> list[list[object]]:

@@ -13,7 +13,7 @@ from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.simulation.simulate import simulate_program
 from reports.parts.chart import chart
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _splits() -> Section:
     long = [found.best_ratio - 1 for of in data.values() for n, found in of.items() if int(n) >= LONG]
     fields: dict[str, object] = {
         "splits": table(header, rows),
-        "worst": f"{worst:.1%}",
-        "within": f"{max(long):.0%}",
+        "worst": percent(worst),
+        "within": percent(max(long), 0),
         "tried": ", ".join(map(str, SPLITS)),
     }
     return fields, {"splits": data}
@@ -146,7 +146,7 @@ def _price() -> Section:
             auto, free = _timed(hw, problem)
             times = [free, _timed(hw, problem, splits=fixed)[1], _timed(hw, problem, splits=1)[1]]
             us = [t.cycles / clock * 1e6 for t in times]
-            prices = [f"{(x / us[0] - 1) * 100:+.1f} %" for x in us[1:]]
+            prices = [percent(x / us[0] - 1, sign="+") for x in us[1:]]
             rows.append([hw, str(batch), str(auto), number(us[0], 4), f"{fixed}: {prices[0]}", prices[1]])
             data[f"{hw} {batch}"] = {"auto": auto, "fixed": fixed, "us": us}
     header = ["device", "sequences", "splits by the rule", "kernel us", "fixed splits", "splits=1"]
@@ -176,7 +176,7 @@ def _fp8() -> Section:
         queues = [u for group in done.timing.queues for u in group]
         error = done.numerics.error.rmse
         shares = [
-            f"{max(u.busy_cycles for u in queues if u.queue == unit) / done.cycles:.0%}"
+            percent(max(u.busy_cycles for u in queues if u.queue == unit) / done.cycles, 0)
             for unit in ("aic.CUBE", "aiv0.VECTOR")
         ]
         rows.append([called, number(done.latency_us, 4), f"{error:.2e}", *shares])

@@ -8,7 +8,7 @@ import npusim
 from npusim.config.load import load_device
 from npusim.report.search import front_of, map_of
 from reports.parts.chart import svg
-from reports.parts.document import Section, gather, save_page, table
+from reports.parts.document import Section, gather, percent, save_page, table
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _best(charts: dict[str, str]) -> Section:
 
 
 def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:.1f} %"
+    return percent(ratio - 1)
 
 
 def _fronts(charts: dict[str, str]) -> Section:
@@ -138,6 +138,6 @@ def _changes() -> Section:
             )
             assert before
             assert after
-            rows.append([label, name, before, after, f"{(before / after - 1) * 100:+.1f} %"])
+            rows.append([label, name, before, after, percent(before / after - 1, sign="+")])
             figures[f"{label} {name}"] = [before, after]
     return {"changes": table(["change", "kernel", "us", "us then", "gain"], rows)}, {"changes": figures}

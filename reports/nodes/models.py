@@ -18,7 +18,7 @@ from npusim.simulation.plan import layer_problem
 from npusim.timing.result import TimingResult
 from npusim.validate.times import Predictor, validate_times
 from reports.nodes import study
-from reports.parts.document import Section, number, table
+from reports.parts.document import Section, number, percent, table
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ def attention_bits() -> Section:
             )
             assert result.numerics is not None
             bits = result.numerics
-            rows += [[fmt, blocks, bits.error.rmse, o.arithmetic, f"{o.differing:.1%}", o.rmse] for o in result.orders]
+            rows += [
+                [fmt, blocks, bits.error.rmse, o.arithmetic, percent(o.differing or 0.0), o.rmse] for o in result.orders
+            ]
             overflow = sum(bits.overflow_counts.values())
             data[f"{fmt} {blocks}"] = {
                 "rmse": bits.error.rmse,
@@ -211,13 +213,19 @@ def host() -> Section:
     """Table 3, and our own attention kernel beside the paper's."""
     report = validate_times(HERE / "measured_offload.yaml", band=0.1)
     rows = [
-        [f"`{r.name}`", r.quantity, number(r.measured.low, 4), number(r.predicted, 4), f"{r.relative_error:+.1%}"]
+        [
+            f"`{r.name}`",
+            r.quantity,
+            number(r.measured.low, 4),
+            number(r.predicted, 4),
+            percent(r.relative_error, sign="+"),
+        ]
         for r in report.residuals
     ]
     fields: dict[str, object] = {
         "table_3": table(["case", "quantity", "measured", "predicted", "error"], rows),
-        "table_3_median": f"{report.median_abs_error:.1%}",
-        "table_3_worst": f"{report.worst_abs_error:.1%}",
+        "table_3_median": percent(report.median_abs_error),
+        "table_3_worst": percent(report.worst_abs_error),
         "our_decode": _our_decode(),
         "table_3_speedups": _speedups(report),
         "pcie": f"{_machine(CAPACITIES[0]).node.device_count.value * _pcie() / 1e9:.0f}",
@@ -271,7 +279,7 @@ def whole_models() -> Section:
         said = latency[0] / 1e3 if latency else result.problem.batch * 1e3 / (rate or (1.0, 1.0))[0]
         own = result.latency_us / 1e3
         rest = (said - own) * 1e3 / result.problem.layers
-        rows.append([f"`{case.name}`", number(said, 4), number(own, 4), f"{(said - own) / said:.0%}", f"{rest:.0f}"])
+        rows.append([f"`{case.name}`", number(said, 4), number(own, 4), percent((said - own) / said, 0), f"{rest:.0f}"])
         data[case.name] = {"measured_ms": said, "predicted_ms": own, "rest_us_a_layer": rest}
     wide = _as_stated()
     header = ["case", "measured ms", "our layers ms", "left over", "left over, us a layer"]
@@ -342,7 +350,7 @@ def _idle(batch: int) -> dict[str, object]:
         assert isinstance(result.timing, TimingResult)
         loads = next(u for u in result.timing.queues[0] if u.queue == "aic.MTE2")
         found[f"{name}_us"] = number(result.device.seconds(result.cycles) * 1e6)
-        found[f"{name}_busy"] = f"{loads.busy_cycles / result.cycles:.0%}"
+        found[f"{name}_busy"] = percent(loads.busy_cycles / result.cycles, 0)
         found["decoding_cores"] = len(result.timing.queues)
     return found
 
@@ -386,7 +394,7 @@ def figure_11() -> Section:
 def _share(data: Mapping[str, Mapping[str, float]], *models: str) -> str:
     """Return which part of the measured times kernels take, over the cases of some models."""
     shares = [of["predicted_ms"] / of["measured_ms"] for name, of in data.items() if name.startswith(models)]
-    return f"{min(shares):.0%} to {max(shares):.0%}"
+    return f"{100 * min(shares):.0f} to {percent(max(shares), 0)}"
 
 
 def _as_stated() -> tuple[str, dict[str, float]]:

@@ -11,7 +11,8 @@ from npusim.node.result import NodeTiming
 from npusim.validate.times import validate_times
 from reports.nodes import models, study
 from reports.parts.chart import Bar, Panel, chart, gantt
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
+from reports.validation.study import wrong_signs
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData
@@ -84,7 +85,7 @@ def _outcomes() -> Section:
                     *causes,
                     number(found.tiled, 4),
                     found.speedup,
-                    f"{found.efficiency:.0%}",
+                    percent(found.efficiency, 0),
                 ]
             )
             data[f"{name} {tokens}"] = {**found._asdict(), "speedup": found.speedup}
@@ -95,7 +96,7 @@ def _outcomes() -> Section:
         fields[key] = f"{number(min(speedups))} to {number(max(speedups))}"
         parts = study.tiled(node, TOKENS, driver, 1).timing
         assert isinstance(parts, NodeTiming)
-        fields[f"{key}_share"] = f"{parts.allreduce_s / parts.latency_s:.0%}"
+        fields[f"{key}_share"] = percent(parts.allreduce_s / parts.latency_s, 0)
     return fields, {"outcomes": data}
 
 
@@ -202,16 +203,18 @@ def _residuals() -> Section:
     for key, name in MEASURED:
         report = validate_times(HERE / name, method=study.METHOD)
         fields[key] = _residual_table(report)
-        fields[f"{key}_median"] = f"{report.median_abs_error:.1%}"
-        fields[f"{key}_worst"] = f"{report.worst_abs_error:.1%}"
+        fields[f"{key}_median"] = percent(report.median_abs_error)
+        fields[f"{key}_worst"] = percent(report.worst_abs_error)
         worst[key] = {"median": report.median_abs_error, "worst": report.worst_abs_error}
         data[key] = {f"{r.name} {r.quantity}": r.predicted for r in report.residuals}
+        if key == "residuals_gpu":
+            fields["gpu_wrong"] = ", ".join(f"`{name}`" for name in wrong_signs(report.residuals)) or "none"
     return fields, {"predicted": data, "errors": worst}
 
 
 def _residual_table(report: TimesReport) -> str:
     rows = [
-        [f"`{r.name}`", r.quantity, _measured(r), number(r.predicted, 4), f"{r.relative_error:+.1%}"]
+        [f"`{r.name}`", r.quantity, _measured(r), number(r.predicted, 4), percent(r.relative_error, sign="+")]
         for r in report.residuals
     ]
     return table(["case", "quantity", "measured", "predicted", "error"], rows)
@@ -226,7 +229,7 @@ def _sums() -> Section:
     rows, data = [], {}
     for fmt in FORMATS:
         for way in study.sums(fmt, RANKS):
-            shares = [f"{way.differs_from_ring:.1%}", f"{way.differs_tiled:.1%}"]
+            shares = [percent(way.differs_from_ring), percent(way.differs_tiled)]
             rows.append([fmt, way.name, way.rmse, way.max_abs, *shares])
             data[f"{fmt} {way.name}"] = way._asdict()
     header = ["format", "order", "RMSE", "max error", "other bits than ring", "tiled / whole"]

@@ -57,7 +57,7 @@ def chart(
 
     def scaled(is_log: bool) -> dict[str, Any]:
         # Labels stay under their ticks: one moved inwards at an end stands beside its neighbour.
-        axis = alt.Axis(format="~g", tickCount=TICKS, labelFlush=False, labelOverlap="greedy", labelSeparation=8)
+        axis = alt.Axis(format="~r", tickCount=TICKS, labelFlush=False, labelOverlap="greedy", labelSeparation=8)
         return {"scale": alt.Scale(type="log") if is_log else alt.Scale(zero=True), "axis": axis}
 
     names = list(lines)
@@ -135,7 +135,12 @@ def scatters(title: str, panels: Mapping[str, Sequence[Row]], x_title: str, y_ti
                 x=x,
                 y=alt.Y("y", type="quantitative", title=y_title, scale=scale, axis=axis),
                 color=alt.Color(
-                    "kind", type="nominal", title=None, sort=kinds, scale=alt.Scale(domain=kinds, range="category")
+                    "kind",
+                    type="nominal",
+                    title=None,
+                    sort=kinds,
+                    scale=alt.Scale(domain=kinds, range="category"),
+                    legend=alt.Legend(orient="top") if len(kinds) > 1 else None,
                 ),
             )
         )

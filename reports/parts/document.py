@@ -15,6 +15,7 @@ __all__ = [
     "fill",
     "gather",
     "number",
+    "percent",
     "rounded",
     "save",
     "save_page",
@@ -67,11 +68,16 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - 1 - exponent)}f}"
 
 
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Return a share as pages write it, ``53.6 %``; ``sign="+"`` for a difference, ``+53.6 %``."""
+    return f"{share * 100:{sign}z.{digits}f} %"
+
+
 def scattered(value: float, deviation: float) -> str:
     """Return a figure with its scatter in percent of it: ``0.00388 ± 5.1 %``."""
-    percent = 100 * deviation / abs(value) if value else 0.0
+    relative = deviation / abs(value) if value else 0.0
     # Two digits of the scatter, as far as they are before its first decimal.
-    return f"{number(value)} ± {percent:.{0 if percent >= 10 else 1}f} %"
+    return f"{number(value)} ± {percent(relative, 0 if relative >= 0.1 else 1)}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.config.load import load_device, load_workload
 from npusim.formats import get_format
 from npusim.numerics.inputs import recipe_source
-from reports.parts.document import Section, number, table
+from reports.parts.document import Section, number, percent, table
 from reports.parts.values import ASCEND, values
 from reports.pasa_numerics import study
 from reports.pasa_numerics.study import DRAWS, MAIN, label, sampled, shown
@@ -314,4 +314,4 @@ def real() -> Section:
 
 def _of_run(run: NumericResult) -> str:
     found = study.finite_rmse(run)
-    return f"NaN rows {100 * run.error.nan_row_fraction:.2f} %" if isinstance(found, str) else number(found)
+    return f"NaN rows {percent(run.error.nan_row_fraction, 2)}" if isinstance(found, str) else number(found)

@@ -14,7 +14,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
 from npusim.validate.times import validate_times
-from reports.parts.document import Section, gather, save_page, table
+from reports.parts.document import Section, gather, percent, save_page, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,8 +93,8 @@ def _measured() -> Section:
             "worst_case": worst.case.name,
         }
         data[f"{kernel} {source}"] = figures
-        shown = [f"{100 * float(figures[k]):+.1f} %" for k in ("bias", "worst")]  # type: ignore[arg-type]
-        shares = [f"{100 * float(figures[k]):.1f} %" for k in ("median", "most")]  # type: ignore[arg-type]
+        shown = [percent(float(figures[k]), sign="+") for k in ("bias", "worst")]  # type: ignore[arg-type]
+        shares = [percent(float(figures[k])) for k in ("median", "most")]  # type: ignore[arg-type]
         rows.append([KERNELS[kernel], source, len(some), *shares, *shown, worst.case.name])
     header = ["kernel", "cases", "calls", "half within", "nine of ten within", "median error", "worst", "in"]
     calls = [
@@ -104,12 +104,12 @@ def _measured() -> Section:
     listed = table(["kernel", "cases", "call", "measured us", "predicted us", "error"], calls)
     band = validated(load_device(DEVICE), "flash").most_error
     assert band is not None
-    fields = {"summary": table(header, rows), "calls": listed, "call_count": len(every), "band": f"{100 * band:.0f} %"}
+    fields = {"summary": table(header, rows), "calls": listed, "call_count": len(every), "band": percent(band, 0)}
     return fields, {"summary": data}
 
 
 def _percent(row: Row) -> str:
-    return f"{100 * row.residual.relative_error:+.1f} %"
+    return percent(row.residual.relative_error, sign="+")
 
 
 def _beside() -> Section:
@@ -137,7 +137,7 @@ def _tiles() -> Section:
         gain = (own or 0.0) / times[best] - 1.0
         name = f"d {dim}{', causal' if causal else ''}"
         data[name] = {"own_us": own, "best": best, "best_us": times[best], "gain": gain, "tiles": times}
-        rows.append([name, own, best if gain > 0.02 else "its own", times[best], f"{100 * gain:.1f} %"])
+        rows.append([name, own, best if gain > 0.02 else "its own", times[best], percent(gain)])
     header = ["call", "its tile, us", "best of the tried", "us", "faster by"]
     changed = [name for name, figures in data.items() if figures["gain"] > 0.02]  # type: ignore[operator]
     fields = {"tiles": table(header, rows), "tiles_changed": len(changed), "tiles_all": len(data)}

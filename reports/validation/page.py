@@ -11,7 +11,7 @@ from npusim.config.problem import Problem
 from npusim.report.output import write_whole
 from npusim.run import run
 from reports.parts.chart import scatters
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.parts.kernel import declared_tiling
 from reports.validation import bands, refit, study
 
@@ -68,16 +68,8 @@ def write(folder: Path) -> list[Path]:
     return [*written, path]
 
 
-def _percent(value: float) -> str:
-    return f"{value * 100:.1f} %"
-
-
-def _signed(value: float) -> str:
-    return f"{value * 100:+.1f} %"
-
-
 def _figures(found: Errors) -> list[str]:
-    return [_percent(found.median), _percent(found.most), _percent(found.worst)]
+    return [percent(found.median), percent(found.most), percent(found.worst)]
 
 
 def _short() -> Section:
@@ -89,9 +81,9 @@ def _short() -> Section:
     groups = {kind: study.counted(kind) for kind in kinds}
     groups |= {"all": rows, "all but whole models": [r for r in rows if r.kind != study.MODELS]}
     lines = [
-        [kind, found.cases, *_figures(found), number(median(r.error for r in own) * 100, 2) + " %", wrong or ""]
+        [kind, found.cases, *_figures(found), percent(median(r.error for r in own), sign="+"), wrong or ""]
         for kind, own in groups.items()
-        for found, wrong in [(study.errors(own), sum(r.is_wrong_sign for r in own))]
+        for found, wrong in [(study.errors(own), len(study.wrong_signs(r.residual for r in own)))]
     ]
     header = ("source", "counted", "median", "nine in ten", "worst", "median with its sign", "wrong sign")
     models = [r for r in study.counted(study.MODELS) if r.residual.quantity == "latency_us"]
@@ -102,20 +94,21 @@ def _short() -> Section:
         "hosts": sum(r.residual.is_floor for r in every),
         "easy": sum(r.is_easy for r in every),
         "summary": table(header, lines),
-        "median": _percent(study.errors(below).median),
-        "most": _percent(study.errors(below).most),
-        "all_most": _percent(study.errors(rows).most),
+        "median": percent(study.errors(below).median),
+        "most": percent(study.errors(below).most),
+        "all_most": percent(study.errors(rows).most),
         "free": len(free),
-        "free_median": _percent(study.errors(free).median),
-        "free_most": _percent(study.errors(free).most),
+        "free_median": percent(study.errors(free).median),
+        "free_most": percent(study.errors(free).most),
         "models": len(models),
-        "models_low": _signed(max(r.error for r in models)),
-        "models_high": _signed(min(r.error for r in models)),
+        "models_low": percent(max(r.error for r in models), sign="+"),
+        "models_high": percent(min(r.error for r in models), sign="+"),
+        "wrong": ", ".join(f"`{name}`" for name in study.wrong_signs(r.residual for r in rows)) or "none",
         "faults": f"{len(faults)} cases have no prediction: {faults[0]}." if faults else "Every case has a prediction.",
     }
     # As the table has them: another page that shows them must not round once more.
     summary = {
-        kind: {"cases": found.cases, "median": _percent(found.median), "most": _percent(found.most)}
+        kind: {"cases": found.cases, "median": percent(found.median), "most": percent(found.most)}
         for kind, own in groups.items()
         for found in [study.errors(own)]
     }
@@ -129,8 +122,8 @@ def _classes() -> Section:
     for (device, schedule), rows in study.classes().items():
         every, free = study.errors(rows), study.errors(r for r in rows if r.is_untouched)
         inside = bands.shares(kept[device, schedule]) if (device, schedule) in kept else None
-        shown = [""] * 2 if inside is None else [_percent(share) for share in inside]
-        untouched = [free.cases, _percent(free.median) if free.cases else ""]
+        shown = [""] * 2 if inside is None else [percent(share) for share in inside]
+        untouched = [free.cases, percent(free.median) if free.cases else ""]
         lines.append([device, schedule, every.cases, *_figures(every), *untouched, *shown])
         figures[f"{device} {schedule}"] = {"all": every, "untouched": free, "inside": inside}
     header = ("device", "schedule", "times", "median", "nine in ten", "worst", "untouched", "their median")
@@ -148,20 +141,21 @@ def _classes() -> Section:
         "classes": table((*header, "inside half's", "inside most's"), lines),
         "others": table(("source", "quantity", "count", *header[3:6]), more),
         **{
-            f"{k}_share": f"{100 * a:.0f} to {100 * b:.0f} %"
+            f"{k}_share": f"{100 * a:.0f} to {percent(b, 0)}"
             for k, (a, b) in zip(("half", "most"), bands.SHARES, strict=True)
         },
         "kept": len(every_kept),
-        "kept_half": _percent(inside[0]),
-        "kept_most": _percent(inside[1]),
+        "kept_half": percent(inside[0]),
+        "kept_most": percent(inside[1]),
         "by_chance": sum(map(bands.is_by_chance, kept.values())),
         "judged": len(kept),
+        "chance": percent(bands.CHANCE),
         "beyond": len(outside),
-        "beyond_most": _percent(bands.shares(outside)[1]),
-        "narrow_most": _percent(bands.shares(outside, 0.0)[1]),
+        "beyond_most": percent(bands.shares(outside)[1]),
+        "narrow_most": percent(bands.shares(outside, 0.0)[1]),
         "factors": table(
             ("wider a doubling", "shares where they should be", "of"),
-            [[_percent(factor), bands.holding(factor), 2 * len(kept)] for factor in bands.FACTORS],
+            [[percent(factor), bands.holding(factor), 2 * len(kept)] for factor in bands.FACTORS],
         ),
     }
     return fields, {"classes": figures, "kept_out": {"cases": len(every_kept), "half": inside[0], "most": inside[1]}}
@@ -176,15 +170,7 @@ def _groups() -> Section:
         near = sum(abs(r.error) <= 0.2 for r in rows) / len(rows) if rows else 0.0
         used = "yes" if any(not r.is_untouched for r in rows) else ""
         lines.append(
-            [
-                name,
-                found.cases,
-                *_figures(found),
-                _percent(near),
-                f"{rank.kendall_tau:.2f}",
-                _percent(rank.regret),
-                used,
-            ]
+            [name, found.cases, *_figures(found), percent(near), f"{rank.kendall_tau:.2f}", percent(rank.regret), used]
         )
         figures[name] = {"errors": found, "within_20": near, "tau": rank.kendall_tau, "regret": rank.regret}
     header = ("group", "tiles", "median", "nine in ten", "worst", "within 20 %", "Kendall tau", "regret", "fitted on")
@@ -198,7 +184,7 @@ def _kinds() -> Section:
     for kind, belongs in KINDS.items():
         rows = [r for r in tiles if belongs(dict(r.case.tiling or {}))]
         found, bias = study.errors(rows), median(r.error for r in rows)
-        lines.append([kind, found.cases, *_figures(found), _signed(bias)])
+        lines.append([kind, found.cases, *_figures(found), percent(bias, sign="+")])
         figures[kind] = {"errors": found, "bias": bias}
     header = ("tiles", "count", "median", "nine in ten", "worst", "median with its sign")
     return {"kinds": table(header, lines)}, {"kinds": figures}
@@ -219,7 +205,7 @@ def _v100() -> Section:
                     operators,
                     number(paper, 2),
                     number(ratio),
-                    _signed(ratio / paper - 1),
+                    percent(ratio / paper - 1, sign="+"),
                     f"{rate:.0f} TFLOP/s",
                 ]
             )
@@ -231,11 +217,12 @@ def _v100() -> Section:
     own = _us("volta_flash", "v100", kernel.case.workload.problem(), "acc_fp32", kernel="xformers")
     fields: dict[str, object] = {
         "v100": table(header, lines),
+        "v100_gains": " and ".join(number(figures[f"{kind} eager"]["predicted"]) for kind in ("causal", "full")),
         "v100_peak": number(V100_PEAK),
         **{f"v100_{name}": _ms(r.residual.measured.low) for name, r in (("kernel", kernel), ("unfused", unfused))},
         **{f"v100_{name}_us": _ms(r.residual.predicted) for name, r in (("kernel", kernel), ("unfused", unfused))},
         "v100_own": _ms(own),
-        "v100_own_error": _signed(own / kernel.residual.measured.low - 1),
+        "v100_own_error": percent(own / kernel.residual.measured.low - 1, sign="+"),
     }
     return fields, {"v100": figures}
 
@@ -263,8 +250,8 @@ def _refits() -> Section:
     for group in (refit.FITTED, *refit.PREDICTED):
         of = {which: found[group] for which, found in ways.items()}
         seen = "fitted on" if group == refit.FITTED else "predicted"
-        cells = [f"{_percent(o.errors.median)}, {_percent(o.errors.most)}, {o.tau:.2f}" for o in of.values()]
-        lines.append([group, seen, *cells, _percent(of["refitted"].regret)])
+        cells = [f"{percent(o.errors.median)}, {percent(o.errors.most)}, {o.tau:.2f}" for o in of.values()]
+        lines.append([group, seen, *cells, percent(of["refitted"].regret)])
     header = ("group", "refit", "before any group", "refitted on the first", "as filed", "regret, refitted")
     fields: dict[str, object] = {
         "refits": table(header, lines),
@@ -310,7 +297,7 @@ def _best() -> Section:
                 _tile(own),
                 number(r.measured.low, 4),
                 number(r.predicted, 4),
-                _signed(own.error),
+                percent(own.error, sign="+"),
                 f"{ratios[0]:.2f}",
                 f"{ratios[1]:.2f}",
                 pick,
@@ -357,7 +344,7 @@ def _worst() -> Section:
                 r.residual.quantity,
                 measured,
                 number(r.residual.predicted, 4),
-                _signed(r.error),
+                percent(r.error, sign="+"),
                 "" if r.is_untouched else "fitted",
                 apart,
             ]

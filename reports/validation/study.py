@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -67,6 +68,10 @@ VECTORS = ("mma_h200_cut.npz", KERNELS)
 RECORDED = "recorded.csv"
 
 
+#: A case cut into blocks; its other half is named alike, ``_sequential``.
+TILED = re.compile(r"(\w+)_tiled\d+")
+
+
 class Row(NamedTuple):
     """One quantity of one case."""
 
@@ -89,12 +94,6 @@ class Row(NamedTuple):
         return high >= WIDE_RANGE * low and self.residual.relative_error == 0
 
     @property
-    def is_wrong_sign(self) -> bool:
-        """Whether a gain is predicted where a loss was measured, or a loss where a gain was."""
-        (low, high), predicted = self.residual.measured, self.residual.predicted
-        return self.residual.quantity == "speedup" and (predicted < 1 < low or high < 1 < predicted)
-
-    @property
     def is_counted(self) -> bool:
         """Whether figures are made of it: not where the host decides, another row says its timing, or all would hit."""
         apart = any(fnmatchcase(self.case.name, pattern) for pattern in (REPLACED, NOT_ALIKE))
@@ -104,6 +103,18 @@ class Row(NamedTuple):
     def is_untouched(self) -> bool:
         """Whether no constant of its device was fitted on it or on its group."""
         return not self.residual.is_fitted
+
+
+def wrong_signs(residuals: Iterable[Residual]) -> list[str]:
+    """Return cases whose gain is predicted a loss, or the reverse: speed-ups, times tiled against sequential."""
+    listed = list(residuals)
+    gains = [(r.name, (r.measured.low, r.measured.high), r.predicted) for r in listed if r.quantity == "speedup"]
+    times = {r.name: r for r in listed if r.quantity == "latency_us"}
+    for name, tiled in times.items():
+        if (match := TILED.fullmatch(name)) and (whole := times.get(f"{match[1]}_sequential")):
+            measured = (whole.measured.low / tiled.measured.high, whole.measured.high / tiled.measured.low)
+            gains.append((name, measured, whole.predicted / tiled.predicted))
+    return [name for name, (low, high), predicted in gains if predicted < 1 < low or high < 1 < predicted]
 
 
 class Errors(NamedTuple):

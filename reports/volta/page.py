@@ -11,7 +11,7 @@ from npusim.config.cases import load_measurements
 from npusim.config.load import load_device
 from npusim.config.problem import Problem, UniformData
 from reports.parts.chart import chart
-from reports.parts.document import Section, gather, number, save_page, table
+from reports.parts.document import Section, gather, number, percent, save_page, table
 from reports.parts.kernel import declared_tiling
 from reports.volta.study import MEMORIES, Kernel, bank_cycles, chains, instruction_times, kernel, numerics, shape
 
@@ -91,7 +91,7 @@ def _row(found: Kernel) -> list[object]:
         f"{found.tflops:.0f}",
         str(found.blocks),
         str(found.registers),
-        *(f"{100 * of[pipe]:.0f} %" for pipe in ("TENSOR", "LSU", "FMA", "MUFU")),
+        *(percent(of[pipe], 0) for pipe in ("TENSOR", "LSU", "FMA", "MUFU")),
     ]
 
 
@@ -153,7 +153,7 @@ def _fields() -> Section:
                 cells += ["refused", "-"]
                 faults.setdefault(f"{name}: {found.partition('; ')[0]}", []).append(precision)
             else:
-                cells += [f"{found.ms:.2f}", f"{100 * found.shares['LSU']:.0f} %"]
+                cells += [f"{found.ms:.2f}", percent(found.shares["LSU"], 0)]
                 data[f"{name}, {precision}"] = {"ms": found.ms, "lsu": found.shares["LSU"]}
                 best[precision] = min(best.get(precision, (found.ms, name)), (found.ms, name))
         rows.append(cells)
@@ -207,7 +207,7 @@ def _figure_8() -> Section:
         **{
             f"{name}_{key}": text
             for name, ms in (("xformers", published.xformers_ms), ("own", published.own_ms))
-            for key, text in (("ms", number(ms)), ("error", f"{100 * (ms / published.measured_ms - 1):+.1f} %"))
+            for key, text in (("ms", number(ms)), ("error", percent(ms / published.measured_ms - 1, sign="+")))
         },
     }
     return fields, {"figure_8": data, "xformers over FP16": xformers, "published": published}
@@ -257,7 +257,7 @@ def _three(tokens: int, *, causal: bool) -> tuple[Kernel, Kernel, Kernel]:
 def _compared(
     name: str, half: Kernel, single: Kernel, gains: tuple[float, float], paper: str, error: float | None
 ) -> list[object]:
-    shown = "-" if error is None else f"{100 * error:+.1f} %"
+    shown = "-" if error is None else percent(error, sign="+")
     return [name, f"{half.ms:.2f}", f"{single.ms:.2f}", *(f"{g:.2f}" for g in gains), paper, shown]
 
 
@@ -301,7 +301,7 @@ def _accuracy() -> tuple[Section, str]:
                 f"{scores:.0f}",
                 f"{count:,}",
                 first,
-                f"{100 * half.error.nan_row_fraction:.0f} %",
+                percent(half.error.nan_row_fraction, 0),
                 number(half.error.rmse),
                 number(single.error.rmse),
             ]

@@ -31,6 +31,9 @@ README = Path(__file__).parents[2] / "README.md"
 #: A block of code of a page; the file that it is, if it says so.
 FENCE = re.compile(r"(?ms)(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```\n")
 
+#: Characters that a line of the README's code has where it is shown, on a code host or on the site.
+COLUMNS = "90"
+
 FOLDER = Path(__file__).parent / "transcripts"
 #: Name of a file -> the commands it shows, in one folder that has the files of ``odd_files``.
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -137,7 +140,7 @@ def renewed(page: str) -> str:
     """Return a page whose commands are run, in the folder it stands in, with what they print now."""
     for block in blocks(page):
         for command, lines in shown(block["text"]):
-            said = CliRunner().invoke(app, shlex.split(command)[1:]).stdout
+            said = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": COLUMNS}).stdout
             page = page.replace("\n".join((command, *lines)), "\n".join((command, *anew(lines, said))))
     return page
 

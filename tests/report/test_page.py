@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +254,8 @@ def test_names_of_a_front_cover_neither_one_another_nor_a_point_at_any_width(cou
             assert one[2] <= two[0] or two[2] <= one[0] or abs(one[1] - two[1]) >= 12
         for box in boxes:
             assert not any(box[0] < px < box[2] and abs(py - box[1]) < 8 for px, py in at.values())
+            for (px, py), (end, _) in pairwise(at.values()):
+                assert box[2] <= px or end <= box[0] or abs(py - box[1]) >= 6, "the front's line"
 
 
 @pytest.mark.usefixtures("light")

@@ -89,7 +89,10 @@ def test_an_unknown_study_is_refused_with_the_near_name_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tiling_mask", "tiling_maks", "--out", str(tmp_path)]) == 2
-    assert re.search("no study named 'tiling_maks' among .*. Did you mean `tiling_mask`", capsys.readouterr().err)
+    assert re.search(
+        r"no study named 'tiling_maks'. Did you mean `tiling_mask`\? There are ascend_950, .*, right$",
+        capsys.readouterr().err.strip(),
+    )
     assert not list(tmp_path.iterdir())
 
 

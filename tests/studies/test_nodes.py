@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.config.cases import load_measurements
+from npusim.config.cases import Interval, load_measurements
+from npusim.validate.times import Residual
 from reports.nodes import models
 from reports.nodes import page as nodes
 from reports.nodes import study as nodes_study
 from reports.parts.chart import Bar, Panel, gantt
 from reports.parts.document import rounded
+from reports.validation.study import wrong_signs
 from tests.studies.copies import copied_cases
 
 if TYPE_CHECKING:
@@ -25,6 +27,15 @@ def committed(repository: Path) -> dict[str, Any]:
     """Figures of the committed page."""
     data: dict[str, Any] = json.loads((repository / "reports/nodes/nodes.json").read_text())
     return data
+
+
+def test_a_gain_predicted_where_a_loss_was_measured_is_named() -> None:
+    def residual(name: str, measured: float, predicted: float, quantity: str = "latency_us") -> Residual:
+        return Residual(name, None, quantity, Interval(measured, measured), predicted, 0.0, None)
+
+    whole, slower, faster = residual("a_sequential", 10, 10), residual("a_tiled2", 11, 9), residual("a_tiled4", 9, 9.5)
+    assert wrong_signs([whole, slower, faster, residual("b_tiled2", 11, 9)]) == ["a_tiled2"]
+    assert wrong_signs([residual("c", 0.9, 1.1, "speedup"), residual("d", 1.1, 1.3, "speedup")]) == ["c"]
 
 
 @pytest.mark.parametrize("name", ["papers.yaml", "ascend_910b2.yaml", "h200.yaml"])
