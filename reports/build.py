@@ -49,7 +49,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "production": 26,
         "served": 67,
         "tiling_mask": 3,
-        "validation": 220,
+        "validation": 520,
         "volta": 25,
         "gallery": 18,
         "papers": 1,

@@ -103,7 +103,7 @@ def _picture(found: dict[str, list[Row]]) -> str:
 
 def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
     """Return one panel as wide as it is drawn: names that have room there, what is lost above all errors."""
-    drawn = [{**p, "error": p["error"] or BEYOND} for p in points]
+    drawn = [{**p, "error": p["error"] or BEYOND, "is_front": False} for p in points]  # no line joins them
     spec = front(drawn, load.title)
     data = spec.pop("datasets")
     data["names"] = [n for n in data["names"] if n["least"] <= WIDTH < n["beyond"]]
@@ -113,7 +113,6 @@ def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
     spec = json.loads(text)
     label = f"datum.value >= {BEYOND} ? '{LOST}' : format(datum.value, '~e')"
     colour = {"field": "schedule", "type": "nominal", "title": None, "scale": {"domain": NAMES, "range": "category"}}
-    layers = []
     for layer in spec["layer"]:
         kind, encoding = layer["mark"]["type"], layer["encoding"]
         if kind == "text":
@@ -123,7 +122,5 @@ def _panel(points: Sequence[Row], load: Load) -> dict[str, Any]:
             encoding["x"]["axis"] = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 12}
             encoding["color"] = {**colour, "legend": {"orient": "top"}}
             layer["mark"].pop("style")
-        if kind != "line":
-            layers.append(layer)
     sizes = {"width": WIDTH, "height": CHART_HEIGHT}
-    return {**spec, **sizes, "layer": layers, "datasets": {f"{load.name}_{n}": rows for n, rows in data.items()}}
+    return {**spec, **sizes, "datasets": {f"{load.name}_{n}": rows for n, rows in data.items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.report.charts import CHART_HEIGHT, altair, chart_of, finished, tooltip, tracks
@@ -156,4 +157,7 @@ def svg(spec: dict[str, Any], width: int = 700) -> str:
 
     background = {"config": {**theme("light"), "background": "white", "font": "sans-serif"}, "padding": 8}
     sized = {} if "vconcat" in spec else {"width": width}
-    return f"{vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))}\n"
+    text = vl_convert.vegalite_to_svg(json.dumps({**spec, **background, **sized}))
+    # Clip paths are numbered through all pictures of a process; a file has its own numbers.
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(re.findall(r"\bclip\d+\b", text)))}
+    return re.sub(r"\bclip\d+\b", lambda found: f"clip{numbers[found[0]]}", text) + "\n"
