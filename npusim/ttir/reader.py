@@ -588,17 +588,19 @@ class Reader:
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
-        place = (
-            "",
-            pointer.of,
-            pointer,
-            value.axes,
-            self._left(op, mask, pointer),
-            bool(self._walk),
-            op.line,
-            (ROWS, COLUMNS),
+        self.stored.append(
+            Stored(
+                name="",
+                of=pointer.of,
+                pointer=pointer,
+                axes=value.axes,
+                left=self._left(op, mask, pointer),
+                is_walked=bool(self._walk),
+                line=op.line,
+                dims=(ROWS, COLUMNS),
+                value=value,
+            )
         )
-        self.stored.append(Stored(*place, value))
 
     # ---------------------------------------------------------------- the loop
 

@@ -10,7 +10,7 @@ import numpy as np
 import npusim
 from reports.block_scaled.study import head
 
-__all__ = ["KERNELS", "Kernel", "absolute_error", "front", "kernel_error", "latency_us"]
+__all__ = ["KERNELS", "Kernel", "absolute_error", "kernel_error", "latency_us"]
 
 #: The shape whose times are compared: PanGu-38B's attention.
 WORKLOAD, SEQ = "pangu_38b", 8192
@@ -66,15 +66,7 @@ def _run(kernel: Kernel, name: str) -> tuple[float, float]:
     """Return a relative error, and the root mean square of the output."""
     (q, k, v), _, is_causal = head(name)
     tensors = {n: x[None, None] for n, x in (("q", q), ("k", k), ("v", v))}
-    result = npusim.run(
-        kernel.schedule,
-        precision=kernel.precision,
-        hw=kernel.hw,
-        tensors=tensors,
-        causal=is_causal,
-        rows="all",
-        trace_groups=(),
-    )
+    result = npusim.run(**kernel._asdict(), tensors=tensors, causal=is_causal, rows="all", trace_groups=())
     assert result.numerics is not None
     assert result.numerics.rmse is not None
     return result.numerics.rmse, float(np.sqrt(np.mean(result.output.astype(np.float64) ** 2)))
@@ -83,21 +75,6 @@ def _run(kernel: Kernel, name: str) -> tuple[float, float]:
 @cache
 def latency_us(kernel: Kernel) -> float:
     """Return the predicted latency of a call of `WORKLOAD`, kernels that quantise or shift counted."""
-    result = npusim.run(
-        kernel.schedule,
-        precision=kernel.precision,
-        hw=kernel.hw,
-        workload=WORKLOAD,
-        seq=SEQ,
-        numerics=False,
-        trace_groups=(),
-    )
+    result = npusim.run(**kernel._asdict(), workload=WORKLOAD, seq=SEQ, numerics=False, trace_groups=())
     assert result.latency_us is not None
     return result.latency_us
-
-
-def front(points: dict[str, tuple[float, float]]) -> set[str]:
-    """Return the names of (time, error) that no other one beats in both."""
-    return {
-        n for n, at in points.items() if not any(o[0] <= at[0] and o[1] <= at[1] and o != at for o in points.values())
-    }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from npusim.formats import BLOCK_FORMATS, get_block_format
-from reports.block_scaled.kernels import KERNELS, Kernel, absolute_error, front, kernel_error, latency_us
+from reports.block_scaled.kernels import KERNELS, Kernel, absolute_error, kernel_error, latency_us
 from reports.block_scaled.study import BETA, INPUTS, KEYS, QUERIES, error, sink_error
 from reports.parts.chart import chart
 from reports.parts.document import number, percent, save_page, table
+from reports.parts.front import unbeaten
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +109,9 @@ def _of_kernels(
     sinks: dict[str, float], found: dict[str, dict[str, float]], times: dict[str, float]
 ) -> dict[str, object]:
     """Return what the page says of whole kernels, and of published errors."""
-    best = {n: front({k: (us, found[f"{k} on {TIMED}"][n]) for k, us in times.items()}) for n in ("normal", "SmolLM2")}
+    best = {
+        n: unbeaten({k: (us, found[f"{k} on {TIMED}"][n]) for k, us in times.items()}) for n in ("normal", "SmolLM2")
+    }
     published, ours = list(PUBLISHED_OUTLIERS.items()), list(outliers().items())
     rows: list[list[object]] = []
     for k, us in times.items():

@@ -10,6 +10,7 @@ from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 from reports.parts.chart import svg
 from reports.parts.document import number, save_page, table
+from reports.parts.front import unbeaten
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def write(folder: Path) -> list[Path]:
     found = {load.name: [_point(load, *choice) for choice in CHOICES] for load in LOADS}
     rows = []
     for points in found.values():
+        names = unbeaten({p["name"]: (p["latency_us"], p["error"]) for p in points if p["error"] is not None})
         for point in points:
-            point["is_front"] = point["error"] is not None and not any(_beats(other, point) for other in points)
+            point["is_front"] = point["name"] in names
     for one, other in zip(*found.values(), strict=True):
         sides = [[p["latency_us"], number(p["error"]), "yes" if p["is_front"] else ""] for p in (one, other)]
         rows.append([one["name"], *sides[0], *sides[1]])
@@ -84,14 +86,6 @@ def _point(load: Load, schedule: str, precision: str, kernel: str = "pto") -> Ro
     assert result.numerics is not None
     named = {"name": f"{schedule} {precision}", "schedule": schedule}
     return {**named, "latency_us": result.latency_us, "error": result.numerics.error.rmse}
-
-
-def _beats(one: Row, two: Row) -> bool:
-    """Return whether one point is at least as good as another in both, and better in one."""
-    if one["error"] is None:
-        return False
-    better = one["latency_us"] < two["latency_us"] or one["error"] < two["error"]
-    return bool(better and one["latency_us"] <= two["latency_us"] and one["error"] <= two["error"])
 
 
 def _picture(found: dict[str, list[Row]]) -> str:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.block_scaled.kernels import KERNELS, front, kernel_error, latency_us
+from reports.block_scaled.kernels import KERNELS, kernel_error, latency_us
 from reports.block_scaled.page import PUBLISHED_SINKS, SINKS, TIMED
 from reports.block_scaled.study import BETA, INPUTS, error, sink_error
 from reports.parts.document import rounded
+from reports.parts.front import unbeaten
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,6 @@ def test_what_the_page_says_of_kernels_holds_in_its_figures(committed: dict[str,
     assert times[f"{rounded_up},smooth=k"] > times[rounded_up]
     for n in INPUTS:
         points = {k: (us, errors[f"{k} on {TIMED}"][n]) for k, us in times.items()}
-        assert front(points) == {"flash fa2_fp32", "pasa fp16_mean"} or n == "resonance"
+        assert unbeaten(points) == {"flash fa2_fp32", "pasa fp16_mean"} or n == "resonance"
     two, one = (errors[f"flash nvfp4{more} on rtx_5090"] for more in ("", ",p_scale=1,p_rule=sage3"))
     assert all(two[n] < one[n] for n in INPUTS)
