@@ -226,6 +226,9 @@ class DeviceSpec(HardwareModel):
     )
     architecture: Text
     clock_hz: Positive
+    products_clock_hz: Positive | None = Field(
+        default=None, description="while the tensor cores of any multiprocessor work; missing: clock_hz"
+    )
     group_count: PositiveWhole
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]
     memory: MemorySpec
@@ -234,6 +237,8 @@ class DeviceSpec(HardwareModel):
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
+    _multiplying: DeviceSpec | None = None
+    _clock_share: float = 1.0
 
     @model_validator(mode="after")
     def _links_are_not_slower_than_the_clock_resolves(self) -> Self:
@@ -374,6 +379,21 @@ class DeviceSpec(HardwareModel):
     def seconds(self, cycles: float) -> float:
         """Return the duration of ``cycles`` of the device clock."""
         return cycles / self.clock_hz.value
+
+    def clocked(self, flops: int) -> DeviceSpec:
+        """Return the device at the clock it has for a program with so many operations of products, always the same."""
+        if not flops or self.products_clock_hz is None:
+            return self
+        if self._multiplying is None:
+            made = self.model_copy(update={"clock_hz": self.products_clock_hz, "products_clock_hz": None})
+            made._clock_share = made.clock_hz.value / self.clock_hz.value
+            self._multiplying = made
+        return self._multiplying
+
+    @property
+    def clock_share(self) -> float:
+        """The clock over that of kernels without products, which the device has beside them."""
+        return self._clock_share
 
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.

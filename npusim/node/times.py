@@ -76,29 +76,29 @@ def _roof(
 
 def simulated_work(kernel: NodeKernel, results: Sequence[TimingResult], device: DeviceSpec) -> KernelWork:
     """Return the work of children simulated on their device, and what they use of it."""
-    cycles = sum(r.cycles for r in results)
+    cycles, seconds = sum(r.cycles for r in results), sum(r.cycles / r.clock_hz for r in results)
     launch = 0.0 if kernel.is_fused else max(r.stream_s for r in results)
     busy: dict[str, float] = defaultdict(float)
     for result in results:
         for kind, used in _busiest(result).items():
             busy[kind] += used
         hbm_seconds = result.link_bytes.get("hbm", 0) / device.link("hbm").bytes_per_s.value
-        busy["hbm"] += hbm_seconds * device.clock_hz.value
+        busy["hbm"] += hbm_seconds * result.clock_hz
     demand = tuple((name, min(1.0, used / cycles)) for name, used in busy.items())
     terms: dict[str, float] = defaultdict(float)
     for result in results:
         for key, part in result.term_cycles.items():
             terms[key] += part
     total = sum(terms.values()) or 1.0
-    bound = sum(max(r.bound_cycles.values(), default=0) for r in results)
+    bound = sum(max(r.bound_cycles.values(), default=0) / r.clock_hz for r in results)
     return KernelWork(
-        femtoseconds(device.seconds(cycles)),
+        femtoseconds(seconds),
         femtoseconds(launch),
         0,
         demand,
         terms=tuple((key, part / total) for key, part in terms.items()),
         methods=tuple(sorted({r.method for r in results})),
-        bound_fs=femtoseconds(device.seconds(bound)),
+        bound_fs=femtoseconds(bound),
         band=max(r.band for r in results),
     )
 

@@ -72,7 +72,7 @@ class Streams:
     """Builds the streams of a program on a device, sharing templates and costs between groups."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
-        self.program, self.device = program, device
+        self.program, self.device = program, (device := device.clocked(program.flops))
         self.templates = Templates(program)
         self.endpoints = self.templates.walker.endpoints
         #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.

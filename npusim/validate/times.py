@@ -293,9 +293,9 @@ class Predictor:
         if quantity == "latency_us":
             return self.latency_us(case)
         if quantity == "core_us":
-            return result.device.seconds(result.cycles) * MICROSECONDS
+            return timing.cycles / timing.clock_hz * MICROSECONDS
         if quantity == "phase1_us" and isinstance(timing, TimingResult) and timing.account is not None:
-            first = result.device.seconds(timing.account.phases[0].cycles)
+            first = timing.account.phases[0].cycles / timing.clock_hz
             return (first + result.device.timed_launch().kernel_overhead_s.value) * MICROSECONDS
         if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
             return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
@@ -308,7 +308,7 @@ class Predictor:
         queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*timing.queues, strict=True):
             if uses[0].queue == queue:
-                return result.device.seconds(max(u.busy_cycles for u in uses)) * MICROSECONDS
+                return max(u.busy_cycles for u in uses) / timing.clock_hz * MICROSECONDS
         raise SpecError(f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:

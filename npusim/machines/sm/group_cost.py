@@ -249,8 +249,12 @@ class GroupModel:
         return self._lanes_alone(count * each, f"{FMA}.ops.mul.instructions_count", tally)
 
     def _whole(self, steps: list[Step], work: GroupWork, tally: Tally) -> Share:
-        """Account for a library's kernel, which keeps the core busy whatever else there is."""
-        count, each = max(s.dst.rows * s.dst.cols for s in steps), work.element_cycles
+        """Account for a library's kernel, which keeps the core busy whatever else there is.
+
+        One of rows has the full clock, whatever that of the program's products is.
+        """
+        count = max(s.dst.rows * s.dst.cols for s in steps)
+        each = work.element_cycles * self.device.clock_share
         first, constant = steps[0], work.constant
         if first.opcode is Opcode.MATMUL:
             count, each, constant = count * first.depth, work.product_cycles, "unaligned_product_cycles"
