@@ -237,7 +237,6 @@ class DeviceSpec(HardwareModel):
     flags: FlagsSpec | None = Field(default=None, description="missing: the device is not timed")
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
-    _multiplying: DeviceSpec | None = None
     _clock_share: float = 1.0
 
     @model_validator(mode="after")
@@ -381,14 +380,12 @@ class DeviceSpec(HardwareModel):
         return cycles / self.clock_hz.value
 
     def clocked(self, flops: int) -> DeviceSpec:
-        """Return the device at the clock it has for a program with so many operations of products, always the same."""
+        """Return the device at the clock it has for a program with so many operations of products."""
         if not flops or self.products_clock_hz is None:
             return self
-        if self._multiplying is None:
-            made = self.model_copy(update={"clock_hz": self.products_clock_hz, "products_clock_hz": None})
-            made._clock_share = made.clock_hz.value / self.clock_hz.value
-            self._multiplying = made
-        return self._multiplying
+        made = self.model_copy(update={"clock_hz": self.products_clock_hz, "products_clock_hz": None})
+        made._clock_share = made.clock_hz.value / self.clock_hz.value
+        return made
 
     @property
     def clock_share(self) -> float:

@@ -149,7 +149,8 @@ class HardwareModel(SpecModel):
 
     def digest(self) -> str:
         """Return a short hash of the content, the same for equal files: for a result's provenance."""
-        return hashlib.sha256(self.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
+        # What is absent is left out: a key that a later version adds is no edit.
+        return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
 
 
 def _facts(prefix: str, node: object) -> Iterator[tuple[str, Sourced]]:

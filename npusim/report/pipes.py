@@ -73,7 +73,7 @@ def pipes_csv(record: RunRecord) -> str:
 
 def _row(record: RunRecord, timing: TimingRecord, group: int, core: str, uses: list[QueueUse]) -> dict[str, PipeValue]:
     def us(cycles: int) -> float:
-        return round(cycles / record.device.clock_hz * 1e6, 6)
+        return round(cycles / timing.clock(record.device.clock_hz) * 1e6, 6)
 
     kind = _kind(core)
     total = max(use.end_cycles for use in uses)

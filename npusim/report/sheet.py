@@ -122,7 +122,7 @@ def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:
         label,
         dict(_inputs(record)),
         record,
-        record.device.clock_hz,
+        record.device.clock_hz if timing is None else timing.clock(record.device.clock_hz),
         None if timing is None else timing.cycles,
         0.0 if timing is None else round(timing.launch_us, 6),  # a difference of floats: to the picosecond
         {} if timing is None else {u.name: u for u in _units(timing)},

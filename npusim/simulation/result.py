@@ -182,6 +182,7 @@ def roofline_of(result: RunData) -> Roofline | None:
     timing, device = result.timing, result.device
     if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
         return None
+    device = device.clocked(result.program.flops)
     peak = device.peak_flops_per_s(result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
     if not (peak and result.program.flops and timing.compulsory_bytes and moved):

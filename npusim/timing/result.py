@@ -198,6 +198,11 @@ class TimingRecord:
     account: Account | None = field(default=None, repr=False)
     validated: Validated | None = None
 
+    def clock(self, nominal: float) -> float:
+        """Return the clock in Hz that the cores' time has; the ``nominal`` one in files that do not say that time."""
+        seconds = self.times_s.get("core", 0.0)
+        return float(f"{self.cycles / seconds:.7g}") if seconds else nominal  # as files keep the seconds
+
     @property
     def latency_us(self) -> float:
         """Whole call in microseconds, launch included."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import ScalarEngine
@@ -64,6 +65,13 @@ class TimedBody:
     advance: tuple[int, ...]
 
 
+@lru_cache(maxsize=16)
+def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
+    """Return `DeviceSpec.clocked`, the same for all programs of a device: what operations cost is kept by it."""
+    clocked: DeviceSpec = device.thing.clocked(flops)
+    return clocked
+
+
 #: An operation and every endpoint's cursor at the start of its template: what its waits add to.
 Issued = tuple[TimedOp, Sequence[int]]
 
@@ -72,7 +80,7 @@ class Streams:
     """Builds the streams of a program on a device, sharing templates and costs between groups."""
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
-        self.program, self.device = program, (device := device.clocked(program.flops))
+        self.program, self.device = program, (device := _clocked(Itself(device), flops=bool(program.flops)))
         self.templates = Templates(program)
         self.endpoints = self.templates.walker.endpoints
         #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.

@@ -308,7 +308,7 @@ class Predictor:
         queue = MEASURED_PIPES.get(quantity)
         for uses in zip(*timing.queues, strict=True):
             if uses[0].queue == queue:
-                return max(u.busy_cycles for u in uses) / timing.clock_hz * MICROSECONDS
+                return float(max(u.busy_cycles for u in uses) / timing.clock_hz * MICROSECONDS)
         raise SpecError(f"case {case.name}: {quantity} is not predicted for schedule {case.schedule}")
 
     def latency_us(self, case: MeasurementCase) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from simpy.core import Environment
@@ -138,12 +141,32 @@ def test_a_copy_takes_what_memory_takes_and_is_a_copy() -> None:
 
 
 def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
-    device = load_device("h200")
+    device = load_device("h200").clocked(1)
     assert device.sustained(0, 1.0, {}) == 1.0
     assert device.sustained(10**12, 1.0, {}) == 1.0
     assert 0.7 < device.sustained(900 * 10**12, 1.0, {}) < device.sustained(700 * 10**12, 1.0, {}) < 1.0
     short = 20e-6  # however short a call is, and whatever its cores that have no block would have done
     paces = [
-        device.sustained(10**9, short, {"sm.TENSOR": round(load * short * 1.98e9)}) for load in (0.6, 0.68, 0.86, 0.92)
+        device.sustained(10**9, short, {"sm.TENSOR": round(load * short * device.clock_hz.value)})
+        for load in (0.6, 0.68, 0.86, 0.92)
     ]
     assert paces == pytest.approx([1, 1 / 1.05, 1 / 1.1, 1 / 1.15], abs=0.025)  # as normal numbers and zeros measure it
+
+
+def test_the_clock_falls_while_products_run_and_only_then() -> None:
+    measured = json.loads((Path(__file__).parents[1] / "silicon" / "clocks.json").read_text())["kernels"]
+    device = load_device("h200")
+    running = device.clocked(1)
+    for name in ("products of zeros", "products on one multiprocessor", "products on 33 multiprocessors"):
+        assert running.clock_hz.value / 1e6 == pytest.approx(measured[name]["second"], rel=0.01)
+    assert device.clock_hz.value / 1e6 == pytest.approx(measured["products"]["before"], rel=0.01)
+    assert device.clocked(0) is device
+    assert load_device("a100").clocked(1).clock_share == 1.0  # nobody measured its clock
+    problem, copies = Problem(**SIZES), CopyProblem(bytes=1 << 20)
+    product = npusim.run("flash", hw="h200", problem=problem, numerics=False)
+    copy = npusim.run("copy", hw="h200", problem=copies, numerics=False)
+    assert product.timing.clock_hz == running.clock_hz.value
+    assert copy.timing.clock_hz == device.clock_hz.value
+    quick = load_device("h200", {"products_clock_hz": device.clock_hz.value})
+    faster = npusim.run("flash", hw=quick, problem=problem, tiling=product.tiling, numerics=False)
+    assert 1.0 < product.latency_us / faster.latency_us < 1.98 / 1.805

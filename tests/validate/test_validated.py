@@ -126,7 +126,7 @@ def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured
 def test_bands_hold_for_cases_kept_out() -> None:
     kept = bands.judged()
     assert [key for key, cases in kept.items() if not bands.is_by_chance(cases)] == []
-    doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "fp8_attention"]]
+    doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash"]]
     assert not bands.is_by_chance(doubled)
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
