@@ -39,7 +39,9 @@ TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WAR
 ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH, Opcode.ERF})
+#: Those of a library, which has other instructions besides: both branches, and the choice.
+LIBRARY = frozenset({Opcode.TANH, Opcode.ERF})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
 
