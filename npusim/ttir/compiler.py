@@ -183,8 +183,8 @@ def _compile(
         usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     ttir = made.asm["ttir"]
-    for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
-        ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
+    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
+        ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
     fuses = "fma.rn" in made.asm["ptx"]
     orders = " ".join(_orders(made.asm["ttgir"]))

@@ -289,6 +289,16 @@ def test_what_has_no_counterpart_is_refused_at_its_line(why: str, tmp_path: Path
 
 
 @needs_triton
+def test_the_same_text_in_another_file_is_refused_there(tmp_path: Path) -> None:
+    """Triton's own cache knows a kernel by its text, and has the file it met it in first."""
+    _, kernel, old, new = REFUSED["a load beyond the end"]
+    for name in ("first.py", "second.py"):
+        (tmp_path / name).write_text(KERNELS.read_text().replace(old, new))
+        with pytest.raises(NpusimError, match=rf"{name}:\d+: K: program"):
+            npusim.run(f"{tmp_path / name}::{ATTENTION[kernel]}", problem=attention(200), hw="h200", numerics=False)
+
+
+@needs_triton
 def test_a_grid_that_leaves_outputs_unwritten_is_refused() -> None:
     launch = ATTENTION["plain"].replace("cdiv(seq_q, BM)", "1")
     with pytest.raises(
