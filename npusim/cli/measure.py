@@ -16,7 +16,7 @@ from npusim.simulation.request import Request, refuse
 app = Verbs()
 export = Verbs(name="export", no_args_is_help=True, help="Predictions in the forms that other tools read.")
 
-#: Kernels without a rule that are named.
+#: Shapes without a row that are named.
 _SHOWN = 5
 
 
@@ -55,14 +55,13 @@ def import_profile(
         raise SpecError("of which profile? For example: npusim import msprof PROF_DIR --map mapping.yaml")
     from npusim.report.output import check_file_writable
     from npusim.validate.profiles import import_profile as read
+    from npusim.validate.profiles import listed
 
     check_file_writable(out)
     profile = read(profiler, path, mapping, str(out))
     write(out, profile.text, f": {profile.cases} cases of {profile.mapped} launches")
     if missed := profile.unmapped:
-        names = ", ".join(f"{name} ({count})" for name, count in missed.most_common(_SHOWN))
-        more = f", and {len(missed) - _SHOWN} more kernels" if len(missed) > _SHOWN else ""
-        say(f"unmapped: {missed.total()} launches of {names}{more}")
+        say(f"unmapped: {listed(missed)}")
 
 
 @app.verb(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from types import MappingProxyType
@@ -67,12 +67,12 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class ImportedProfile:
-    """A profile as a file of measurements: its text, cases, launches in them, and launches that no rule matches."""
+    """A profile as a file of measurements: its text, cases, launches in them, and the kernels that no rule matches."""
 
     text: str
     cases: int
     mapped: int
-    unmapped: Counter[str] = field(default_factory=Counter)
+    unmapped: Sequence[KernelLaunch]
 
 
 def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "measured.yaml") -> ImportedProfile:
@@ -88,29 +88,32 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
         raise SpecError(f"{path}: no launch of a kernel in it")
     rules = load_mapping(mapping) if mapping is not None else None
     alike: dict[str, list[KernelLaunch]] = defaultdict(list)
-    unmapped: Counter[str] = Counter()
+    unmapped = []
     for launch in launches:
         case = None if rules is None else _case_of(launch, rules, mapping)
         if case is None:
-            unmapped[launch.names[0]] += 1
+            unmapped.append(launch)
         else:
             alike[json.dumps(case)].append(launch)
     if rules is None or not alike:
-        raise SpecError(f"{path}: no rule says what its {len(launches)} launches are: {_longest(launches)}; {_HOW}")
+        raise SpecError(f"{path}: no rule matches any of its {listed(launches)}; {_HOW}")
     cases = [_measured(number, json.loads(text), of_case) for number, (text, of_case) in enumerate(alike.items())]
     text = measurements_text(out, f"{rules.source} ({kind}: {path.name})", cases)
-    return ImportedProfile(text, len(cases), len(launches) - unmapped.total(), unmapped)
+    return ImportedProfile(text, len(cases), len(launches) - len(unmapped), unmapped)
 
 
 _HOW = "npusim import --template prints a mapping file to begin with, for --map"
 
 
-def _longest(launches: Sequence[KernelLaunch]) -> str:
+def listed(launches: Sequence[KernelLaunch]) -> str:
+    """Return the kernels that take longest in all by name, with their times, and how many more there are."""
     total: Counter[str] = Counter()
     for launch in launches:
         total[launch.names[0]] += launch.measured["latency_us"]  # type: ignore[assignment]  # times add up as counts do
-    more = f", and {len(total) - _SHOWN} more" if len(total) > _SHOWN else ""
-    return ", ".join(f"{name} ({us:.4g} us)" for name, us in total.most_common(_SHOWN)) + more
+    more = f", and {len(total) - _SHOWN} more kernels" if len(total) > _SHOWN else ""
+    return (
+        f"{len(launches)} launches of " + ", ".join(f"{n} ({us:.4g} us)" for n, us in total.most_common(_SHOWN)) + more
+    )
 
 
 def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
