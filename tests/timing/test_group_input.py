@@ -86,7 +86,7 @@ def test_spills_cost_what_they_access_and_an_iteration_its_control_too() -> None
 
 def test_what_is_spilled_outside_the_loop_costs_an_iteration_nothing() -> None:
     tile = {"block_q": 64, "block_kv": 128, "stages": 2, "warps": 4, "registers": 255}
-    outside = [run(**tile, spilled_registers=100, spill_accesses=n).cycles for n in (0, 40, 145, 200)]
+    outside = [run(**tile, spilled_registers=100, spilled_accesses=n).cycles for n in (0, 40, 145, 200)]
     assert outside == sorted(outside)
     assert outside[0] == run(**tile, spilled_registers=0).cycles
     assert outside[2] == run(**tile, spilled_registers=100).cycles  # 1.45 each, where nobody counted

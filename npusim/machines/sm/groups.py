@@ -309,7 +309,7 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
         shared = shared if fields.shared_bytes is None else fields.shared_bytes
-        is_listed = row is not None and row[:2] == (count, spilled) and fields.spill_accesses is None
+        is_listed = row is not None and row[:2] == (count, spilled) and fields.spilled_accesses is None
         accesses = row[-1] if row is not None and is_listed else _accesses(fields)
         return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:
@@ -322,7 +322,9 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
 
 def _accesses(fields: GroupFields) -> float:
     """Return the accesses of an iteration to registers that are spilled as given."""
-    return SPILL_ACCESSES * (fields.spilled_registers or 0) if fields.spill_accesses is None else fields.spill_accesses
+    return (
+        SPILL_ACCESSES * (fields.spilled_registers or 0) if fields.spilled_accesses is None else fields.spilled_accesses
+    )
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
