@@ -170,11 +170,13 @@ def simulate_program(
     trace_groups: Groups = (),
     progress: Callable[[float], None] | None = None,
     window: tuple[float, float] | None = None,
+    templates: Templates | None = None,
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has
-    those of its beginning, up to the end of ``window`` (us).
+    those of its beginning, up to the end of ``window`` (us).  ``templates``: the program's, of a device on which it was
+    timed before.
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -184,7 +186,7 @@ def simulate_program(
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
-    streams = Streams.of(program, device)
+    streams = Streams(program, device, templates) if templates else Streams.of(program, device)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all

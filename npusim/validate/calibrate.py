@@ -13,14 +13,14 @@ import numpy as np
 from npusim.config.cases import load_measurements
 from npusim.config.load import reader_of
 from npusim.config.node import NodeDevice
-from npusim.config.quantity import WholeQuantity
+from npusim.config.quantity import WholeQuantity, reads
 from npusim.errors import CheckFailedError, SpecError
 from npusim.schedules.define import unread_keys
 from npusim.validate import least_squares
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from npusim.config.cases import MeasurementCase
@@ -175,7 +175,8 @@ class _Fit:
         self.asked = dict(zip(self.texts, listed, strict=True))
         self._refuse_contradictions()
         self.keys: list[str] = []
-        self.known: dict[tuple[tuple[str, str], ...], Array] = {}
+        self.reads: dict[str, set[str]] = {}
+        self.known: dict[tuple[object, ...], float] = {}
         self.done = 0
 
     def _refuse_contradictions(self) -> None:
@@ -222,7 +223,7 @@ class _Fit:
         after = kept = base
         constants, apart = list[Constant](), list[tuple[str, str, float]]()
         if fitted is not None:
-            ends = chosen @ least_squares.intervals(self._along(chosen), self.measured, fitted)
+            ends = chosen @ least_squares.intervals(fitted)
             constants = [self._constant(int(row), x, ends, chosen) for row in np.flatnonzero(chosen.any(axis=1))]
             # As a run of the file that is written has it: programs are built anew.
             after = self._times(Predictor(self.base.method, self._changes(x), self.base.folder))
@@ -273,18 +274,33 @@ class _Fit:
         return str(round(value)) if key in self.whole else f"{value:.6g}"
 
     def predict(self, x: Array) -> Array:
-        """Return the logarithms of predicted times for logarithms of factors on `keys`; infinite out of range."""
-        changes = self._changes(x)
-        text = tuple(sorted(changes.items()))
-        if text not in self.known:
+        """Return the logarithms of predicted times for logarithms of factors on `keys`; infinite out of range.
+
+        A case whose time reads none of the constants that have changed is not simulated anew.
+        """
+        changed = self._changes(x)
+        at = self.base.retimed(changed) if changed else self.base
+        times = {text: self._time(text, at, changed) for text in self.asked}
+        self._advance()
+        return np.array([times[text] for text in self.texts])
+
+    def _time(self, text: str, at: Predictor, changed: Mapping[str, str]) -> float:
+        """Return the logarithm of a case's time, simulated once for equal values of what it reads."""
+        if text not in self.reads:
+            key = next(iter(self.values))  # a device of its own, whose numbers nobody has read yet
+            who = self.base.retimed({key: self._written(key, self.values[key])})
+            self.base.quantity(*self.asked[text])
+            with reads(who.machine(self.name).quantities()) as self.reads[text]:
+                who.quantity(*self.asked[text])
+        known = text, *(item for item in changed.items() if item[0] in self.reads[text])
+        if known not in self.known:
             try:
-                self.known[text] = self._times(self.base.retimed(changes) if changes else self.base)
+                self.known[known] = float(np.log(at.quantity(*self.asked[text])))
             except SpecError:
-                if not changes:
+                if not changed:
                     raise
-                self.known[text] = np.full(len(self.measured), np.inf)
-            self._advance()
-        return self.known[text]
+                self.known[known] = np.inf
+        return self.known[known]
 
     def _along(self, chosen: Array) -> least_squares.Predict:
         """Return the same of logarithms of factors on bundles."""

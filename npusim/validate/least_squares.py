@@ -137,11 +137,12 @@ def condition(jac: Array) -> float:
     return float(values[0] / max(values[-1], TINY))
 
 
-def fit(predict: Predict, measured: Array, start: Array) -> Fitted:
+def fit(predict: Predict, measured: Array, start: Array, tries: int = 0) -> Fitted:
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
-    ``measured``: logarithms.  Times are no smooth functions, sums of squares have several minima: the fit begins at
-    ``start`` and at the best of some points about it, each with coarse slopes, then fine ones, and the least counts.
+    ``measured``: logarithms.  Times are no smooth functions: slopes are coarse first, then fine, and learnt as the fit
+    goes on (Broyden).  Sums of squares have several minima: it begins at ``start``, and at the best ``tries`` of some
+    points about it; the least counts.
 
     Raises `SpecError` where measurements are not more than constants.
     """
@@ -149,7 +150,8 @@ def fit(predict: Predict, measured: Array, start: Array) -> Fitted:
     if len(measured) <= width:
         raise SpecError(f"{len(measured)} measured times for {width} constants: there must be more times")
 
-    off = _residuals(predict, measured)
+    def off(x: Array) -> Array:
+        return np.clip(predict(x) - measured, -FAR, FAR)
 
     def slopes(x: Array, step: float) -> Array:
         steps = np.log(step) * np.eye(width)
@@ -157,63 +159,39 @@ def fit(predict: Predict, measured: Array, start: Array) -> Fitted:
 
     def descend(x: Array) -> Any:
         for step in (COARSE, STEP):
+            at, was, jac = x, off(x), slopes(x, step)
+
+            def learnt(x: Array) -> Array:
+                nonlocal at, was, jac
+                step, now = x - at, off(x)
+                jac = jac + np.outer(now - was - jac @ step, step) / max(float(step @ step), TINY)
+                at, was = x, now
+                return jac
+
             found = _scipy("optimize").least_squares(
-                off, x, partial(slopes, step=step), (-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
+                off, x, learnt, (-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
             )
             x = found.x
         return found
 
-    away = np.tile(np.log(AROUND) * np.linspace(-1, 1, LATIN * (width - 1)), (width, 1))
-    about = np.clip(start + np.random.default_rng(0).permuted(away, axis=1).T, -0.99 * limit, 0.99 * limit)
-    fits = [descend(x) for x in (start, *sorted(about, key=lambda x: float(np.sum(off(x) ** 2)))[:AGAIN])]
-    least = min(fits, key=lambda one: float(one.cost))
-    return Fitted(least.x, least.jac, least.fun, least.cost)
+    starts = [start]
+    if tries:
+        away = np.tile(np.log(AROUND) * np.linspace(-1, 1, LATIN * (width - 1)), (width, 1))
+        about = np.clip(start + np.random.default_rng(0).permuted(away, axis=1).T, -0.99 * limit, 0.99 * limit)
+        starts += sorted(about, key=lambda x: float(np.sum(off(x) ** 2)))[:tries]
+    least = min(map(descend, starts), key=lambda one: float(one.cost))
+    return Fitted(least.x, slopes(least.x, STEP), least.fun, least.cost)
 
 
-def _residuals(predict: Predict, measured: Array) -> Predict:
-    return lambda x: np.clip(predict(x) - measured, -FAR, FAR)
+def intervals(fitted: Fitted) -> Array:
+    """Return the ends of each constant's interval, (constants, 2).
 
-
-def intervals(predict: Predict, measured: Array, fitted: Fitted) -> Array:
-    """Return the ends of each constant's interval, (constants, 2), by profiles.
-
-    It covers `COVERAGE` where errors are independent and of one width: at its ends the least sum of squares, all other
-    constants fitted again, has grown as the quantile says.
+    It covers `COVERAGE` where errors are independent and of one width, and times near to linear within it.
     """
-    off, free = _residuals(predict, measured), len(measured) - len(fitted.x)
-    rise = float(_scipy("stats").t.ppf((1 + COVERAGE) / 2, free) ** 2 * 2 * fitted.cost / free)
-
-    return np.array([[_end(off, fitted, at, way, rise) for way in (-1.0, 1.0)] for at in range(len(fitted.x))])
-
-
-def _end(off: Predict, fitted: Fitted, at: int, way: float, rise: float) -> float:
-    """Return an end of a constant's interval, where the least sum of squares has grown by ``rise``.
-
-    At least that to first order.
-    """
-    slope: Array = np.linalg.pinv(fitted.jac.T @ fitted.jac)[at]
-    step = width = float(np.sqrt(slope[at] * rise))
-    for _ in range(ENDS if width else 0):
-        moved = np.clip(fitted.x + way * step * slope / slope[at], -np.log(BOUND), np.log(BOUND))
-        growth = (_refit(off, moved, fitted.jac, at) - 2 * fitted.cost) / rise
-        step *= float(np.clip(max(growth, TINY) ** -0.5, 1 / STRIDE, STRIDE))
-        if abs(growth - 1) < NEAR:
-            break
-    return float(fitted.x[at] + way * max(step, width))
-
-
-def _refit(off: Predict, x: Array, jac: Array, at: int) -> float:
-    """Return the least sum of squares with one x as it is: the Jacobian is learnt by Broyden's updates."""
-    residuals, free = off(x), np.arange(len(x)) != at
-    least = float(residuals @ residuals)
-    for _ in range(REFITS if free.any() else 0):
-        step = np.zeros(len(x))
-        step[free] = -np.linalg.lstsq(jac[:, free], residuals, rcond=None)[0]
-        step = np.clip(x + step, -np.log(BOUND), np.log(BOUND)) - x
-        moved = off(x + step)
-        jac = jac + np.outer(moved - residuals - jac @ step, step) / max(float(step @ step), TINY)
-        x, residuals, least = x + step, moved, min(least, float(moved @ moved))
-    return least
+    free = len(fitted.fun) - len(fitted.x)
+    variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free
+    half = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free) * np.sqrt(variances)
+    return np.array([fitted.x - half, fitted.x + half]).T
 
 
 def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:
