@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.ir.walk import Templates
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Groups, Request
     from npusim.timing.result import TimingResult

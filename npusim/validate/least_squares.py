@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,17 +35,13 @@ ALIKE = 0.98
 CONDITION = 30.0
 #: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
 BOUND, FAR = 3.0, 5.0
-#: Predictions of a descent at most, but for those of slopes.  A fit begins at its start, and at the best of the points
-#: of a Latin hypercube about it, so many for each constant but one, within a factor.
-MOST_TRIALS, LATIN, AGAIN, AROUND = 25, 4, 2, 1.6
-#: Steps to an end of an interval, the largest factor between two, predictions of each to fit the others again, and what
-#: share of the sum's growth is near enough.
-ENDS, STRIDE, REFITS, NEAR = 6, 2.0, 2, 0.2
+#: Predictions of a descent at most, but for those of slopes.
+MOST_TRIALS = 25
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
 #: at least (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
-#: What an interval covers; correlation of fitted values from which on two are named as depending on one another.
-COVERAGE, DEPENDENT = 0.90, 0.90
+#: What an interval covers.
+COVERAGE = 0.90
 TINY = float(np.finfo(float).tiny)
 
 
@@ -61,10 +55,11 @@ class Fitted:
     cost: float
 
 
-def jacobian(predict: Predict, x: Array) -> Array:
-    """Return d ln t / d ln constant at ``x``, (measurements, constants): one prediction a constant."""
+def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_]) -> Array:
+    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 but for ``which``: a prediction each."""
     base, steps = predict(x), np.log(STEP) * np.eye(len(x))
-    slopes = np.array([(predict(x + step) - base) / np.log(STEP) for step in steps])
+    slopes = np.zeros((len(x), len(base)))
+    slopes[which] = [(predict(x + step) - base) / np.log(STEP) for step in steps[which]]
     return np.where(np.isfinite(slopes), slopes, 0.0).T
 
 
@@ -137,12 +132,10 @@ def condition(jac: Array) -> float:
     return float(values[0] / max(values[-1], TINY))
 
 
-def fit(predict: Predict, measured: Array, start: Array, tries: int = 0) -> Fitted:
+def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> Fitted:
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
-    ``measured``: logarithms.  Times are no smooth functions: slopes are coarse first, then fine, and learnt as the fit
-    goes on (Broyden).  Sums of squares have several minima: it begins at ``start``, and at the best ``tries`` of some
-    points about it; the least counts.
+    ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden).
 
     Raises `SpecError` where measurements are not more than constants.
     """
@@ -153,34 +146,19 @@ def fit(predict: Predict, measured: Array, start: Array, tries: int = 0) -> Fitt
     def off(x: Array) -> Array:
         return np.clip(predict(x) - measured, -FAR, FAR)
 
-    def slopes(x: Array, step: float) -> Array:
-        steps = np.log(step) * np.eye(width)
-        return np.asarray([(off(x + one) - off(x - one)) / (2 * np.log(step)) for one in steps]).T
+    at, was = start, off(start)
+    jac = np.array([(off(start + one) - was) / np.log(step) for one in np.log(step) * np.eye(width)]).T
 
-    def descend(x: Array) -> Any:
-        for step in (COARSE, STEP):
-            at, was, jac = x, off(x), slopes(x, step)
+    def learnt(x: Array) -> Array:
+        nonlocal at, was, jac
+        moved, now = x - at, off(x)
+        jac = jac + np.outer(now - was - jac @ moved, moved) / max(float(moved @ moved), TINY)
+        at, was = x, now
+        return jac
 
-            def learnt(x: Array) -> Array:
-                nonlocal at, was, jac
-                step, now = x - at, off(x)
-                jac = jac + np.outer(now - was - jac @ step, step) / max(float(step @ step), TINY)
-                at, was = x, now
-                return jac
-
-            found = _scipy("optimize").least_squares(
-                off, x, learnt, (-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
-            )
-            x = found.x
-        return found
-
-    starts = [start]
-    if tries:
-        away = np.tile(np.log(AROUND) * np.linspace(-1, 1, LATIN * (width - 1)), (width, 1))
-        about = np.clip(start + np.random.default_rng(0).permuted(away, axis=1).T, -0.99 * limit, 0.99 * limit)
-        starts += sorted(about, key=lambda x: float(np.sum(off(x) ** 2)))[:tries]
-    least = min(map(descend, starts), key=lambda one: float(one.cost))
-    return Fitted(least.x, slopes(least.x, STEP), least.fun, least.cost)
+    least_squares = _scipy("optimize").least_squares
+    found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
+    return Fitted(found.x, learnt(found.x), found.fun, found.cost)
 
 
 def intervals(fitted: Fitted) -> Array:
@@ -192,12 +170,3 @@ def intervals(fitted: Fitted) -> Array:
     variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free
     half = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free) * np.sqrt(variances)
     return np.array([fitted.x - half, fitted.x + half]).T
-
-
-def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:
-    """Return the pairs of columns whose fitted values depend on one another, with their correlation."""
-    covariance = np.linalg.pinv(fitted.jac.T @ fitted.jac)
-    widths = np.sqrt(np.maximum(np.diag(covariance), TINY))
-    correlation = covariance / np.outer(widths, widths)
-    pairs = combinations(range(len(widths)), 2)
-    return [(a, b, float(correlation[a, b])) for a, b in pairs if abs(correlation[a, b]) >= DEPENDENT]
