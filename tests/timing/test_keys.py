@@ -143,7 +143,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
     schedule, problem, tiling, precision = PROGRAMS[name]
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
-    program = chosen.program(problem, fields, device, chosen.precision(precision))
+    program = chosen.program(problem, fields, device, chosen.precision(precision), is_hinted=False)
     check(program, device.flags)
     return program
 
