@@ -33,7 +33,7 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 CONTRADICTION = 0.25
 FEWEST = 4
 #: How often constants are chosen, each time about what those before were fitted to.
-ROUNDS = 3
+ROUNDS = 2
 #: Whole cycles of which one is little enough to fit them.
 FINE_CYCLES = 100
 

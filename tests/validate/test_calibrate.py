@@ -182,6 +182,28 @@ def test_what_was_measured_on_one_chip_is_assumed_of_another_and_written(tmp_pat
     assert "90 % interval" in fact.source
 
 
+def test_an_interrupted_fit_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = ls.choose
+
+    def once(jac: Array, residuals: Array, groups: list[str], chosen: Array) -> Array:
+        if chosen.size:
+            raise KeyboardInterrupt
+        return choose(jac, residuals, groups, chosen)
+
+    key = "launch.block_dispatch_cycles"
+    rows = cases("ascend_910b2", 0.01, {key: 300}, 60)
+    monkeypatch.setattr(ls, "choose", once)
+    done = calibrate(written(tmp_path, rows), constants=(key,))
+    assert [c.key for c in done.constants] == [key]
+    assert (done.is_whole, done.helps) == (False, True)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(written(tmp_path, rows), constants=(key,), progress=interrupted)
+
+
+def interrupted(done: int, total: int) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.exhaustive
 def test_half_of_an_h100s_times_bring_an_h200s_file_nearer_to_the_others(tmp_path: Path) -> None:
     every = load_measurements(study.HERE / "measured_h100.yaml").cases
