@@ -129,6 +129,8 @@ def _causes(_found: list[Row]) -> Section:
             ("calls one behind the other", "cases", "the larger of host and device", "host, then device"),
             [[who, count, percent(larger), percent(added)] for who, (count, larger, added) in found.items()],
         ),
+        "bank_median": percent(study.summary(bank)[1]),
+        "bank_bias": percent(median(r.error for r in bank), sign="+"),
         "bank": table(
             ("records", "number", "median error", "worst", "within 20 %", "half are above"),
             [[*_row_of(kind, rows), percent(median(r.error for r in rows), sign="+")] for kind, rows in kinds.items()],
