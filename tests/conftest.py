@@ -13,10 +13,12 @@ os.environ.pop("COLUMNS", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from npusim.config.load import load_device
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 FlashBuilder = Callable[..., "TileProgram"]
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# The tree of commands is made once, not for every command that a test runs in this process.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 # Every run draws the same examples; `--hypothesis-profile=explore` draws others.  Shared machines
 # stall now and then, so that no example has a deadline.
@@ -53,7 +58,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among the tests themselves: they are kept to the end."""
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(500_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

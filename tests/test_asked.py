@@ -18,6 +18,7 @@ from npusim.run import run
 from npusim.schedules import SCHEDULES
 from npusim.simulation.plan import target_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request
+from tests.tilings import declared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,8 @@ def windowed(tmp_path: Path) -> Path:
 def timed(schedule: str, family: str, **options: Any) -> Any:
     hw = "v100" if schedule == "volta_flash" else DEVICES[family]
     dtype = "float8_e4m3fn" if (schedule, family) == ("fp8_attention", "nvidia") else None
-    return run(schedule, hw=hw, dtype=dtype, seq=256, numerics=False, trace_groups=(), **options)
+    tiling = declared(schedule, hw)
+    return run(schedule, hw=hw, dtype=dtype, seq=256, tiling=tiling, numerics=False, trace_groups=(), **options)
 
 
 @pytest.mark.parametrize(("schedule", "family"), ATTENTION)

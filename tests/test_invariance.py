@@ -22,6 +22,7 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import row_key
+from tests.tilings import declared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +224,7 @@ def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:
         "split_kv",
         problem=RAGGED,
         precision="output=float32",
-        tiling={**FIELDS, "splits": "fa3"},
+        tiling=declared("split_kv", "ascend_910b2", **FIELDS, splits="fa3"),
         vary=["rule", "prefill"],
     )
     assert found["rule"].verdict == "changes"
@@ -238,8 +239,9 @@ def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:
             "split_kv",
             problem=RAGGED,
             precision="output=float32",
-            tiling={**FIELDS, "splits": one.what.removeprefix("splits=")},
+            tiling=declared("split_kv", "ascend_910b2", **FIELDS, splits=one.what.removeprefix("splits=")),
             numerics=False,
+            trace_groups=(),
         )
         assert done.latency_us == one.latency_us
     assert len(same) < len(found["rule"].tried)

@@ -34,7 +34,7 @@ Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, rsqrt, tanh, fma, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = "there are + - * /, exp, log, rsqrt, tanh, erf, fma, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
@@ -44,6 +44,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.LOG: "log({})",
         Opcode.RSQRT: "rsqrt({})",
         Opcode.TANH: "tanh({})",
+        Opcode.ERF: "erf({})",
         Opcode.ADD: "{} + {}",
         Opcode.SUB: "{} - {}",
         Opcode.MUL: "{} * {}",
@@ -431,6 +432,11 @@ def rsqrt(a: Value, variant: str = "") -> Value:
 def tanh(a: Value, variant: str = "") -> Value:
     """Return the hyperbolic tangent of a, correctly rounded or as named by ``variant``."""
     return _unary(Opcode.TANH, a, variant)
+
+
+def erf(a: Value, variant: str = "") -> Value:
+    """Return the error function of a, correctly rounded or as named by ``variant``."""
+    return _unary(Opcode.ERF, a, variant)
 
 
 def fma(a: Value, b: Source, c: Source, form: Literal["", "minus", "from"] = "") -> Value:

@@ -20,7 +20,7 @@ from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
-from npusim.formats.unary import VARIANTS, exp, exp2, log, log2, rcp, rsqrt, tanh
+from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, tanh
 
 __all__ = [
     "ARITHMETICS",
@@ -37,6 +37,7 @@ __all__ = [
     "add",
     "cast",
     "div",
+    "erf",
     "exp",
     "exp2",
     "fma",

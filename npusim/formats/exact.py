@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 #: about 60 bits (18 digits); float16 and bfloat16 need fewer.
 DIGITS = 60
 _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
 
 def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
@@ -51,7 +52,7 @@ def _square_root(value: Fraction) -> Fraction | None:
 def function_value(name: str, x: Fraction) -> Fraction:
     """Return ``name(x)`` exactly if rational, else within 10**-58 relative.
 
-    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh; ``x`` is inside the domain.
+    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh, erf; ``x`` is inside the domain.
 
     Raises `FormatError` if the function is unknown.
     """
@@ -79,6 +80,8 @@ def function_value(name: str, x: Fraction) -> Fraction:
             return Fraction(context.divide(Decimal(1), context.sqrt(_decimal(x))))
         case "tanh":
             return _tanh(x)
+        case "erf":
+            return _erf(x)
     raise FormatError(f"no exact oracle for function {name!r}")
 
 
@@ -94,3 +97,20 @@ def _tanh(x: Fraction) -> Fraction:
         return x - x**3 / 3  # next term below 10**-80 relative
     growth = context.exp(context.multiply(Decimal(2), _decimal(x)))
     return Fraction(context.divide(context.subtract(growth, Decimal(1)), context.add(growth, 1)))
+
+
+def _erf(x: Fraction) -> Fraction:
+    """Return erf within 10**-50 relative: 2 / sqrt(pi) e**-xx (x + 2 x**3 / 3 + 4 x**5 / 15 + ...), all of one sign."""
+    if abs(x) > 20:  # 1 - erf(x) < 10**-170
+        return Fraction(1 if x > 0 else -1) * (1 - Fraction(1, 10**150))
+    context = Context(prec=DIGITS + 20, Emin=-(10**9), Emax=10**9)
+    argument = _decimal(x)
+    square = context.multiply(argument, argument)
+    total = term = context.plus(argument)
+    for n in range(1, 3000):
+        term = context.divide(context.multiply(term, 2 * square), Decimal(2 * n + 1))
+        total = context.add(total, term)
+        if abs(term) <= abs(total) * Decimal(10) ** -DIGITS:
+            break
+    factor = context.divide(context.multiply(2, context.exp(-square)), context.sqrt(_PI))
+    return Fraction(context.multiply(total, factor))

@@ -13,7 +13,7 @@ import numpy as np
 from npusim.errors import FormatError
 from npusim.formats import exponential
 from npusim.formats.cast import Array, cast, widen, with_canonical_nan
-from npusim.formats.elementwise import check_operands
+from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
 
@@ -30,6 +30,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "rcp": np.reciprocal,
         "rsqrt": lambda x: 1.0 / np.sqrt(x),
         "tanh": exponential.tanh64,
+        "erf": exponential.erf64,
     }
 )
 
@@ -90,6 +91,25 @@ POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
         ),
     }
 )
+#: CUDA's erff: from where on it is 1 - 2**p; of p, and of the polynomial in x**2 below that, coefficients from the
+#: highest power to the first, less the 1 that a last multiply-add adds.
+ERFF_LARGE = np.uint32(0x3F8060FE).view(np.float32)
+ERFF: Array = np.array(
+    [
+        (0x3789CA3C, 0xB9F560B9, 0x3BAC840B, 0xBD0C8162, 0x3E1CF906, 0x3F6A937E, 0x3F20D842),
+        (0x38B1E96A, 0xBA574D20, 0x3BAAD5EA, 0xBCDC1BE7, 0x3DE718AF, 0xBEC093AC, 0x3E0375D3),
+    ],
+    np.uint32,
+).view(np.float32)
+#: Ascend C's Erf: x held to 3.92 times one polynomial of its square over another, from the highest power to the first.
+ASCEND_ERF = (
+    (0.053443748819, 0.75517016694e1, 0.10162808918e3, 0.13938061484e4, 0.50637915060e4, 0.29639384698e5),
+    (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),
+)
+_ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 makes of tl.erf; its ex2.approx is taken as correctly rounded"
+_ASCEND_ERF = (
+    "Ascend C, Erf: include/adv_api/math/erf.h of asc-devkit, its default PADE_APPROXIMATION; NaN assumed to stay"
+)
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
@@ -102,6 +122,10 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         },
         "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp")},
         "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx")},
+        "erf": {
+            "libdevice": UnaryVariant(("float32",), None, "derived", _ERFF),
+            "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF),
+        },
     }
 )
 VARIANTS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
@@ -175,6 +199,8 @@ def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
     flat = np.ascontiguousarray(values).reshape(-1)
     if variant in POLYNOMIALS:
         return _polynomial(flat, variant).reshape(values.shape)
+    if name == "erf" and variant != "correct":
+        return (_erff if variant == "libdevice" else _ascend_erf)(flat).reshape(values.shape)
     if target.name == "float64":
         return _float64(name, flat).reshape(values.shape)
     if target.name == "float32" and name in ("exp", "exp2"):
@@ -200,6 +226,30 @@ def _polynomial(flat: Array, variant: str) -> Array:
     out = np.empty(flat.size, np.int32)
     elementwise_kernels.exp2_polynomial(flat, out, np.array(coefficients, np.float32), np.float32(lowest))
     return out.view(np.float32)
+
+
+def _erff(x: Array) -> Array:
+    """Return CUDA's erff of flat float32: subnormals are 0 to its multiply-adds."""
+    magnitude = np.abs(x)
+    is_large, is_normal = magnitude >= ERFF_LARGE, ~(magnitude < np.finfo(np.float32).tiny)
+    x = np.where(is_normal, x, np.copysign(np.float32(0), x))
+    argument, times = np.where(is_large, magnitude, mul(x, x, "float32")), np.where(is_large, -magnitude, x)
+    coefficients = (np.where(is_large, large, small) for large, small in ERFF.T)
+    power = functools.reduce(lambda total, c: fma(total, argument, c, "float32"), coefficients)
+    power = fma(power, times, times, "float32")
+    rest = sub(np.float32(1), exp2(np.where(is_large, power, np.float32(0)), "float32"), "float32")
+    return np.where(is_large, np.copysign(rest, x), power)
+
+
+def _ascend_erf(x: Array) -> Array:
+    """Return Ascend C's Erf of flat float32, each product and sum rounded."""
+    x = np.clip(x, np.float32(-3.92), np.float32(3.92))
+    square = mul(x, x, "float32")
+    above, below = (
+        functools.reduce(lambda total, c: add(mul(total, square, "float32"), c, "float32"), coefficients)
+        for coefficients in np.array(ASCEND_ERF, np.float32)
+    )
+    return div(mul(above, x, "float32"), below, "float32")
 
 
 def _float64(name: str, flat: Array) -> Array:
@@ -283,3 +333,11 @@ def rsqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
 def tanh(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the hyperbolic tangent in ``fmt``; tanh(-0) is -0; see :func:`exp`."""
     return _apply("tanh", x, fmt, variant)
+
+
+def erf(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the error function in ``fmt``; erf(-0) is -0, of ±Inf ±1; see :func:`exp`.
+
+    ``libdevice`` (float32) is CUDA's ``erff``, ``ascend_c`` (float32) Ascend C's ``Erf``.
+    """
+    return _apply("erf", x, fmt, variant)

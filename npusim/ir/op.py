@@ -42,6 +42,7 @@ class Opcode(Enum):
     LOG a: ln a, or another logarithm named by ``variant``
     RSQRT a: 1 / sqrt(a), as named by ``variant``
     TANH a: the hyperbolic tangent of a, as named by ``variant``
+    ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
     ROW_SUM a: (rows, 1), the sum of each row in the named order
     SELECT mask, a, constant: a where mask (int8) is non-zero, else the constant
@@ -61,6 +62,7 @@ class Opcode(Enum):
     LOG = "log"
     RSQRT = "rsqrt"
     TANH = "tanh"
+    ERF = "erf"
     ROW_MAX = "row_max"
     ROW_SUM = "row_sum"
     SELECT = "select"
@@ -76,7 +78,7 @@ class Opcode(Enum):
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
-        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH), (1,)),
+        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH, Opcode.ERF), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
@@ -92,9 +94,7 @@ class Attributes:
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = (
-        ""  #: named exponential, logarithm, reciprocal root or hyperbolic tangent; signs of an FMA; scale rule
-    )
+    variant: str = ""  #: named function (of EXP, LOG, RSQRT, TANH, ERF); signs of an FMA; scale rule
     axis: int = -1  #: along which the blocks of a CAST lie: -1 columns, -2 rows
     order: str = ""  #: order of a row sum
     overflow: str = ""

@@ -120,6 +120,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
         Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
+        Opcode.ERF: _named("error function", {"erf": formats.erf}),
         Opcode.ROW_MAX: _row_max,
         Opcode.ROW_SUM: _row_sum,
         Opcode.SELECT: _select,

@@ -72,6 +72,8 @@ class TritonPrecision:
 
     exp_variant
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
+    erf_variant
+        How the error function is computed: by the vendor's library.
     sum_order
         Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
         else the device's.
@@ -87,6 +89,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
+    erf_variant: str = "erf.correct"
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -98,9 +101,10 @@ class TritonPrecision:
         return {}
 
 
+_ON_GPUS = ("compiled", "unfused")
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
-    | {"ascend": (TritonPrecision("ascend", "exp.correct", accumulate="fresh", contracts=False),)}
+    {"nvidia": tuple(TritonPrecision(n, erf_variant="erf.libdevice", contracts=n == "compiled") for n in _ON_GPUS)}
+    | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
             TritonPrecision("plain", contracts=False),
@@ -282,7 +286,8 @@ def _phase_of(
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, orders, p.is_exact)
+    erf = f"erf({{}}, {p.erf_variant!r})"
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, orders, p.is_exact)
     reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
@@ -351,6 +356,7 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any,
     told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
+        told |= {"spilled_accesses": made.accesses}
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note

@@ -27,7 +27,7 @@ from npusim.simulation.tile import completed, program_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable
 
-    from npusim.ir.op import Source, Step
+    from npusim.ir.op import Attributes, Source, Step
     from npusim.ir.program import Item, TileProgram
     from npusim.numerics.paths import Place
     from npusim.simulation.plan import Plan
@@ -217,8 +217,13 @@ def _collect(items: Iterable[Item], sequences: int, into: dict[str, list[Hashabl
 def _step(step: Step, sequences: int) -> Hashable:
     whole = (step.attributes.transpose_a, True) if step.opcode is Opcode.MATMUL else (False,) * len(step.srcs)
     sources = tuple(_operand(s, sequences, is_whole=x) for s, x in zip(step.srcs, whole, strict=True))
-    attributes = replace(step.attributes, warp=None)
-    return step.opcode.value, step.name, str(attributes), _operand(step.dst, sequences), sources
+    return step.opcode.value, step.name, _in_words(step.attributes), _operand(step.dst, sequences), sources
+
+
+@lru_cache(maxsize=256)
+def _in_words(attributes: Attributes) -> str:
+    """Return attributes but for how tiles lie in a warp, which decides no bit."""
+    return str(replace(attributes, warp=None))
 
 
 def _operand(source: Source, sequences: int, *, is_whole: bool = False) -> Hashable:

@@ -58,6 +58,7 @@ _UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
         "math.log": ("log({})", lambda _: math.nan),
         "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "math.erf": ("erf", math.erf),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
     }
@@ -70,7 +71,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
         "scf.while": "a loop whose end hangs on data: bound it by sizes",
         "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
-        "math.erf": "erf: GELU by libdevice.tanh, or as x / (1 + exp(-1.702 x))",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
@@ -78,14 +78,14 @@ _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.b
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
 #: Words of the language that a kernel of tiles is written in.
-LANGUAGE = ("exp", "log", "rsqrt", "tanh", "maximum", "where", "tiles", "full", "fma")
+LANGUAGE = ("exp", "log", "rsqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
 _WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x and e^x are written.
+    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x, e^x and erf are written.
 
     ``orders``: in which each reduction adds, all empty where the precision says it.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop does what it does, on the same tiles.
@@ -95,6 +95,7 @@ class Choices:
     fuses: bool
     exp2: str
     exp: str
+    erf: str
     orders: tuple[str, ...] = ()
     is_exact: bool = False
     is_apart: bool = False
@@ -434,9 +435,10 @@ class Reader:
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        if "__nv_tanhf" not in op.text:
-            raise op.fail(f"a function of a library: {op.text[:80]}; there is tanh")
-        self._function(op, x[0], "tanh({})", math.tanh)
+        known = {"__nv_tanhf": ("tanh({})", math.tanh), "__nv_erff": (self.choices.erf, math.erf)}
+        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(known)}")
+        self._function(op, x[0], *known[symbol])
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):

@@ -44,7 +44,9 @@ def outcome(drawn: Drawn, schedule: Any, hw: str, fields: dict[str, Any]) -> str
     # Warps and lanes want more rows than a tiny problem has; V100 chooses its own.
     blocks = {} if hw == "v100" else drawn.blocks | ({} if device.family == "ascend" else {"block_q": 64})
     try:
-        program = schedule.program(problem, build_tiling(schedule.tiling, blocks | fields), device, drawn.p)
+        program = schedule.program(
+            problem, build_tiling(schedule.tiling, blocks | fields), device, drawn.p, is_hinted=False
+        )
     except (ProgramError, SpecError, TilingError) as refused:
         return str(refused)
     try:

@@ -15,10 +15,19 @@ import numpy as np
 from npusim.formats.float_format import get_format
 from npusim.formats.matmul import checked_operands
 from npusim.formats.mma_arithmetic import get_arithmetic
-from tests.formats.reference import Number, decode, encode, fma_reference, round_fraction, signed_code
+from tests.formats.reference import (
+    Number,
+    decode,
+    encode,
+    fma_reference,
+    fused,
+    round_fraction,
+    signed_code,
+    times_power,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from npusim.formats.cast import Array
     from npusim.formats.mma_arithmetic import MmaArithmetic
@@ -43,15 +52,18 @@ def matmul_reference(
     left_bits = np.ascontiguousarray(left).view(chosen.a.bits_dtype)
     right_bits = np.ascontiguousarray(right).view(chosen.b.bits_dtype)
     out = np.ascontiguousarray(start).copy().view(chosen.acc.bits_dtype)
+    rows = {at: [decode(int(x), chosen.a) for x in left_bits[at]] for at in np.ndindex(left_bits.shape[:-1])}
+    columns_bits = right_bits.swapaxes(-1, -2)
+    columns = {at: [decode(int(x), chosen.b) for x in columns_bits[at]] for at in np.ndindex(columns_bits.shape[:-1])}
+    row_scales = [] if a_scale is None else [[decode_scale(int(s), chosen) for s in line] for line in a_scale]
+    column_scales = [] if b_scale is None else [[decode_scale(int(s), chosen) for s in line] for line in b_scale.T]
     for index in np.ndindex(shape):
         batch, row, column = index[:-2], index[-2], index[-1]
-        row_bits = [int(item) for item in left_bits[(*batch, row)]]
-        column_bits = [int(item) for item in right_bits[(*batch, slice(None), column)]]
         scales = [
-            [decode_scale(int(s), chosen) for s in line] if line is not None else None
-            for line in (None if a_scale is None else a_scale[row], None if b_scale is None else b_scale[:, column])
+            row_scales[row] if a_scale is not None else None,
+            column_scales[column] if b_scale is not None else None,
         ]
-        out[index] = _one_output(row_bits, column_bits, int(out[index]), chosen, scales)
+        out[index] = _one_output(rows[*batch, row], columns[*batch, column], int(out[index]), chosen, scales)
     return out.view(chosen.acc.dtype)
 
 
@@ -71,26 +83,28 @@ def _scaled(x: Number, scale: Number) -> Number:
 
 
 def _one_output(
-    row: Sequence[int], column: Sequence[int], c: int, unit: MmaArithmetic, scales: list[list[Number] | None]
+    row: list[Number], column: list[Number], c: int, unit: MmaArithmetic, scales: list[list[Number] | None]
 ) -> int:
     """Chain the instructions along k."""
     if unit.method == "sequential":
         for x, y in zip(row, column, strict=True):
-            c = fma_reference(x, y, c, unit.a, unit.acc, unit.b)
+            c = fused(x, y, decode(c, unit.acc), unit.acc)
         return c
     for start in range(0, len(row), unit.k):
-        pairs = [(decode(row[start + k], unit.a), decode(column[start + k], unit.b)) for k in range(unit.k)]
-        one = Number(False, False, False, 1, 0, 0)
-        of = [
-            tuple(s[(start + k) // unit.scale_block] if s is not None else one for s in scales) for k in range(unit.k)
-        ]
-        if unit.method == "grouped":
-            c = _grouped(pairs, of, c, unit)
-            continue
-        if unit.scale_block:
+        pairs = list(zip(row[start : start + unit.k], column[start : start + unit.k], strict=True))
+        if unit.method == "grouped" or unit.scale_block:
+            of = [tuple(_scale(s, start + k, unit) for s in scales) for k in range(unit.k)]
+            if unit.method == "grouped":
+                c = _grouped(pairs, of, c, unit)
+                continue
             pairs = [(_scaled(x, p), _scaled(y, q)) for (x, y), (p, q) in zip(pairs, of, strict=True)]
         c = _instruction(pairs, c, unit)
     return c
+
+
+def _scale(scales: list[Number] | None, at: int, unit: MmaArithmetic) -> Number:
+    """Return the scale of element ``at`` of a line; 1 where there is none."""
+    return scales[at // unit.scale_block] if scales is not None else Number(False, False, False, 1, 0, 0)
 
 
 def _blocks(pairs: list[Pair], unit: MmaArithmetic) -> Iterator[list[Pair]]:
@@ -131,7 +145,7 @@ def _grouped(pairs: list[Pair], scales: list[tuple[Number, ...]], c: int, unit: 
         terms.append((carried.value / Fraction(2) ** c_exponent, c_exponent))
     top, fraction = max(exponent for _, exponent in terms), unit.fraction_bits or 0
     aligned = sum(math.trunc(value * Fraction(2) ** (fraction + exponent - top)) for value, exponent in terms)
-    return _rounded(Fraction(aligned) * Fraction(2) ** (top - fraction), unit)
+    return _rounded(times_power(aligned, top - fraction), unit)
 
 
 def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:
@@ -146,9 +160,23 @@ def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:
             return unit.acc.canonical_nan_bits
         return signed_code(unit.acc.max_code + 1, total < 0, unit.acc)
     if unit.fraction_bits is None:
-        exact = sum((x.value * y.value for x, y in block), carried.value)
+        exact = _exact_sum(block, carried)
         return encode(exact, exact < 0, unit.acc)
     return _truncated_sum(block, carried, unit, unit.fraction_bits)
+
+
+def _exact_sum(block: list[Pair], c: Number) -> Fraction:
+    """Return products and ``c`` added up, as integers in units of the smallest power of two among them."""
+    terms = [
+        (
+            -x.significand * y.significand if x.is_negative != y.is_negative else x.significand * y.significand,
+            x.exponent - x.fraction_bits + y.exponent - y.fraction_bits,
+        )
+        for x, y in block
+    ]
+    terms.append((-c.significand if c.is_negative else c.significand, c.exponent - c.fraction_bits))
+    low = min(power for _, power in terms)
+    return times_power(sum(number << (power - low) for number, power in terms), low)
 
 
 def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: int) -> int:
@@ -173,7 +201,7 @@ def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: 
         shift = fraction - fraction_bits + exponent - top
         aligned = significand << shift if shift >= 0 else significand >> -shift
         total += -aligned if negative else aligned
-    return _rounded(Fraction(total) * Fraction(2) ** (top - fraction), unit)
+    return _rounded(times_power(total, top - fraction), unit)
 
 
 def _rounded(value: Fraction, unit: MmaArithmetic) -> int:

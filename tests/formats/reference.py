@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from npusim.errors import FormatError
@@ -37,11 +38,12 @@ class Number:
         """Neither Inf nor NaN."""
         return not (self.is_nan or self.is_infinite)
 
-    @property
+    @cached_property
     def value(self) -> Fraction:
         """The exact value of a finite number; -0 is 0."""
-        power = Fraction(2) ** (self.exponent - self.fraction_bits)
-        return (-1 if self.is_negative else 1) * self.significand * power
+        return times_power(
+            -self.significand if self.is_negative else self.significand, self.exponent - self.fraction_bits
+        )
 
     @property
     def as_float(self) -> float:
@@ -49,6 +51,11 @@ class Number:
         size = float(self.significand > 0)
         size = math.nan if self.is_nan else math.inf if self.is_infinite else size
         return -size if self.is_negative else size
+
+
+def times_power(number: int, power: int) -> Fraction:
+    """Return ``number * 2**power``."""
+    return Fraction(number << power) if power >= 0 else Fraction(number, 1 << -power)
 
 
 def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
@@ -59,19 +66,18 @@ def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_e
     magnitude = abs(value)
     if magnitude == 0:
         return 0
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    while Fraction(2) ** exponent > magnitude:
+    above, below = magnitude.numerator, magnitude.denominator
+    exponent = above.bit_length() - below.bit_length()
+    if above << max(0, -exponent) < below << max(0, exponent):
         exponent -= 1
-    while Fraction(2) ** (exponent + 1) <= magnitude:
-        exponent += 1
     exponent = max(exponent, fmt.min_exponent)
-    scaled = magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits)
-    kept = scaled.numerator // scaled.denominator
-    lost = scaled - kept
+    shift = exponent - fmt.mantissa_bits
+    unit = below << max(0, shift)
+    kept, lost = divmod(above << max(0, -shift), unit)
     if rounding in ("nearest_even", "none", "rint"):
-        up = lost > Fraction(1, 2) or (lost == Fraction(1, 2) and kept % 2 == 1)
+        up = 2 * lost > unit or (2 * lost == unit and kept % 2 == 1)
     elif rounding == "nearest_away":
-        up = lost >= Fraction(1, 2)
+        up = 2 * lost >= unit
     elif rounding == "toward_zero":
         up = False
     elif rounding == "floor":
@@ -166,10 +172,10 @@ def fma_reference(
 ) -> int:
     """Return the pattern of ``x * y + z`` rounded once; ``z`` and the result are in ``acc``, y in ``other``."""
     out = fmt if acc is None else acc
-    return _fused(decode(x, fmt), decode(y, other or fmt), decode(z, out), out)
+    return fused(decode(x, fmt), decode(y, other or fmt), decode(z, out), out)
 
 
-def _fused(first: Number, second: Number, third: Number, out: FloatFormat) -> int:
+def fused(first: Number, second: Number, third: Number, out: FloatFormat) -> int:
     """Return ``first * second + third`` rounded once to ``out``."""
     if not (first.is_finite and second.is_finite and third.is_finite):
         return _special(first.as_float * second.as_float + third.as_float, out)
@@ -200,13 +206,13 @@ def operation_reference(name: str, x: int, y: int, fmt: FloatFormat) -> int:
     one = Number(False, False, False, 1, 0, 0)
     match name:
         case "add":
-            return _fused(first, one, second, fmt)
+            return fused(first, one, second, fmt)
         case "sub":
             flipped = y ^ (1 << (fmt.bits - 1 + fmt.storage_shift))
-            return _fused(first, one, decode(flipped, fmt), fmt)
+            return fused(first, one, decode(flipped, fmt), fmt)
         case "mul":
             # -0 as addend changes no product, not even a zero.
-            return _fused(first, second, Number(True, False, False, 0, 0, 0), fmt)
+            return fused(first, second, Number(True, False, False, 0, 0, 0), fmt)
         case "div":
             return _quotient(first, second, fmt)
         case "sqrt":

@@ -27,6 +27,7 @@ LIMITS: dict[str, tuple[float, float, float, float]] = {
     "rcp": (-0.0, -math.inf, math.inf, 0.0),
     "rsqrt": (math.nan, -math.inf, math.inf, 0.0),
     "tanh": (-1.0, -0.0, 0.0, 1.0),
+    "erf": (-1.0, -0.0, 0.0, 1.0),
 }
 
 
@@ -279,6 +280,60 @@ def test_polynomials_of_flash_attention_4(degree: int, golden: Any) -> None:
     }
     got = formats.exp2(pattern["x"].view(np.float32), "float32", variant=variant)
     np.testing.assert_array_equal(got.view(np.uint32), pattern[f"degree{degree}"])
+
+
+#: Coefficients in the order of CUDA's PTX (Triton 3.6, sm_90): below and from 1.003 on.
+PTX = (
+    (0x38B1E96A, 0xBA574D20, 0x3BAAD5EA, 0xBCDC1BE7, 0x3DE718AF, 0xBEC093AC, 0x3E0375D3),
+    (0x3789CA3C, 0xB9F560B9, 0x3BAC840B, 0xBD0C8162, 0x3E1CF906, 0x3F6A937E, 0x3F20D842),
+)
+
+
+def _erff(x: Any) -> int:
+    """The PTX of libdevice's __nv_erff for one float32, its multiply-adds exact and without subnormals."""
+    fmt, bits = get_format("float32"), int(x.view(np.uint32))
+    sign, size = bits & 0x80000000, bits & 0x7FFFFFFF
+    is_large = size >= 0x3F8060FE
+    argument = size if is_large else encode(Fraction(float(x)) ** 2, False, fmt)
+    p, *others = PTX[is_large]
+    for c in others:
+        p = fma_reference(p, argument, c, fmt)
+    times = size | 0x80000000 if is_large else bits
+    if size < 0x00800000:
+        return sign
+    power = fma_reference(p, times, times, fmt)
+    if not is_large:
+        return power
+    e = oracle("exp2", power, fmt)
+    return encode(1 - decode(e or 0, fmt).value, False, fmt) | sign
+
+
+def test_cudas_error_function_is_its_ptx_and_close_to_the_true_one() -> None:
+    rng = np.random.default_rng(4)
+    x = np.concatenate((rng.standard_normal(300) * 2.0 ** rng.integers(-20, 2, 300), rng.uniform(-4, 4, 300)))
+    x = np.append(x, [0.0, -0.0, 1e-40, -1e-40, 1.0029599, 1.00296, -1.00296, 9.0, -30.0]).astype(np.float32)
+    got = formats.erf(x, "float32", variant="libdevice")
+    assert got.view(np.uint32).tolist() == [_erff(v) for v in x]
+    assert formats.erf(np.float32([np.inf, -np.inf]), "float32", variant="libdevice").tolist() == [1.0, -1.0]
+    assert np.isnan(formats.erf(np.float32([np.nan]), "float32", variant="libdevice"))
+    is_normal = np.abs(x) >= np.finfo(np.float32).tiny
+    ulps = got.view(np.int32)[is_normal] - formats.erf(x, "float32").view(np.int32)[is_normal]
+    assert np.abs(ulps).max() <= 2  # CUDA C++ Programming Guide, erff: 2 ulp
+
+
+def test_ascend_cs_error_function_rounds_each_step() -> None:
+    x = np.append(np.random.default_rng(5).uniform(-4.5, 4.5, 300), [0.0, np.inf, -np.inf, np.nan]).astype(np.float32)
+    got = formats.erf(x, "float32", variant="ascend_c")
+    f = np.float32
+    for value, result in zip(x[:-1], got[:-1], strict=True):
+        v = min(max(value, f(-3.92)), f(3.92))
+        s = v * v
+        p = (f(0.053443748819) * s + f(7.5517016694)) * s + f(101.62808918)
+        p = ((p * s + f(1393.8061484)) * s + f(5063.7915060)) * s + f(29639.384698)
+        q = ((s + f(31.212858877)) * s + f(398.56963806)) * s + f(3023.1248150)
+        assert result == p * v / ((q * s + f(13243.365831)) * s + f(26267.224157))
+    assert np.isnan(got[-1])
+    assert np.abs(got[:-1] - formats.erf(x[:-1], "float32")).max() < 4e-7
 
 
 def test_shape_is_kept_and_tables_are_read_only() -> None:

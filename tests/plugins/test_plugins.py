@@ -30,8 +30,8 @@ from npusim.numerics.inputs import recipe_source
 from npusim.schedules import find_schedule, plugins
 
 HERE = Path(__file__).parent
-FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "linear_attention")
-LATE, WINDOW, GELU, NORM, _ = (f"{HERE / f'{name}.py'}:{name.upper()}" for name in FILES)
+FILES = ("late_scale", "window", "matmul_gelu", "norm_product", "gelu_product", "linear_attention")
+LATE, WINDOW, GELU, NORM, EXACT_GELU, _ = (f"{HERE / f'{name}.py'}:{name.upper()}" for name in FILES)
 SIZES: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 150, "seq_kv": 200, "head_dim": 64, "causal": True}
 SMALL = {"block_q": 64, "block_kv": 64}
 FIELDS = {"v100": {}, "h200": {**SMALL, "stages": 2}}  # a compiled loop masks every tile, also where some are left out
@@ -43,6 +43,13 @@ def test_a_plugin_needs_the_public_surface_alone_and_few_lines(name: str) -> Non
     modules = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
     assert {m for m in modules if m and m.startswith("npusim")} == {"npusim.kernel"}
     assert sum(bool(line.strip()) for line in text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "v100"])
+def test_an_exact_gelu_is_within_rounding_of_its_reference(hw: str) -> None:
+    found = npusim.run(EXACT_GELU, hw=hw, problem=Problem(heads=2, seq_q=128, seq_kv=64, head_dim=64), rows="all")
+    assert found.numerics.error.rmse < 1e-3
+    assert found.cycles
 
 
 @pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])

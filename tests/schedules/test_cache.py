@@ -20,6 +20,7 @@ from npusim.numerics.inputs import drawn_source, recipe_source
 from npusim.run import run
 from npusim.schedules.registry import for_inputs
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
+from tests.tilings import declared
 
 if TYPE_CHECKING:
     from npusim.algorithms.language import Value
@@ -77,7 +78,8 @@ def test_bits_are_those_of_a_scalar_computation(
 def test_every_schedule_reads_a_cache(schedule: str, hw: str, fmt: str) -> None:
     """One query a sequence, and many; the error is against what the cache says."""
     for seq_q in (1, 128):
-        done = run(schedule, problem=Problem(heads=2, seq_q=seq_q, seq_kv=200, head_dim=64, cache=fmt), hw=hw)
+        problem = Problem(heads=2, seq_q=seq_q, seq_kv=200, head_dim=64, cache=fmt)
+        done = run(schedule, problem=problem, hw=hw, tiling=declared(schedule, hw))
         assert done.numerics.error.rmse < 8e-3
 
 
@@ -102,7 +104,7 @@ def test_scales_of_blocks_and_heads(hw: str) -> None:
     """A scale for one token is that of a block of one; larger blocks round more and hold fewer scales."""
     sizes = {"heads": 2, "seq_q": 16, "lengths": (200, 90), "head_dim": 64, "cache": "int8"}
     scaled = [Problem(**sizes, cache_scale=each) for each in ("token", 1, 64, "head")]
-    done = [run("flash", problem=p, hw=hw, rows="all") for p in scaled]
+    done = [run("flash", problem=p, hw=hw, rows="all", tiling=declared("flash", hw)) for p in scaled]
     rows = [np.concatenate(list(x.numerics.rows.values())) for x in done]
     assert np.array_equal(rows[0], rows[1])
     assert done[0].numerics.error.rmse < 1e-3

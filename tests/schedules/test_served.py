@@ -20,6 +20,7 @@ from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
+from tests.tilings import declared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -388,8 +389,8 @@ def test_flash_attention_2_counts_all_keys_and_packs_no_heads_under_a_window() -
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> None:
     problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
-    fields = {"block_q": 16, "block_kv": 32}
-    done = run("split_kv", problem=problem, tiling={"splits": rule, **fields}, rows="all", heads="all")
+    tiling = declared("split_kv", "ascend_910b2", splits=rule, block_q=16, block_kv=32)
+    done = run("split_kv", problem=problem, tiling=tiling, rows="all", heads="all")
     assert done.numerics.error.rmse < 1e-3
 
 

@@ -19,7 +19,7 @@ from npusim.algorithms.phase import TileRun
 from npusim.algorithms.split import FAN, SplitPrecision, cut_runs, even, packs
 from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
-from npusim.config.tiling import Tiling, build_tiling
+from npusim.config.tiling import build_tiling
 from npusim.errors import TilingError
 from npusim.formats import get_format
 from npusim.formats.exact import function_value, round_fraction
@@ -31,6 +31,7 @@ from npusim.schedules import find_schedule
 from npusim.schedules.presets import PRECISIONS
 from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
+from tests.tilings import declared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,7 +296,7 @@ def test_a_hidden_key_weighs_nothing_whatever_the_visible_scores(
             causal=True,
             rows="all",
             precision=precision or None,
-            tiling={"splits": splits, "block_kv": 16, "merge": merge},
+            tiling=declared("split_kv", hw, splits=splits, block_kv=16, merge=merge),
             trace_groups=(),
         )
         outputs.append(done.output[0, 0, :41])
@@ -334,11 +335,6 @@ def test_a_run_is_cut_into_consecutive_parts_none_empty() -> None:
     assert len(cut_runs(runs, even(6, 99))) == 6
 
 
-def declared(hw: str, **fields: Any) -> Tiling:
-    """Return a tiling that is taken as it is: what is not named as declared, not what is fastest."""
-    return build_tiling(find_schedule("split_kv", load_device(hw).family).tiling, fields)
-
-
 @pytest.mark.parametrize(
     ("hw", "workload", "keys", "fields", "tried"),
     [
@@ -362,7 +358,7 @@ def test_a_call_in_auto_splits_is_as_fast_as_in_any(
     problem = load_workload(workload).problem(seq_q=1, seq_kv=keys)
 
     def latency(splits: int | str) -> float:
-        tiling = declared(hw, splits=splits, **fields)
+        tiling = declared("split_kv", hw, splits=splits, **fields)
         return run("split_kv", hw=hw, problem=problem, tiling=tiling, numerics=False, trace_groups=()).latency_us
 
     assert latency("auto") <= 1.05 * min(map(latency, tried))
@@ -402,7 +398,12 @@ def test_auto_is_the_best_of_all_splits_of_one_query(hw: str, tried: tuple[int, 
     problem = load_workload("pangu_38b").problem(seq_q=1, seq_kv=32768)
     cycles = {
         n: run(
-            "split_kv", hw=hw, problem=problem, tiling=declared(hw, splits=n), numerics=False, trace_groups=()
+            "split_kv",
+            hw=hw,
+            problem=problem,
+            tiling=declared("split_kv", hw, splits=n),
+            numerics=False,
+            trace_groups=(),
         ).cycles
         for n in (*tried, "auto")
     }
@@ -425,7 +426,7 @@ def test_packed_heads_load_their_keys_once() -> None:
     compulsory = 2 * problem.head_dim * (2 * problem.heads + 2 * problem.kv_heads * problem.seq_kv)
 
     def timed(**fields: Any) -> Any:
-        tiling = declared("ascend_910b2", **fields)
+        tiling = declared("split_kv", "ascend_910b2", **fields)
         return run("split_kv", problem=problem, tiling=tiling, numerics=False, trace_groups=()).timing
 
     apart, packed = timed(splits=1, pack="off"), timed(splits=1)
@@ -464,7 +465,7 @@ def test_packing_is_chosen_where_it_pays() -> None:
     many, alone = (load_workload(w).problem(seq_q=16, seq_kv=8192) for w in ("qwen2_7b", "llama2_70b"))
 
     def cycles(problem: Problem, **fields: Any) -> int:
-        tiling = declared("ascend_910b2", **fields)
+        tiling = declared("split_kv", "ascend_910b2", **fields)
         return run("split_kv", problem=problem, tiling=tiling, numerics=False, trace_groups=()).cycles
 
     assert cycles(many) < 0.7 * cycles(many, pack="off")

@@ -94,6 +94,7 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "fused": ("volta_flash", small(seq_q=128), {}, "acc_fp32,multiply_add=once"),
     "capped": ("volta_flash", small(causal=True, softcap=20.0, window=100, sinks=4), {}, None),
     "norm": (f"{Path(__file__).parents[1]}/plugins/norm_product.py:NORM_PRODUCT", small(seq_q=128), {}, None),
+    "gelu": (f"{Path(__file__).parents[1]}/plugins/gelu_product.py:GELU_PRODUCT", small(seq_q=128), {}, None),
     "long": ("volta_flash", small(heads=8, seq_q=16384, head_dim=128), {}, None),
 }
 #: Which programs tell about a key, the first match counts; ``rebuild``: whether they are built anew.
@@ -123,6 +124,7 @@ WHERE = {
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)),
         ("*.MUFU.ops.rsqrt.*", ("norm",)),
+        ("*.ops.erf.*", ("gelu",)),
         ("*.ops.tanh.*", ("capped",)),
         ("*.ops.compare.*", ("capped",)),
         ("*.ops.fma.*", ("fused",)),
@@ -143,7 +145,7 @@ def build(name: str, device: DeviceSpec) -> TileProgram:
     schedule, problem, tiling, precision = PROGRAMS[name]
     chosen = find_schedule(schedule, device.family)
     fields = build_tiling(chosen.tiling, tiling)
-    program = chosen.program(problem, fields, device, chosen.precision(precision))
+    program = chosen.program(problem, fields, device, chosen.precision(precision), is_hinted=False)
     check(program, device.flags)
     return program
 

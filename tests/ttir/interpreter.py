@@ -39,6 +39,7 @@ class Open(NamedTuple):
     exp: str
     exp2: str
     is_fresh: bool = False
+    erf: str = "ascend_c"
 
 
 def fmt_of(type_: str) -> str:
@@ -151,6 +152,9 @@ class Program:
         if self.how.exp2:
             return formats.exp2(formats.mul(x, formats.cast(np.log2(np.e), fmt), fmt), fmt, variant=self.how.exp2)
         return formats.exp(x, fmt, variant=self.how.exp)
+
+    def math_erf(self, op: Op, x: Any) -> Any:
+        return formats.erf(x, fmt_of(op.type), variant=self.how.erf)
 
     def math_log2(self, op: Op, x: Any) -> Any:
         return formats.log2(np.asarray(x), fmt_of(op.type))

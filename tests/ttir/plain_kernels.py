@@ -57,6 +57,19 @@ def bias_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl
 
 
 @triton.jit
+def exact_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    rk = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(A + rm[:, None] * K + (k + rk)[None])
+        acc = tl.dot(a, tl.load(B + (k + rk)[:, None] * N + rn[None]), acc)
+    x = acc + tl.load(Bias + rn)[None].to(tl.float32)
+    half = 0.5 * x
+    tl.store(C + rm[:, None] * N + rn[None], (half + half * tl.erf(x * 0.7071067811865476)).to(tl.float16))
+
+
+@triton.jit
 def row_sum(X, O, N, BLOCK: tl.constexpr):
     row, cols = tl.program_id(0), tl.arange(0, BLOCK)
     tl.store(O + row, tl.sum(tl.load(X + row * N + cols, mask=cols < N, other=0.0), axis=0))

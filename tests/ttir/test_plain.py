@@ -45,13 +45,20 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         "bias_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M, N, K, BM=64, BN=64,BK=32)",
         {"M": 64, "N": 128, "K": 64},
     ),
+    "exact_gelu": (
+        "exact_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M,N,K, BM=64, BN=64,BK=32)",
+        {"M": 64, "N": 128, "K": 64},
+    ),
     "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
     "long_norm": (NORM.replace("layer_norm", "long_norm").format(more="").replace("256", "64"), {"R": 6, "C": 200}),
     "long_softmax": ("long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)", {"R": 6, "C": 200}),
 }
 #: What TTIR leaves open, by device, and the precision that chooses the same.
 HOW = {
-    "h200": (Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct"), "unfused,sum_order=mma_lanes"),
+    "h200": (
+        Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct", erf="libdevice"),
+        "unfused,sum_order=mma_lanes",
+    ),
     "ascend_910b2": (Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", ""), None),
     "ascend_950": (Open("ascend.cube.k16.f16.f32", "four_chains", "correct", ""), None),
 }

@@ -44,6 +44,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.LOG: "log",
         Opcode.RSQRT: "rsqrt",
         Opcode.TANH: "tanh",
+        Opcode.ERF: "erf",
         Opcode.SELECT: "select",
         Opcode.ROW_MAX: "max",
         Opcode.ROW_SUM: "add",
@@ -51,8 +52,13 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
 )
 #: What functions are made of.  Ascend C's Tanh: x held to where it is not 1 yet, then (e^2x - 1) / (e^2x + 1).  Its
 #: Rsqrt is one instruction of the 910B, off by more than 1e-4 in float32: it advises Sqrt and Div instead, as here.
+#: Its Erf: x held to 3.92, x times a polynomial of x**2, over another (`formats.unary.ASCEND_ERF`).
 MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
-    {Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"), Opcode.RSQRT: ("sqrt", "div")}
+    {
+        Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
+        Opcode.RSQRT: ("sqrt", "div"),
+        Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
+    }
 )
 #: How a register of a mask that lies row by row is read along a column.
 GATHER = "gather"

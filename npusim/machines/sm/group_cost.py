@@ -21,6 +21,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import (
     ALU,
     FMA,
+    LIBRARY,
     LSU,
     MUFU,
     REDUCTIONS,
@@ -360,7 +361,7 @@ class GroupModel:
             self._issue("mul", some * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
             self._issue("compare", some * POLYNOMIAL_COMPARISONS, "", count)
             values -= some
-        if step.opcode is Opcode.TANH:  # what a library does besides: both branches of it, and the choice
+        if step.opcode in LIBRARY:
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
         count.issued += values * each
