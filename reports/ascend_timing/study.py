@@ -124,7 +124,8 @@ def cases(*files: str) -> tuple[MeasurementCase, ...]:
 def bank() -> list[Row]:
     """Return the residuals of the records that two constants were fitted on."""
     predict = _as_filed().quantity
-    return [Row(c, "core_us", c.measured.core_us, predict(c, "core_us"), is_floor=False) for c in cases(BANK)]
+    found = [(case, case.measured.core_us) for case in cases(BANK)]
+    return [Row(case, "core_us", us, predict(case, "core_us"), is_floor=False) for case, us in found if us is not None]
 
 
 class _Changed(Predictor):
