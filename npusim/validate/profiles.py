@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import MeasuredWorkload, load_mapping, measurements_text
-from npusim.config.document import MOST_TABLE_BYTES, read_csv, read_text
+from npusim.config.document import MOST_TABLE_BYTES, cell_number, read_csv, read_text
 from npusim.errors import SpecError
 from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, profiled_times
 
@@ -49,7 +49,6 @@ _UNIT = re.compile("([num]?)s(econd)?")
 _PREFIXES = MappingProxyType({"n": 1e-3, "u": 1.0, "m": 1e3, "": 1e6})
 _TASK = "Task Duration(us)"
 _DURATION = ("gpu__time_duration.sum", "Duration")
-_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 #: Kernels that a message names.
 _SHOWN = 8
 
@@ -183,23 +182,12 @@ def _rows(path: Path, pattern: str, *needed: str) -> Iterator[tuple[Path, str, d
             yield file, f"{file}: row {number + 1}", row
 
 
-def _number(text: str, where: str) -> float:
-    """Return the number of a cell, with commas between thousands where it has them; 0 for none."""
-    text = text.strip()
-    if text in ("", "NA", "N/A"):
-        return 0.0
-    try:
-        return float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
-    except ValueError:
-        raise SpecError(f"{where}: {text!r} is no number") from None
-
-
 def _quantities(rows: Iterable[tuple[Path, str, Mapping[str, str]]]) -> dict[str, float]:
     """Return the largest of each quantity over rows; those that are 0 did nothing, and are left out."""
     largest: dict[str, float] = defaultdict(float)
     for _, where, row in rows:
         for name, columns in _QUANTITIES.items():
-            largest[name] = max(largest[name], *(_number(row.get(c, ""), f"{where}, {c}") for c in columns))
+            largest[name] = max(largest[name], *(cell_number(row, c, where) or 0.0 for c in columns))
     return {name: value for name, value in largest.items() if value}
 
 
@@ -212,7 +200,7 @@ def _msprof(path: Path, pattern: str = "op_summary*.csv", kind: str = "OP Type")
     for file, where, row in _rows(path, pattern, "Op Name", kind, _TASK):
         pipes = file.with_name(file.name.replace("OpBasicInfo", "PipeUtilization"))
         beside = _rows(pipes, "", "block_id") if pipes != file and pipes.is_file() else [(file, where, row)]
-        if task := _number(row[_TASK], f"{where}, {_TASK}"):
+        if task := cell_number(row, _TASK, where):
             dtype = _FORMATS.get(row.get("Input Data Types", "").strip('"').partition(";")[0])
             shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""))
             yield KernelLaunch((row["Op Name"], row[kind]), {"latency_us": task, **_quantities(beside)}, shapes, dtype)
@@ -235,9 +223,8 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
         raise SpecError(f"{path}: {told}; ncu --csv --page raw --metrics {_DURATION[0]},...")
     for row in launches:
         grid = tuple(map(int, re.findall(r"\d+", row.get("Grid Size", ""))))
-        duration = _number(row.get(name, ""), f"{path}: ID {row['ID']}, {name}") * _PREFIXES[unit[1]]
-        if duration:
-            yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration}, grid=grid)
+        if duration := cell_number(row, name, f"{path}: ID {row['ID']}"):
+            yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration * _PREFIXES[unit[1]]}, grid=grid)
 
 
 def _torch(path: Path) -> Iterator[KernelLaunch]:
@@ -257,7 +244,7 @@ def _torch(path: Path) -> Iterator[KernelLaunch]:
             operator = operators.get(args.get("External id"), {})
             shapes = tuple(tuple(s) for s in operator.get("Input Dims", ()) if all(isinstance(n, int) for n in s))
             dtype = _FORMATS.get(next(iter(operator.get("Input type", ())), ""))
-            time = {"latency_us": _number(str(event.get("dur", "")), f"{path}: {event.get('name')}, dur")}
+            time = {"latency_us": cell_number(event, "dur", f"{path}: {event.get('name')}") or 0.0}
             yield KernelLaunch((str(event.get("name")),), time, shapes, dtype, tuple(args.get("grid", ())))
 
 

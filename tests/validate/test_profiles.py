@@ -94,7 +94,19 @@ def test_launches_of_a_gpu_have_microseconds_grid_and_captured_fields(tmp_path: 
     [
         ("msprof", "", RULES, "no column Op Name, OP Type, Task Duration.us.; it is empty"),
         ("msprof", "a,b\n1,2\n", RULES, "it has a, b"),
-        ("msprof", "Op Name,OP Type,Task Duration(us)\nx,y,soon\n", RULES, "row 1, .*'soon' is no number"),
+        (
+            "msprof",
+            "Op Name,OP Type,Task Duration(us)\nx,y,soon\n",
+            RULES,
+            "row 1: Task Dur.*: 'soon' is not a number of",
+        ),
+        ("msprof", "Op Name,OP Type,Task Duration(us)\nx,y,-3\n", RULES, "'-3' is not a number of at least 0"),
+        (
+            "torch",
+            '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "dur": NaN}]}',
+            GPU,
+            "k: dur: 'nan' is not",
+        ),
         (
             "msprof",
             "Op Name,OP Type,Task Duration(us)\nx,y,3\n",
