@@ -77,11 +77,14 @@ Issued = tuple[TimedOp, Sequence[int]]
 
 
 class Streams:
-    """Builds the streams of a program on a device, sharing templates and costs between groups."""
+    """Builds the streams of a program on a device, sharing templates and costs between groups.
 
-    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+    ``templates``: the program's, of another device on which it was timed.
+    """
+
+    def __init__(self, program: TileProgram, device: DeviceSpec, templates: Templates | None = None) -> None:
         self.program, self.device = program, (device := _clocked(Itself(device), flops=bool(program.flops)))
-        self.templates = Templates(program)
+        self.templates = templates or Templates(program)
         self.endpoints = self.templates.walker.endpoints
         #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
         self.scalar_waits = frozenset(
@@ -100,7 +103,7 @@ class Streams:
         crowds = tuple(self.costs.crowds.items())
         #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
         self._priced_by = {
-            (meets, hands_on): interned((*own, l2 if meets else (), crowds if hands_on else ()))
+            (meets, hands_on): interned((*own, l2 if meets else (), crowds if meets or hands_on else ()))
             for meets in (False, True)
             for hands_on in (False, True)
         }
