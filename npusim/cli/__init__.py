@@ -22,7 +22,7 @@ def main() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nowhere, True)  # so that workers have one too
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
-    gc.set_threshold(200_000)  # modules and programs stay: looking through them again and again took a tenth of a run
+    gc.set_threshold(1_000_000)  # modules and programs stay: looking through them again and again took a tenth of a run
     try:
         from npusim.cli.app import app
 

@@ -16,7 +16,7 @@ from npusim.simulation.request import Request, refuse
 app = Verbs()
 export = Verbs(name="export", no_args_is_help=True, help="Predictions in the forms that other tools read.")
 
-#: Kernels without a rule that are named.
+#: Shapes without a row that are named.
 _SHOWN = 5
 
 
@@ -55,14 +55,13 @@ def import_profile(
         raise SpecError("of which profile? For example: npusim import msprof PROF_DIR --map mapping.yaml")
     from npusim.report.output import check_file_writable
     from npusim.validate.profiles import import_profile as read
+    from npusim.validate.profiles import listed
 
     check_file_writable(out)
     profile = read(profiler, path, mapping, str(out))
     write(out, profile.text, f": {profile.cases} cases of {profile.mapped} launches")
     if missed := profile.unmapped:
-        names = ", ".join(f"{name} ({count})" for name, count in missed.most_common(_SHOWN))
-        more = f", and {len(missed) - _SHOWN} more kernels" if len(missed) > _SHOWN else ""
-        say(f"unmapped: {missed.total()} launches of {names}{more}")
+        say(f"unmapped: {listed(missed)}")
 
 
 @app.verb(
@@ -134,10 +133,7 @@ def root() -> None:
 
 @export.verb(
     "rows",
-    (
-        "npusim export rows gemm.csv --schedule gemm --hw h200 -g m=16,256,4k -g n=4k -g k=4k",
-        "AIConfigurator's columns",
-    ),
+    ("npusim export rows gemm.csv --schedule gemm --hw h200 -g m=16,256 -g n=4k -g k=4k", "AIConfigurator's columns"),
     ("npusim export rows fa.csv --schedule flash -g heads=32 -g seq_q=1k,4k -g head_dim=128", "attention, causal"),
     ("npusim export rows MatMulV2.csv --schedule gemm -g m=16,64 -g n=4k -g k=4k --form msmodeling", "msModeling's"),
 )
@@ -164,14 +160,10 @@ def export_rows(
     from npusim.report.output import check_file_writable
 
     check_file_writable(file)
-    axes = {
-        name: [o.count(f"--grid {name}")(value) for value in o.names(values, f"--grid {name}")]
-        for name, values in o.key_values(grid, "--grid").items()
-    }
+    given = o.key_values(grid, "--grid")
+    axes = {n: [o.count(f"--grid {n}")(value) for value in o.names(text, f"--grid {n}")] for n, text in given.items()}
     with progress("predicting") as advance:
         text, faults = latency_rows(Request(schedule, hw=hw, precision=precision, dtype=dtype), axes, form, advance)
     write(file, text)
-    for fault in faults[:_SHOWN]:
+    for fault in (*faults[:_SHOWN], *([f"{len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else [])):
         say(f"no row: {fault}")
-    if len(faults) > _SHOWN:
-        say(f"no row: {len(faults) - _SHOWN} more")

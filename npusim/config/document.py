@@ -16,6 +16,8 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Size of one file; beyond it, it is none of ours and would only take long to read.  Profilers' tables are longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
+#: A number with commas between thousands.
+_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 class FilePosition(NamedTuple):
@@ -118,6 +122,24 @@ def read_csv(path: Path, *needed: str, start: str = "") -> tuple[list[str], list
         known = f"it has {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''}" if columns else "it is empty"
         raise SpecError(f"{path}: no column {', '.join(missing)}; {known}")
     return columns, [dict(zip(columns, [*row, *[""] * len(columns)], strict=False)) for row in rows if row]
+
+
+def cell_number(row: Mapping[str, object], column: str, where: str) -> float | None:
+    """Return the number of a table's cell, commas between thousands or not; None where it is empty or says NA.
+
+    Raises `SpecError` for what is no number of at least 0, NaN and infinity among it.
+    """
+    value = row.get(column)
+    text = "" if value is None else str(value).strip()
+    if text in ("", "NA", "N/A"):
+        return None
+    try:
+        number = float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise SpecError(f"{where}: {column}: {text!r} is not a number of at least 0")
+    return number
 
 
 def parse_document(text: str, *, file: str) -> Document:

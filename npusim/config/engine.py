@@ -48,6 +48,11 @@ class RouteSpec(SpecModel):
     row_cycles: Quantity | None = Field(
         default=None, description="of a row from beyond L2 at least, cut into fractals on the way"
     )
+    request_cycles: Quantity | None = Field(
+        default=None,
+        description="of a request at least (512, 256, 128 bytes of a row cut into fractals, the rest) while all cores "
+        "are at work; in proportion while fewer are",
+    )
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
     )

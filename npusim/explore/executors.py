@@ -30,7 +30,7 @@ Done = TypeVar("Done")
 TRIES = 2
 #: Objects that are made before anybody looks for garbage in cycles: a third of what searches make is, and looking
 #: through the rest more often took an eighth of their time.
-GARBAGE = 200_000
+GARBAGE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
-from npusim.ir.content import uncollected
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_request
@@ -116,7 +115,6 @@ def cycles_within(built: BuiltPlan, us: float) -> float:
 # ---------------------------------------------------------------- tasks
 
 
-@uncollected()
 def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     """Return of each point why it does not fit, or its bound, and which earlier one is the same program.
 
@@ -148,7 +146,6 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
     return surveyed
 
 
-@uncollected()
 def narrow(job: Job) -> list[tuple[int, float]]:
     """Return of each point a better bound of its latency in us: its busiest core groups alone."""
     bounds = []
@@ -161,7 +158,6 @@ def narrow(job: Job) -> list[tuple[int, float]]:
     return bounds
 
 
-@uncollected()
 def prove(job: Job) -> list[int]:
     """Check points for races and all else that a run is checked for; raise what is wrong with one.
 
@@ -178,7 +174,6 @@ def prove(job: Job) -> list[int]:
     return fitting
 
 
-@uncollected()
 def evaluate(job: Job) -> list[PointOutcome]:
     """Return what each point gives: its time, or why it has none."""
     return [_outcome(job, task) for task in job.tasks]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Addresses of global memory on which rows start that are no slower than others (Ascend C guide).
 BLOCK_BYTES = 32
+#: What one request of a row asks for, whatever is left of it in one more (CANN's cache_tiling_cycle_model.cc).
+REQUEST_BYTES = 512, 256, 128
 
 
 class Transfers:
@@ -77,6 +79,10 @@ class Transfers:
             terms = [(f"{path}.bytes_per_cycle", port - extra), (f"{path}.scale_bytes_per_cycle", extra)]
         for name, extra in self._through_memory(step, route, port):
             port, terms = port + extra, [*terms, (f"{path}.{name}", extra)]
+        if route.request_cycles is not None:
+            most = max(self.crowds.values(), default=0.0)
+            extra = max(0.0, _requests(step) * route.request_cycles.value * most - port)
+            port, terms = port + extra, [*terms, (f"{path}.request_cycles", extra)]
         if isinstance(spec, FixpipeEngine):
             drain = src.rows * src.cols / spec.elements_per_cycle.value
             if drain > port:
@@ -186,6 +192,18 @@ def _bursts(step: Step) -> float:
         between = operand.stretches - 1 if isinstance(operand, GlobalTile) else 0
         jumps += between if gapless else operand.rows - 1
     return jumps
+
+
+def _requests(step: Step) -> float:
+    """Return how many requests a load of a tensor's rows is; rows behind one another, or in fractals, are none."""
+    (source,) = step.srcs
+    if not isinstance(source, GlobalTile) or source.tensor.column:
+        return 0.0
+    of_row, left = 0, stored_format(source.fmt).row_bytes(source.cols)
+    for size in REQUEST_BYTES:
+        count, left = divmod(left, size)
+        of_row += count
+    return _bursts(step) * (of_row + (left > 0))
 
 
 def _starts_inside_requests(step: Step, request_bytes: int) -> bool:

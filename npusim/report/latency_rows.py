@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim import __version__
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from npusim.simulation.result import RunData
 
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
-_CANN_FORMATS = MappingProxyType({"float16": "DT_FLOAT16", "bfloat16": "DT_BF16", "float32": "DT_FLOAT"})
 
 
 def latency_rows(
@@ -34,7 +32,8 @@ def latency_rows(
 ) -> tuple[str, tuple[str, ...]]:
     """Return a CSV table of predicted latencies of a grid of sizes, and why shapes have none.
 
-    ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim``; ``form``: of `FORMS`.
+    ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless the request says
+    otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.
 
     Raises `SpecError` for sizes of neither, a schedule without a time, or where no shape has a prediction.
     """
@@ -44,73 +43,48 @@ def latency_rows(
         raise SpecError(f"--grid: sizes {', '.join(axes)}: give {known}")
     rows, faults = [], []
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-    for number, point in enumerate(points):
+    bare = replace(request, workload=None, dtype=None, causal=None, numerics=False, trace_groups=())
+    for number, point in enumerate(points, 1):
+        given: dict[str, object] = {**({"dtype": request.dtype} if request.dtype else {}), **point}
+        if "heads" in point:
+            given = {"batch": 1, "kv_heads": point["heads"], "seq_kv": point["seq_q"], "causal": True, **given}
+            given |= {"causal": request.causal} if request.causal is not None else {}
         try:
-            rows.append(FORMS[form](_run(request, point)))
+            problem = (Problem if "heads" in point else GemmProblem).model_validate(given)
+            rows.append(_row(run_request(replace(bare, problem=problem)), form))
         except (SpecError, TilingError) as error:
             faults.append(f"{', '.join(f'{k}={v}' for k, v in point.items())}: {error}")
         if progress:
-            progress(number + 1, len(points))
+            progress(number, len(points))
     if not rows:
         raise SpecError(f"no shape has a prediction: {faults[0]}")
     return csv_text(rows[0], (row.values() for row in rows)), tuple(faults)
 
 
-def _run(request: Request, sizes: Mapping[str, int]) -> RunData:
-    dtype = {"dtype": request.dtype} if request.dtype else {}
-    if "m" in sizes:
-        problem: Problem | GemmProblem = GemmProblem.model_validate({**dtype, **sizes})
-    else:
-        given = {"batch": 1, "kv_heads": sizes["heads"], "seq_kv": sizes["seq_q"], **dtype, **sizes}
-        problem = Problem.model_validate({**given, "causal": request.causal if request.causal is not None else True})
-    asked = replace(request, problem=problem, workload=None, dtype=None, causal=None, numerics=False, trace_groups=())
-    return run_request(asked)
-
-
-def _band(run: RunData) -> str:
-    known = run.timing.validated if run.timing else None
-    return "" if known is None or known.most_error is None else f"{known.most_error:.4f}"
-
-
-def _aiconfigurator(run: RunData) -> dict[str, object]:
-    p = run.problem
-    head = {"framework": "npusim", "version": __version__, "device": run.device.name}
-    tail = {"latency": f"{run.latency_us / 1e3:.6f}", "band": _band(run)}  # latency in ms
+def _row(run: RunData, form: str) -> dict[str, object]:
+    p, known = run.problem, run.timing.validated if run.timing else None
+    band = {"band": "" if known is None or known.most_error is None else f"{known.most_error:.4f}"}
     if isinstance(p, GemmProblem):
-        sizes: dict[str, object] = {"gemm_dtype": p.dtype, "m": p.m, "n": p.n, "k": p.k}
-        return {**head, "op_name": "gemm", "kernel_source": run.schedule, **sizes, **tail}
-    assert isinstance(p, Problem)
-    is_decode = p.seq_q == 1
-    name = "generation_attention" if is_decode else "context_attention"
-    sizes = {"batch_size": p.batch, "isl": 1 if is_decode else p.seq_q}
-    sizes |= {"num_heads": p.heads, "num_key_value_heads": p.kv_heads, "head_dim": p.head_dim, "beam_width": 1}
-    sizes |= {"attn_dtype": p.dtype, "kv_cache_dtype": p.dtype, "step": p.seq_kv - sizes["isl"]}  # type: ignore[operator]
-    return {**head, "op_name": name, "kernel_source": run.schedule, **sizes, **tail}
-
-
-def _msmodeling(run: RunData) -> dict[str, object]:
-    p = run.problem
-    if isinstance(p, GemmProblem):
+        name, sizes = "gemm", {"gemm_dtype": p.dtype, "m": p.m, "n": p.n, "k": p.k}
         shapes: tuple[tuple[int, ...], ...] = ((p.m, p.k), (p.k, p.n), (p.m, p.n))
     else:
         assert isinstance(p, Problem)
-        rows, kv = ((p.batch, h, s, p.head_dim) for h, s in ((p.heads, p.seq_q), (p.kv_heads, p.seq_kv)))
-        shapes = (rows, kv, kv, rows)
-    *inputs, output = shapes
-    kind = _CANN_FORMATS.get(p.dtype, p.dtype)
-    return {
-        "Input Shapes": ";".join(",".join(map(str, shape)) for shape in inputs),
-        "Input Data Types": ";".join([kind] * len(inputs)),
-        "Input Formats": ";".join(["ND"] * len(inputs)),
-        "Output Shapes": ",".join(map(str, output)),
-        "Output Data Types": kind,
-        "Output Formats": "ND",
-        "Average Duration(us)": f"{run.latency_us:.3f}",
-        "band": _band(run),
+        name = "generation_attention" if p.seq_q == 1 else "context_attention"
+        sizes = {"batch_size": p.batch, "isl": p.seq_q, "num_heads": p.heads, "num_key_value_heads": p.kv_heads}
+        sizes |= {"head_dim": p.head_dim, "beam_width": 1, "attn_dtype": p.dtype, "kv_cache_dtype": p.dtype}
+        sizes |= {"step": p.seq_kv - p.seq_q}
+        q, kv = ((p.batch, heads, rows, p.head_dim) for heads, rows in ((p.heads, p.seq_q), (p.kv_heads, p.seq_kv)))
+        shapes = (q, kv, kv, q)
+    if form == "aiconfigurator":
+        head = {"framework": "npusim", "version": __version__, "device": run.device.name, "op_name": name}
+        return {**head, "kernel_source": run.schedule, **sizes, "latency": f"{run.latency_us / 1e3:.6f}", **band}
+    *inputs, output = (",".join(map(str, shape)) for shape in shapes)
+    kinds = {"float16": "DT_FLOAT16", "bfloat16": "DT_BF16", "float32": "DT_FLOAT"}
+    texts = {
+        "Shapes": inputs,
+        "Data Types": [kinds.get(p.dtype, p.dtype)] * len(inputs),
+        "Formats": ["ND"] * len(inputs),
     }
-
-
-#: What makes a row of a run, by the reader's name.
-FORMS: Mapping[str, Callable[[RunData], dict[str, object]]] = MappingProxyType(
-    {"aiconfigurator": _aiconfigurator, "msmodeling": _msmodeling}
-)
+    columns: dict[str, object] = {f"Input {column}": ";".join(listed) for column, listed in texts.items()}
+    columns |= {f"Output {column}": listed[0] for column, listed in {**texts, "Shapes": [output]}.items()}
+    return {**columns, "Average Duration(us)": f"{run.latency_us:.3f}", **band}

@@ -11,12 +11,11 @@ Source: CANN documentation, msprof op, "PipeUtilization".
 
 from __future__ import annotations
 
-import math
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.document import read_csv
+from npusim.config.document import cell_number, read_csv
 from npusim.errors import SpecError
 from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 from npusim.sanitize import csv_text
@@ -115,11 +114,11 @@ def read_pipes(file: Path) -> MeasuredPipes:
     for number, row in enumerate(rows):
         where, block = f"{file}: line {number + 2}", str(row["block_id"]).strip()
         for kind in kinds:
-            total = _number(row, f"{kind}{_TOTAL}", where)
+            total = cell_number(row, f"{kind}{_TOTAL}", where)
             if total is None:
                 continue
             totals[block] = max(totals.get(block, 0), round(total))
-            duration_us = _number(row, f"{kind}_time(us)", where)
+            duration_us = cell_number(row, f"{kind}_time(us)", where)
             clock = total / duration_us * 1e6 if duration_us else clock
             core = profiled_core(kind, row.get("sub_block_id") or "")
             blocks.setdefault(block, {}).update(_busy(row, columns, kind, core, total, where))
@@ -136,26 +135,12 @@ def _busy(
     row: Mapping[str, str], columns: Iterable[str], kind: str, core: str, total: float, where: str
 ) -> Iterator[tuple[str, int]]:
     """Yield the pipes of one core of a row, with their busy cycles: by their times, else by their ratios."""
-    duration_us = _number(row, f"{kind}_time(us)", where)
+    duration_us = cell_number(row, f"{kind}_time(us)", where)
     for column in columns:
         ratio = re.fullmatch(rf"{kind}_(\w+)_ratio", column)
-        share = _number(row, column, where) if ratio else None
+        share = cell_number(row, column, where) if ratio else None
         if ratio is None or share is None:
             continue
-        busy_us = _number(row, f"{kind}_{ratio[1]}_time(us)", where)
+        busy_us = cell_number(row, f"{kind}_{ratio[1]}_time(us)", where)
         cycles = share * total if busy_us is None or not duration_us else busy_us / duration_us * total
         yield f"{core}.{_VENDOR.get(ratio[1], ratio[1].upper())}", round(cycles)
-
-
-def _number(row: Mapping[str, Any], column: str, where: str) -> float | None:
-    """Return a cell's number; None where it is empty or does not apply."""
-    text = str(row.get(column) or "").strip()
-    if text in ("", _NOT_APPLICABLE, "N/A"):
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise SpecError(f"{where}: {column}: {text!r} is not a number of at least 0")
-    return value

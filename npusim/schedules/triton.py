@@ -89,7 +89,7 @@ class TritonPrecision:
 
     name: str
     exp_variant: str = "exp2.correct"
-    erf_variant: str = "erf.libdevice"
+    erf_variant: str = "erf.correct"
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -101,20 +101,14 @@ class TritonPrecision:
         return {}
 
 
+_ON_GPUS = ("compiled", "unfused")
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {"nvidia": (TritonPrecision("compiled"), TritonPrecision("unfused", contracts=False))}
+    {"nvidia": tuple(TritonPrecision(n, erf_variant="erf.libdevice", contracts=n == "compiled") for n in _ON_GPUS)}
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
-            TritonPrecision("plain", erf_variant="erf.correct", contracts=False),
-            TritonPrecision(
-                "exact",
-                erf_variant="erf.correct",
-                sum_order="sequential",
-                contracts=False,
-                arithmetic="ieee.f64",
-                is_exact=True,
-            ),
+            TritonPrecision("plain", contracts=False),
+            TritonPrecision("exact", sum_order="sequential", contracts=False, arithmetic="ieee.f64", is_exact=True),
         )
     }
 )
@@ -362,6 +356,7 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any,
     told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
+        told |= {"spilled_accesses": made.accesses}
     fields = tiling.model_copy(update=told)
     lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note

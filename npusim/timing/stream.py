@@ -92,7 +92,7 @@ class Streams:
         crowds = tuple(self.costs.crowds.items())
         #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
         self._priced_by = {
-            (meets, hands_on): interned((*own, l2 if meets else (), crowds if hands_on else ()))
+            (meets, hands_on): interned((*own, l2 if meets else (), crowds if meets or hands_on else ()))
             for meets in (False, True)
             for hands_on in (False, True)
         }

@@ -64,6 +64,7 @@ class Compiled:
 
     ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
     ``orders``: in which order each of its reductions adds, one after another (`npusim.formats.reductions`).
+    ``accesses``: instructions of a loop around products that store or load spilled registers, of the one with most.
     """
 
     ttir: str
@@ -73,6 +74,7 @@ class Compiled:
     fuses: bool = False
     down: int = 0
     orders: str = ""
+    accesses: int = 0
 
 
 @lru_cache(maxsize=64)
@@ -180,15 +182,26 @@ def _compile(
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    registers, stack = (int(re.findall(rf"{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
+        words: list[str | Path] = [tool, "-res-usage", "-sass", file.name]
+        told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
     ttir = made.asm["ttir"]
-    for other in Locations(ttir).files():  # Triton's own cache may have it from where the same file lay before
-        ttir = ttir.replace(f'"{other}"', f'"{source.path}"') if Path(other).name == Path(source.path).name else ttir
+    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
+        ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
     fuses = "fma.rn" in made.asm["ptx"]
     orders = " ".join(_orders(made.asm["ttgir"]))
-    return Compiled(ttir, registers, stack // 4, made.metadata.shared, fuses, int(down[1]) if down else 0, orders)
+    shared, down_rows = made.metadata.shared, int(down[1]) if down else 0
+    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, _accesses(told) if stack else 0)
+
+
+def _accesses(sass: str) -> int:
+    """Return how often a loop around products, which a branch leads back over, stores or loads a spilled register."""
+    line = r"/\*([0-9a-f]{4,})\*/ +(?:@!?U?P\w+ +)?(\w+)\S*(?: +(?:!?U?P\w+, )?0x([0-9a-f]+) ;)?"
+    code = [(int(at, 16), name, int(to or "0", 16)) for at, name, to in re.findall(line, sass)]
+    spans = [(to, at) for at, name, to in code if name == "BRA" and 0 < to < at]
+    around = {max((s for s in spans if s[0] <= at <= s[1]), default=(0, -1)) for at, n, _ in code if n.endswith("MMA")}
+    return max((sum(a <= at <= b and n in ("LDL", "STL") for at, n, _ in code) for a, b in around), default=0)
 
 
 def _orders(ttgir: str) -> Iterator[str]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import MeasuredWorkload, load_mapping, measurements_text
-from npusim.config.document import MOST_TABLE_BYTES, read_csv, read_text
+from npusim.config.document import MOST_TABLE_BYTES, cell_number, read_csv, read_text
 from npusim.errors import SpecError
 from npusim.machines.tracks import MEASURED_PIPES, PROFILED_CORES, profiled_times
 
@@ -43,17 +44,11 @@ _FORMATS = MappingProxyType(
         **dict.fromkeys(("FLOAT", "DT_FLOAT", "float"), "float32"),
     }
 )
-#: Microseconds of Nsight Compute's units of time.
-_UNITS = MappingProxyType(
-    {
-        **dict.fromkeys(("ns", "nsecond"), 1e-3),
-        **dict.fromkeys(("us", "usecond"), 1.0),
-        **dict.fromkeys(("ms", "msecond"), 1e3),
-        **dict.fromkeys(("s", "second"), 1e6),
-    }
-)
+#: Nsight Compute's units of time, and microseconds of their prefixes.
+_UNIT = re.compile("([num]?)s(econd)?")
+_PREFIXES = MappingProxyType({"n": 1e-3, "u": 1.0, "m": 1e3, "": 1e6})
+_TASK = "Task Duration(us)"
 _DURATION = ("gpu__time_duration.sum", "Duration")
-_GROUPED = re.compile(r"\d{1,3}(,\d{3})+(\.\d+)?")
 #: Kernels that a message names.
 _SHOWN = 8
 
@@ -71,12 +66,12 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class ImportedProfile:
-    """A profile as a file of measurements: its text, cases, launches in them, and launches that no rule matches."""
+    """A profile as a file of measurements: its text, cases, launches in them, and the kernels that no rule matches."""
 
     text: str
     cases: int
     mapped: int
-    unmapped: Counter[str] = field(default_factory=Counter)
+    unmapped: Sequence[KernelLaunch]
 
 
 def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "measured.yaml") -> ImportedProfile:
@@ -92,29 +87,32 @@ def import_profile(kind: str, path: Path, mapping: Path | None, out: str = "meas
         raise SpecError(f"{path}: no launch of a kernel in it")
     rules = load_mapping(mapping) if mapping is not None else None
     alike: dict[str, list[KernelLaunch]] = defaultdict(list)
-    unmapped: Counter[str] = Counter()
+    unmapped = []
     for launch in launches:
         case = None if rules is None else _case_of(launch, rules, mapping)
         if case is None:
-            unmapped[launch.names[0]] += 1
+            unmapped.append(launch)
         else:
             alike[json.dumps(case)].append(launch)
     if rules is None or not alike:
-        raise SpecError(f"{path}: no rule says what its {len(launches)} launches are: {_longest(launches)}; {_HOW}")
+        raise SpecError(f"{path}: no rule matches any of its {listed(launches)}; {_HOW}")
     cases = [_measured(number, json.loads(text), of_case) for number, (text, of_case) in enumerate(alike.items())]
     text = measurements_text(out, f"{rules.source} ({kind}: {path.name})", cases)
-    return ImportedProfile(text, len(cases), len(launches) - unmapped.total(), unmapped)
+    return ImportedProfile(text, len(cases), len(launches) - len(unmapped), unmapped)
 
 
 _HOW = "npusim import --template prints a mapping file to begin with, for --map"
 
 
-def _longest(launches: Sequence[KernelLaunch]) -> str:
+def listed(launches: Sequence[KernelLaunch]) -> str:
+    """Return the kernels that take longest in all by name, with their times, and how many more there are."""
     total: Counter[str] = Counter()
     for launch in launches:
         total[launch.names[0]] += launch.measured["latency_us"]  # type: ignore[assignment]  # times add up as counts do
-    more = f", and {len(total) - _SHOWN} more" if len(total) > _SHOWN else ""
-    return ", ".join(f"{name} ({us:.4g} us)" for name, us in total.most_common(_SHOWN)) + more
+    more = f", and {len(total) - _SHOWN} more kernels" if len(total) > _SHOWN else ""
+    return (
+        f"{len(launches)} launches of " + ", ".join(f"{n} ({us:.4g} us)" for n, us in total.most_common(_SHOWN)) + more
+    )
 
 
 def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
@@ -174,37 +172,23 @@ def _measured(number: int, case: dict[str, Any], launches: Sequence[KernelLaunch
 # ---------------------------------------------------------------- one reader a profiler
 
 
-def _files(path: Path, pattern: str) -> list[Path]:
-    """Return a file, or all of a folder that match; raise `SpecError` where there is none."""
+def _rows(path: Path, pattern: str, *needed: str) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Yield file, place and cells of each row of a file, or of all files of a folder that match."""
     files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
     if not files:
         raise SpecError(f"{path}: no file {pattern} in it")
-    return files
+    for file in files:
+        for number, row in enumerate(read_csv(file, *needed)[1]):
+            yield file, f"{file}: row {number + 1}", row
 
 
-def _number(text: str, where: str) -> float:
-    """Return the number of a cell, with commas between thousands where it has them; 0 for none."""
-    text = text.strip()
-    if text in ("", "NA", "N/A"):
-        return 0.0
-    try:
-        return float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
-    except ValueError:
-        raise SpecError(f"{where}: {text!r} is no number") from None
-
-
-def _quantities(rows: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
+def _quantities(rows: Iterable[tuple[Path, str, Mapping[str, str]]]) -> dict[str, float]:
     """Return the largest of each quantity over rows; those that are 0 did nothing, and are left out."""
     largest: dict[str, float] = defaultdict(float)
-    for where, row in rows:
+    for _, where, row in rows:
         for name, columns in _QUANTITIES.items():
-            largest[name] = max(largest[name], *(_number(row.get(c, ""), f"{where}, {c}") for c in columns))
+            largest[name] = max(largest[name], *(cell_number(row, c, where) or 0.0 for c in columns))
     return {name: value for name, value in largest.items() if value}
-
-
-def _rows(file: Path, *needed: str, start: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-    for number, row in enumerate(read_csv(file, *needed, start=start)[1]):
-        yield f"{file}: row {number + 1}", row
 
 
 def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
@@ -212,23 +196,14 @@ def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(n) for n in shape.split(",") if n) for shape in text.replace('"', "").split(";"))
 
 
-def _msprof(path: Path) -> Iterator[KernelLaunch]:
-    for file in _files(path, "op_summary*.csv"):
-        for where, row in _rows(file, "Op Name", "OP Type", "Task Duration(us)"):
-            times = {"latency_us": _number(row["Task Duration(us)"], f"{where}, Task Duration(us)")}
-            if times["latency_us"]:
-                dtype = _FORMATS.get(row.get("Input Data Types", "").strip('"').partition(";")[0])
-                shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""))
-                yield KernelLaunch((row["Op Name"], row["OP Type"]), times | _quantities([(where, row)]), shapes, dtype)
-
-
-def _msopprof(path: Path) -> Iterator[KernelLaunch]:
-    for file in _files(path, "OpBasicInfo*.csv"):
-        pipes = [p for p in (file.with_name(file.name.replace("OpBasicInfo", "PipeUtilization")),) if p.is_file()]
-        for where, row in _rows(file, "Op Name", "Op Type", "Task Duration(us)"):
-            times = {"latency_us": _number(row["Task Duration(us)"], f"{where}, Task Duration(us)")}
-            busy = _quantities(line for p in pipes for line in _rows(p, "block_id"))
-            yield KernelLaunch((row["Op Name"], row["Op Type"]), times | busy)
+def _msprof(path: Path, pattern: str = "op_summary*.csv", kind: str = "OP Type") -> Iterator[KernelLaunch]:
+    for file, where, row in _rows(path, pattern, "Op Name", kind, _TASK):
+        pipes = file.with_name(file.name.replace("OpBasicInfo", "PipeUtilization"))
+        beside = _rows(pipes, "", "block_id") if pipes != file and pipes.is_file() else [(file, where, row)]
+        if task := cell_number(row, _TASK, where):
+            dtype = _FORMATS.get(row.get("Input Data Types", "").strip('"').partition(";")[0])
+            shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""))
+            yield KernelLaunch((row["Op Name"], row[kind]), {"latency_us": task, **_quantities(beside)}, shapes, dtype)
 
 
 def _ncu(path: Path) -> Iterator[KernelLaunch]:
@@ -243,14 +218,13 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
     else:  # a metric a column, the first row has the units
         units, *launches = listed or [{}]
     name = next((n for n in _DURATION if n in units), None)
-    if name is None or (factor := _UNITS.get(units[name])) is None:
+    if name is None or (unit := _UNIT.fullmatch(units[name])) is None:
         told = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
         raise SpecError(f"{path}: {told}; ncu --csv --page raw --metrics {_DURATION[0]},...")
     for row in launches:
         grid = tuple(map(int, re.findall(r"\d+", row.get("Grid Size", ""))))
-        duration = _number(row.get(name, ""), f"{path}: ID {row['ID']}, {name}") * factor
-        if duration:
-            yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration}, grid=grid)
+        if duration := cell_number(row, name, f"{path}: ID {row['ID']}"):
+            yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration * _PREFIXES[unit[1]]}, grid=grid)
 
 
 def _torch(path: Path) -> Iterator[KernelLaunch]:
@@ -270,11 +244,16 @@ def _torch(path: Path) -> Iterator[KernelLaunch]:
             operator = operators.get(args.get("External id"), {})
             shapes = tuple(tuple(s) for s in operator.get("Input Dims", ()) if all(isinstance(n, int) for n in s))
             dtype = _FORMATS.get(next(iter(operator.get("Input type", ())), ""))
-            time = {"latency_us": _number(str(event.get("dur", "")), f"{path}: {event.get('name')}, dur")}
+            time = {"latency_us": cell_number(event, "dur", f"{path}: {event.get('name')}") or 0.0}
             yield KernelLaunch((str(event.get("name")),), time, shapes, dtype, tuple(args.get("grid", ())))
 
 
 #: What reads a profile's launches, by the profiler's name on the command line.
 PROFILERS: Mapping[str, Callable[[Path], Iterator[KernelLaunch]]] = MappingProxyType(
-    {"msprof": _msprof, "msopprof": _msopprof, "ncu": _ncu, "torch": _torch}
+    {
+        "msprof": _msprof,
+        "msopprof": partial(_msprof, pattern="OpBasicInfo*.csv", kind="Op Type"),
+        "ncu": _ncu,
+        "torch": _torch,
+    }
 )

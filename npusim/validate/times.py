@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -422,12 +422,8 @@ def _ranks(residuals: Sequence[Residual]) -> dict[str, GroupRank]:
 
 def kendall_tau(pairs: list[tuple[float, float]]) -> float:
     """Return (concordant - discordant) / all pairs; ties count as neither."""
-    score = total = 0
-    for (a, x), (b, y) in combinations(pairs, 2):
-        product = (a - b) * (x - y)
-        score += (product > 0) - (product < 0)
-        total += 1
-    return score / total
+    products = [(a - b) * (x - y) for (a, x), (b, y) in combinations(pairs, 2)]
+    return fmean((product > 0) - (product < 0) for product in products)
 
 
 def regret(pairs: list[tuple[float, float]]) -> float:

@@ -1,15 +1,13 @@
-"""What stands behind residuals: how hosts add to kernels in a row, and the tiles that a tuning bank recorded."""
+"""What stands behind residuals: how hosts add to kernels in a row."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from npusim.config.load import load_device
-from npusim.config.problem import GemmProblem
-from npusim.run import run
 from npusim.validate.times import Predictor
 from reports.ascend_timing import study
 
@@ -26,32 +24,6 @@ ROWS: Mapping[str, str] = MappingProxyType(
         "CANN's attention through torch": "cann_*",
     }
 )
-#: Cores, rows, columns and k of a tile, and k loaded at once, as the bank records them for its times.
-TILES: Mapping[str, tuple[int, int, int, int, int]] = MappingProxyType(
-    {
-        "bank_51200x32x64": (20, 320, 32, 32, 64),
-        "bank_5120x256x512": (24, 320, 32, 32, 64),
-        "bank_25600x128x448": (20, 128, 128, 32, 448),
-        "bank_4096x208x208": (24, 512, 32, 16, 208),
-        "bank_64x96x128": (24, 16, 16, 128, 128),
-        "bank_64x256x512": (16, 16, 64, 128, 128),
-        "bank_64x1024x784": (16, 16, 256, 112, 112),
-        "bank_32x512x256": (16, 16, 64, 128, 128),
-        "bank_512x768x16": (8, 64, 64, 16, 16),
-        "bank_1216x1024x1024": (19, 64, 512, 32, 128),
-    }
-)
-
-
-class Tiled(NamedTuple):
-    """A product of the bank: its tile, the error with npusim's own tile and with that, and what is missing then."""
-
-    name: str
-    cores: int
-    tile: str
-    error: float
-    recorded: float
-    behind_cycles: float
 
 
 def hosts() -> dict[str, tuple[int, float, float]]:
@@ -70,29 +42,4 @@ def hosts() -> dict[str, tuple[int, float, float]]:
             errors.append([abs(measured.relative_error(us)) for us in (max(host, device), host + device)])
         larger, added = (median(e[i] for e in errors) for i in range(2))
         found[who] = len(errors), larger, added
-    return found
-
-
-def tiled() -> list[Tiled]:
-    """Return the bank's products with the tiles of its records, on as many cores."""
-    found, predictor = [], Predictor()
-    for case in (c for c in study.cases() if c.name in TILES):
-        cores, m, n, k, load = TILES[case.name]
-        assert case.measured.core_us is not None
-        w, measured = case.workload, case.measured.core_us
-        result = run(
-            "gemm",
-            hw=case.device,
-            problem=GemmProblem(m=w.m or 0, n=w.n or 0, k=w.k or 0),
-            l2="warm",
-            numerics=False,
-            trace_groups=(),
-            overrides={"group_count": str(cores)},
-            tiling={"block_m": m, "block_n": n, "block_k": k, "load_k": load},
-        )
-        own = measured.relative_error(predictor.quantity(case, "core_us"))
-        us = result.device.seconds(result.cycles) * 1e6
-        behind = (measured.low - us) / 1e6 * float(result.device.clock_hz.value)
-        error, tile = measured.relative_error(us), f"{m} x {n} x {k}, loads of {load}"
-        found.append(Tiled(case.name, cores, tile, own, error, behind))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING
 
 from npusim.config.load import load_device
@@ -23,6 +24,8 @@ RANGES = {
     "two-level, tiling-AllReduce": (4.23, 15.0),
     "DeiT": (2.52, 7.58),
 }
+#: Columns of a record whose true ones may be fewer, and cases that a table names no more.
+SHORTEST, MANY = 16, 20
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 BATCHES = (32, 256, 1024)
 #: A DeiT call whose bounds are asked for: the largest.
@@ -112,26 +115,38 @@ def _classes(found: list[Row]) -> Section:
 
 
 def _causes(_found: list[Row]) -> Section:
-    """Hosts as the larger of two times and as a sum; the tiles that the tuning bank recorded."""
-    found, tiles = causes.hosts(), causes.tiled()
+    """Hosts as the larger of two times and as a sum; the tuning bank's records by how their operands lie."""
+    found, bank = causes.hosts(), study.bank()
+    fractals = [r for r in bank if r.case.workload.operands == "nz"]
+    kinds = {
+        "operands row by row": [r for r in bank if r not in fractals],
+        "operands in fractals": fractals,
+        "a side of 16": [r for r in bank if r.case.workload.n == SHORTEST],
+        "all": bank,
+    }
     fields: dict[str, object] = {
         "hosts": table(
             ("calls one behind the other", "cases", "the larger of host and device", "host, then device"),
             [[who, count, percent(larger), percent(added)] for who, (count, larger, added) in found.items()],
         ),
-        "tiles_of_bank": table(
-            ("case", "cores", "tile there", "error with it", "with the tile here"),
-            [[t.name, t.cores, t.tile, percent(t.recorded, sign="+"), percent(t.error, sign="+")] for t in tiles],
+        "bank_median": percent(study.summary(bank)[1]),
+        "bank_bias": percent(median(r.error for r in bank), sign="+"),
+        "bank": table(
+            ("records", "number", "median error", "worst", "within 20 %", "half are above"),
+            [[*_row_of(kind, rows), percent(median(r.error for r in rows), sign="+")] for kind, rows in kinds.items()],
         ),
     }
-    return fields, {"hosts": found, "bank": {t.name: t.recorded for t in tiles}}
+    return fields, {"hosts": found, "bank": {r.case.name: r.error for r in bank}}
 
 
 def _constants(_found: list[Row]) -> Section:
     """How the file's numbers are founded, and the fitted ones with their cases."""
     facts = list(load_device(study.DEVICE).quantities())
     count = {basis: sum(f.basis == basis for _, f in facts) for basis in BASES}
-    lines = [[f"`{key}`", number(value), ", ".join(names)] for key, (value, names) in study.fitted().items()]
+    lines = [
+        [f"`{key}`", number(value), ", ".join(names) if len(names) < MANY else f"the {len(names)} records of the bank"]
+        for key, (value, names) in study.fitted().items()
+    ]
     fields: dict[str, object] = {
         "bases": ", ".join(f"{n} {basis}" for basis, n in count.items()),
         "fitted": table(("constant", "value", "fitted on"), lines),
@@ -209,12 +224,9 @@ def _short(found: list[Row]) -> Section:
     slopes = [cann[-1].predicted - cann[0].predicted, cann[-1].measured.low - cann[0].measured.low]
     sixteen = next(r for r in found if r.case.name == "fa_b2b_910b2_16k")
     levels = [r for r in found if r.case.name.startswith("two_level_") and "standard" not in r.case.name]
-    behind = [t.behind_cycles for t in causes.tiled() if t.name in ("bank_64x96x128", "bank_64x1024x784")]
     fields: dict[str, object] = {
         "floors": table(("tokens", "measured, us", "predicted, us", "of it on the cores, us"), lines),
         "measured_16k": number(sixteen.measured.low),
-        "behind_low": f"{min(behind):,.0f}",
-        "behind_high": f"{max(behind):,.0f}",
         "unified_us": f"{unified.kernel_us:.0f}",
         "two_level_us": f"{two.kernel_us:.0f}",
         "host_low": f"{min(unified.issue_us, two.issue_us):.0f}",

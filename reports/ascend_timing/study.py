@@ -27,6 +27,7 @@ __all__ = [
     "SOURCES",
     "Row",
     "Without",
+    "bank",
     "before",
     "cases",
     "class_of",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 FILES = ("measured_910b2.yaml", "measured_more.yaml", "measured_papers.yaml")
+BANK = "measured_bank.yaml"
 DEVICE = "ascend_910b2"
 #: Cases whose timing another file says, and counts instead.
 REPLACED = "fa_910b2_*"
@@ -73,7 +75,10 @@ OTHERWISE: Mapping[str, dict[str, str]] = MappingProxyType(
     {
         "pto-isa, torch_jit (x86)": {"launch.gap_s": "0"},
         "pto-isa, flash_atten": {"flags.tile_extra_cycles": "0"},
-        "CANN's tuning bank": {"launch.block_dispatch_cycles": "0"},
+        "CANN's tuning bank": {
+            "launch.block_dispatch_cycles": "500",
+            "cores.aic.engines.MTE2.routes.gm_l1.request_cycles": "0",
+        },
         "asc-devkit": {
             "cores.aic.engines.MTE2.routes.gm_l1.burst_overhead_cycles": "0",
             "cores.aic.engines.MTE2.routes.gm_l1.row_cycles": "0",
@@ -110,12 +115,17 @@ class Row(NamedTuple):
 
 
 @cache
-def cases() -> tuple[MeasurementCase, ...]:
-    """Return the cases of all files."""
-    found: list[MeasurementCase] = []
-    for name in FILES:
-        found += load_measurements(Path(__file__).with_name(name)).cases
-    return tuple(found)
+def cases(*files: str) -> tuple[MeasurementCase, ...]:
+    """Return the cases of some files: of those whose rows count, if none is named."""
+    paths = [Path(__file__).with_name(name) for name in files or FILES]
+    return tuple(case for path in paths for case in load_measurements(path).cases)
+
+
+def bank() -> list[Row]:
+    """Return the residuals of the records that two constants were fitted on."""
+    predict = _as_filed().quantity
+    found = [(case, case.measured.core_us) for case in cases(BANK)]
+    return [Row(case, "core_us", us, predict(case, "core_us"), is_floor=False) for case, us in found if us is not None]
 
 
 class _Changed(Predictor):

@@ -146,10 +146,10 @@ def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_tha
 @pytest.mark.parametrize(
     ("tiling", "fields"),
     [
-        ({"block_kv": 16384}, PANGU),
+        ({"block_kv": 10240}, PANGU),
         ({"block_q": 512}, PANGU),
         ({"block_kv": 2048, "vector_rows": 16}, PANGU),
-        ({"block_q": 512, "block_kv": 16384}, PANGU),
+        ({"block_q": 512, "block_kv": 10240}, PANGU),
     ],
 )
 def test_the_largest_block_named_fits_and_one_step_more_does_not(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from npusim.config.cases import Interval, MeasurementCase, load_measurements
@@ -22,11 +24,11 @@ def test_published_times_are_met_as_issue_19_asks(rows: list[study.Row]) -> None
     assert near >= 0.75
 
 
-def test_each_kind_is_met_but_for_the_one_that_is_not_explained(rows: list[study.Row]) -> None:
+def test_each_kind_is_met(rows: list[study.Row]) -> None:
     kinds = {study.class_of(r.case.name) for r in rows}
     errors = {kind: study.summary([r for r in rows if study.class_of(r.case.name) == kind])[1] for kind in kinds}
     # mc2 alone stands for all-reduce here: 17.6 % at most; with the other node's cases 3.7 %.
-    assert {kind for kind, error in errors.items() if error > 0.15} <= {"products, warm", "all-reduce"}
+    assert {kind for kind, error in errors.items() if error > 0.15} <= {"all-reduce"}
 
 
 def test_two_thirds_of_the_cases_are_in_no_fit(rows: list[study.Row]) -> None:
@@ -34,15 +36,33 @@ def test_two_thirds_of_the_cases_are_in_no_fit(rows: list[study.Row]) -> None:
     free = {r.case.name for r in study.untouched(rows)}
     assert len(free) >= 2 / 3 * len(names)
     used = {name for _, fitted in study.fitted().values() for name in fitted}
-    assert used <= {case.name for case in study.cases()}
+    assert used <= {case.name for case in study.cases() + study.cases(study.BANK)}
     assert not any(name.endswith("_16k") for name in used)
 
 
-def without_kernel(case: MeasurementCase) -> object:
-    """Return a case without the field that says in ours what its file says in words: whose kernel was measured."""
+def test_the_tuning_bank_is_met_with_its_tiles_and_layouts() -> None:
+    errors = [row.error for row in study.bank()]
+    assert len(errors) == 60
+    assert median(map(abs, errors)) <= 0.12
+    assert -0.07 <= median(errors) <= 0
+    # What the bank does not say of a side of 16 is the worst of it.
+    assert {r.case.name for r in study.bank() if abs(r.error) > 0.5 and r.case.workload.n > 16} == {
+        "bank_64x112x640",
+        "bank_4096x112x208",
+    }
+    kept = [row.error for row in study.rows("bank_*")]
+    assert len(kept) == 10
+    assert median(map(abs, kept)) <= 0.09
+    assert max(map(abs, kept)) <= 0.2
+
+
+def without_words(case: MeasurementCase) -> object:
+    """Return a case without what its file says in words: whose kernel it is, which record of the bank."""
     found = case.model_dump()
     for run in (found, found.get("baseline") or {}):
         (run.get("tiling") or {}).pop("kernel", None)
+    if case.name.startswith("bank_"):
+        found["tiling"] = found["workload"]["operands"] = None
     return found
 
 
@@ -54,7 +74,7 @@ def test_packaged_cases_are_those_of_the_shared_files(shared_folder: object) -> 
         for case in load_measurements(folder / f"{name}.yaml").cases
     }
     packaged = {case.name: case for case in study.cases()}
-    assert {n: without_kernel(c) for n, c in packaged.items()} == {n: without_kernel(shared[n]) for n in packaged}
+    assert {n: without_words(c) for n, c in packaged.items()} == {n: without_words(shared[n]) for n in packaged}
     single = {n for n, c in shared.items() if c.device in ("ascend_910b1", "ascend_910b2")}
     assert single <= set(packaged)
 

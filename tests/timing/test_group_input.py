@@ -84,6 +84,14 @@ def test_spills_cost_what_they_access_and_an_iteration_its_control_too() -> None
     assert len(set(cycles)) == len(cycles)
 
 
+def test_what_is_spilled_outside_the_loop_costs_an_iteration_nothing() -> None:
+    tile = {"block_q": 64, "block_kv": 128, "stages": 2, "warps": 4, "registers": 255}
+    outside = [run(**tile, spilled_registers=100, spilled_accesses=n).cycles for n in (0, 40, 145, 200)]
+    assert outside == sorted(outside)
+    assert outside[0] == run(**tile, spilled_registers=0).cycles
+    assert outside[2] == run(**tile, spilled_registers=100).cycles  # 1.45 each, where nobody counted
+
+
 def test_all_methods_agree_with_des_on_tiles_that_spill() -> None:
     tile = {"block_q": 128, "block_kv": 128, "stages": 1, "warps": 4}
     assert len({run(**tile, method=m).cycles for m in ("des", "block", "fold", "steady")}) == 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from npusim.algorithms.gemm import gemm as product
 from npusim.config.engine import VectorEngine
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
@@ -15,10 +18,11 @@ from npusim.errors import SpecError, TilingError
 from npusim.explore import explore
 from npusim.ir.op import Opcode, Step
 from npusim.ir.residency import residency
-from npusim.ir.tile import Tile
+from npusim.ir.tile import GlobalTensor, Tile
 from npusim.machines.ascend import pricing
 from npusim.machines.ascend.machine import AscendMachine
-from npusim.machines.ascend.pricing import vector_cycles
+from npusim.machines.ascend.plan import gemm_tiling
+from npusim.machines.ascend.pricing import AscendPricing, vector_cycles
 from npusim.numerics.executor import execute
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
@@ -129,6 +133,27 @@ def test_larger_pieces_of_k_make_fewer_and_longer_rows() -> None:
     spent = [sum(r.timing.term_cycles.get(key, 0) for key in keys) for r in (small, large)]  # type: ignore[union-attr]
     assert spent[0] > 1.2 * spent[1]
     assert large.cycles < small.cycles
+
+
+@pytest.mark.parametrize(("columns", "requests"), [(16, 1), (64, 1), (80, 2), (112, 2), (128, 1), (192, 2), (208, 3)])
+def test_a_row_cut_into_fractals_goes_as_requests_of_512_256_and_128_bytes_and_the_rest(
+    columns: int, requests: int
+) -> None:
+    # Rows of B, 256 of them, as each of 24 cores or one of them takes its columns.
+    b = GlobalTensor("b", 1, 1, 256, 24 * columns, "float16", "input")
+    a, c = replace(b, name="a", rows=16, cols=256), replace(b, name="c", rows=16, role="output")
+    load = Step(Opcode.COPY, Tile("aic.L1", 0, 256, columns, columns, "float16"), (b.tile(0, 0, 0, 256, 0, columns),))
+    spent = {}
+    for count in ("1", "24"):
+        device = load_device("ascend_910b2", {"group_count": count})
+        machine, phase = AscendMachine(device), product("gemm", a, b, c, (16, columns))
+        tiling = gemm_tiling(phase, {"block_m": 16, "block_n": columns, "block_k": 16}, machine.group)
+        cost = AscendPricing(machine.build("gemm", [(phase, tiling)], 0), device).of_step(load, "aic", "MTE2")
+        spent[count] = dict(cost.terms)["cores.aic.engines.MTE2.routes.gm_l1.request_cycles"]
+        if count == "24" and requests > 1:
+            assert cost.occupancy_cycles == ceil(255 * 5.2 * requests)
+    assert spent["1"] == 0
+    assert (spent["24"] > 0) == (requests > 1)  # rows from HBM take 5.2 in any case
 
 
 def test_a_piece_that_is_no_multiple_is_refused() -> None:

@@ -127,6 +127,31 @@ def described(Q, K, V, O, sc, S, B: tl.constexpr, D: tl.constexpr, BM: tl.conste
 
 
 @triton.jit
+def padded(Q, K, V, O, sc, S, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Heads of any size in blocks of a power of two."""
+    pm = tl.program_id(0)
+    off = tl.program_id(1).to(tl.int64) * S * D
+    rm = pm * BM + tl.arange(0, BM)
+    rd = tl.arange(0, DP)
+    rn = tl.arange(0, BN)
+    q = tl.load(Q + off + rm[:, None] * D + rd[None], mask=rd[None] < D, other=0.0)
+    m = tl.full([BM], float("-inf"), tl.float32)
+    l = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, DP], tl.float32)
+    for j in range(0, S, BN):
+        k = tl.load(K + off + (j + rn)[:, None] * D + rd[None], mask=rd[None] < D, other=0.0)
+        s = tl.dot(q, tl.trans(k)) * sc
+        mn = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - mn[:, None])
+        al = tl.math.exp2(m - mn)
+        l = l * al + tl.sum(p, 1)
+        v = tl.load(V + off + (j + rn)[:, None] * D + rd[None], mask=rd[None] < D, other=0.0)
+        acc = tl.dot(p.to(q.dtype), v, acc * al[:, None])
+        m = mn
+    tl.store(O + off + rm[:, None] * D + rd[None], (acc / l[:, None]).to(q.dtype), mask=rd[None] < D)
+
+
+@triton.jit
 def halved(X, Y, S, D: tl.constexpr, B: tl.constexpr):
     r, d = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
     at = tl.program_id(1) * S * D + r[:, None] * D + d[None]

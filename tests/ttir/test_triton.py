@@ -195,6 +195,19 @@ def test_the_compiler_says_what_the_chip_reported(shared_folder: Path) -> None:
 
 
 @needs_triton
+def test_spilled_registers_are_counted_in_the_loop(shared_folder: Path) -> None:
+    """As the code that was measured has them: 128 x 128 keeps twelve in local memory, and its loop needs none."""
+    with (shared_folder / "measurements" / "h200_loop_counts.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if r["kernel"] == "flash_bfloat16" and r["block_q"] == "128"]
+    kernel = compiler.source_of(str(shared_folder / "measurements" / "h200_kernels.py"), "fa", 0)
+    for r in [r for r in rows if r["block_kv"] != "32" and r["warps"] == "4"]:
+        sizes = {"D": (128,), "BM": (128,), "BN": (int(r["block_kv"]),), "ST": (int(r["stages"]),), "CAUSAL": (False,)}
+        arguments = {**dict.fromkeys("QKVO", "bfloat16"), "sc": 0.1, "S": 4096, "G": 7, **sizes}
+        made = compiler.compiled(kernel, "sm_90", arguments, {"num_warps": 4})
+        assert made.accesses == int(r["LDL"]) + int(r["STL"])
+
+
+@needs_triton
 def test_a_search_takes_constexprs_and_warps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--no-causal", "--seq", "128", "-w", "pangu_38b", "--tp", "8", "--hw", "h200", "-j1"]
@@ -286,6 +299,16 @@ def test_what_has_no_counterpart_is_refused_at_its_line(why: str, tmp_path: Path
     path.write_text(text.replace(old, new))
     with pytest.raises(NpusimError, match=rf"kernels\.py:\d+: .*({words})"):
         npusim.run(f"{path}::{ATTENTION[kernel]}", problem=problem, hw="h200", numerics=False)
+
+
+@needs_triton
+def test_the_same_text_in_another_file_is_refused_there(tmp_path: Path) -> None:
+    """Triton's own cache knows a kernel by its text, and has the file it met it in first."""
+    _, kernel, old, new = REFUSED["a load beyond the end"]
+    for name in ("first.py", "second.py"):
+        (tmp_path / name).write_text(KERNELS.read_text().replace(old, new))
+        with pytest.raises(NpusimError, match=rf"{name}:\d+: K: program"):
+            npusim.run(f"{tmp_path / name}::{ATTENTION[kernel]}", problem=attention(200), hw="h200", numerics=False)
 
 
 @needs_triton

@@ -294,7 +294,7 @@ def occupancy(
 # ---------------------------------------------------------------- tiling fields of attention
 
 #: What a compiler decides for a tile.
-COMPILED = frozenset({"registers", "spilled_registers", "shared_bytes", "residents", "kernel"})
+COMPILED = frozenset({"registers", "spilled_registers", "spilled_accesses", "shared_bytes", "residents", "kernel"})
 #: Fields of lanes whose defaults are best, or what fits.
 CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 #: Fields that have an effect where warp groups run concurrently.
@@ -324,6 +324,9 @@ class GroupFields(Tiling):
     )
     spilled_registers: int | None = Field(
         default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
+    )
+    spilled_accesses: int | None = Field(
+        default=None, ge=0, description="stores and loads of those in an iteration, likewise; default: estimated"
     )
     shared_bytes: int | None = Field(
         default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"

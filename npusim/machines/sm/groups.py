@@ -213,7 +213,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     registers = Registers.estimated(count, issue.thread_registers_count.value, shared)
     if fields.registers is not None:
         spilled = fields.spilled_registers or 0
-        registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", SPILL_ACCESSES * spilled)
+        registers = Registers(fields.registers, spilled, fields.shared_bytes or 0, "as given", _accesses(fields))
     size = "x".join(str(phase.sizes[a]) for a in dict.fromkeys(a for a, *_ in phase.cells[0].spans))
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
@@ -309,7 +309,8 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
     if fields.registers is not None:
         count, spilled = fields.registers, fields.spilled_registers or 0
         shared = shared if fields.shared_bytes is None else fields.shared_bytes
-        accesses = row[-1] if row is not None and row[:2] == (count, spilled) else SPILL_ACCESSES * spilled
+        is_listed = row is not None and row[:2] == (count, spilled) and fields.spilled_accesses is None
+        accesses = row[-1] if row is not None and is_listed else _accesses(fields)
         return Registers(count, spilled, shared, "as given", accesses)
     if not tile.stages:
         return Registers(most, 0, shared, "of a library's kernel: all there are")
@@ -317,6 +318,13 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
         count, spilled, shared, accesses = row
         return Registers(count, spilled, shared, "of the compiler's table", accesses)
     return Registers.estimated(estimated_registers(tile, work), most, shared)
+
+
+def _accesses(fields: GroupFields) -> float:
+    """Return the accesses of an iteration to registers that are spilled as given."""
+    return (
+        SPILL_ACCESSES * (fields.spilled_registers or 0) if fields.spilled_accesses is None else fields.spilled_accesses
+    )
 
 
 def estimated_registers(tile: BlockTile, work: GroupWork) -> int:
