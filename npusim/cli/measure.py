@@ -124,6 +124,8 @@ def calibrate(
         is_packaged = done.device in list_packaged("hwconfigs")
         extends = done.device if is_packaged else os.path.relpath(beside.resolve(), out.resolve().parent)
         write(out, done.device_text(extends, out.stem.replace("-", "_")))
+    if not done.is_whole:
+        raise KeyboardInterrupt
 
 
 @export.callback()

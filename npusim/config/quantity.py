@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Annotated, Generic, Literal, Self, TypeVar, get_args
 
@@ -106,6 +107,23 @@ class WholeQuantity(Quantity):
     value: Annotated[int, PlainValidator(_check_whole_number), WithJsonSchema({"type": "integer", "minimum": 0})] = (
         Field(description="the whole number, in the unit that its key ends in")
     )
+
+
+@contextmanager
+def reads(quantities: Iterable[tuple[str, Quantity]]) -> Iterator[set[str]]:
+    """Yield a set that gets the keys of those numbers whose values are asked for meanwhile."""
+    keys, read = {id(quantity): key for key, quantity in quantities}, set[str]()
+
+    def attribute(self: Quantity, name: str) -> object:
+        if name == "value" and id(self) in keys:
+            read.add(keys[id(self)])
+        return object.__getattribute__(self, name)
+
+    Quantity.__getattribute__ = attribute  # type: ignore[method-assign, assignment]
+    try:
+        yield read
+    finally:
+        del Quantity.__getattribute__
 
 
 class Choice(Sourced, Generic[ChoiceValue]):

@@ -254,6 +254,8 @@ class TileProgram:
     l2: L2State = "clean"
     consumers: int = 0
     clears: int = 0
+    #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.
+    residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""

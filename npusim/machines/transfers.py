@@ -45,14 +45,13 @@ class Transfers:
     @cached_property
     def residency(self) -> Residency:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
-        l2 = self.device.memory.l2
-        return residency(
-            self._program,
-            self.device.group_count.value,
-            l2.capacity_bytes.value,
-            l2.writes is not None and l2.writes.value == "back",
-            l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0,
-        )
+        l2, known = self.device.memory.l2, self._program.residencies
+        writes_back = l2.writes is not None and l2.writes.value == "back"
+        dirty_bytes = l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
+        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
+        if by not in known:
+            known[by] = residency(self._program, *by)
+        return known[by]
 
     def move(self, step: Step, spec: DmaEngine | FixpipeEngine, key: str) -> Cost:
         """Return the cost of a move by a unit, whose key in the device file is ``key``, on one of its routes."""

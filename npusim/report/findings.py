@@ -343,8 +343,8 @@ def calibration_part(done: Calibration) -> PagePart:
 def calibration_table(done: Calibration) -> tuple[Block, ...]:
     """Return a calibration as people read it: constants, and mean absolute errors before and after by schedule."""
     facts: list[Fact] = []
-    if done.apart:
-        facts.append(("barely apart", cells(*(f"{a} and {b}: correlation {r:.2f}" for a, b, r in done.apart))))
+    if not done.is_whole:
+        facts.append(("interrupted", cells("no more constants were looked for", style="warn")))
     if grown := [c.name for c in done.classes if c.kept_out > c.before]:
         facts.append(("less well met", cells(f"{', '.join(grown)}, where kept out", style="warn")))
     blocks = (

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.ir.walk import Templates
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Groups, Request
     from npusim.timing.result import TimingResult
@@ -170,11 +171,13 @@ def simulate_program(
     trace_groups: Groups = (),
     progress: Callable[[float], None] | None = None,
     window: tuple[float, float] | None = None,
+    templates: Templates | None = None,
 ) -> TimingResult:
     """Return the time of a program by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the core group that ends last.  A run too long for operations one by one has
-    those of its beginning, up to the end of ``window`` (us).
+    those of its beginning, up to the end of ``window`` (us).  ``templates``: the program's, of a device on which it was
+    timed before.
 
     Raises `SpecError` for an unknown method, `ProgramError` for a result that cannot be.
     """
@@ -184,7 +187,7 @@ def simulate_program(
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
-    streams = Streams.of(program, device)
+    streams = Streams(program, device, templates) if templates else Streams.of(program, device)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all

@@ -69,11 +69,14 @@ Issued = tuple[TimedOp, Sequence[int]]
 
 
 class Streams:
-    """Builds the streams of a program on a device, sharing templates and costs between groups."""
+    """Builds the streams of a program on a device, sharing templates and costs between groups.
 
-    def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
+    ``templates``: the program's, of another device on which it was timed.
+    """
+
+    def __init__(self, program: TileProgram, device: DeviceSpec, templates: Templates | None = None) -> None:
         self.program, self.device = program, device
-        self.templates = Templates(program)
+        self.templates = templates or Templates(program)
         self.endpoints = self.templates.walker.endpoints
         #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
         self.scalar_waits = frozenset(

@@ -13,14 +13,14 @@ import numpy as np
 from npusim.config.cases import load_measurements
 from npusim.config.load import reader_of
 from npusim.config.node import NodeDevice
-from npusim.config.quantity import WholeQuantity
+from npusim.config.quantity import WholeQuantity, reads
 from npusim.errors import CheckFailedError, SpecError
 from npusim.schedules.define import unread_keys
 from npusim.validate import least_squares
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from npusim.config.cases import MeasurementCase
@@ -33,7 +33,7 @@ UNCERTAIN = ("assumed", "derived", "fitted")
 CONTRADICTION = 0.25
 FEWEST = 4
 #: How often constants are chosen, each time about what those before were fitted to.
-ROUNDS = 3
+ROUNDS = 2
 #: Whole cycles of which one is little enough to fit them.
 FINE_CYCLES = 100
 
@@ -68,16 +68,16 @@ class ClassErrors:
 class Calibration:
     """What was fitted on what, and how far off predictions are before and after, on cases kept out too.
 
-    ``apart`` are pairs of constants whose values depend on one another, with their correlation.
+    ``is_whole``: whether nobody interrupted it.
     """
 
     device: str
     constants: tuple[Constant, ...]
     classes: tuple[ClassErrors, ...]
     total: ClassErrors
-    apart: tuple[tuple[str, str, float], ...]
     cases: tuple[str, ...]
     source: str
+    is_whole: bool = True
 
     @property
     def helps(self) -> bool:
@@ -175,7 +175,8 @@ class _Fit:
         self.asked = dict(zip(self.texts, listed, strict=True))
         self._refuse_contradictions()
         self.keys: list[str] = []
-        self.known: dict[tuple[tuple[str, str], ...], Array] = {}
+        self.reads: dict[str, set[str]] = {}
+        self.known: dict[tuple[object, ...], float] = {}
         self.done = 0
 
     def _refuse_contradictions(self) -> None:
@@ -209,26 +210,31 @@ class _Fit:
         candidates = self.candidates(patterns)
         self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
         self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
-        x, chosen = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0))
-        base, fitted = self.predict(x), None
-        for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
-            jac = least_squares.jacobian(self.predict, x)
-            wider = least_squares.choose(jac, self.predict(x) - self.measured - jac @ x, self.groups, chosen)
-            if wider.shape == chosen.shape:
-                break
-            chosen, start = wider, np.linalg.pinv(wider) @ x
-            fitted = least_squares.fit(self._along(chosen), self.measured, start)
-            x = chosen @ fitted.x
+        x, chosen, fitted = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0)), None
+        base, is_seen, is_whole = self.predict(x), np.full(len(x), True), True
+        try:
+            for _ in range(ROUNDS):  # more constants are seen to matter once the first are right
+                jac = least_squares.jacobian(self.predict, x, is_seen)
+                is_seen = np.abs(jac).max(axis=0) >= least_squares.LEAST
+                wider = least_squares.choose(jac, self.predict(x) - self.measured - jac @ x, self.groups, chosen)
+                if wider.shape == chosen.shape:
+                    break
+                start = np.linalg.pinv(wider) @ x
+                fitted = least_squares.fit(self._along(wider), self.measured, start, least_squares.COARSE)
+                chosen, x = wider, wider @ fitted.x
+            if fitted is not None:
+                fitted = least_squares.fit(self._along(chosen), self.measured, fitted.x)
+                x = chosen @ fitted.x
+        except KeyboardInterrupt:  # what is fitted by then is judged
+            if fitted is None:
+                raise
+            is_whole = False
         after = kept = base
-        constants, apart = list[Constant](), list[tuple[str, str, float]]()
+        constants = list[Constant]()
         if fitted is not None:
-            ends = chosen @ least_squares.intervals(self._along(chosen), self.measured, fitted)
+            ends = chosen @ least_squares.intervals(fitted)
             constants = [self._constant(int(row), x, ends, chosen) for row in np.flatnonzero(chosen.any(axis=1))]
-            # As a run of the file that is written has it: programs are built anew.
-            after = self._times(Predictor(self.base.method, self._changes(x), self.base.folder))
-            kept = self._kept_out(fitted, chosen)
-            first = [self.keys[bundle.nonzero()[0][0]] for bundle in chosen.T]
-            apart = [(first[a], first[b], r) for a, b, r in least_squares.barely_apart(fitted)]
+            after, kept = self.predict(x), self._kept_out(fitted, chosen)
         errors = [np.abs(np.expm1(times - self.measured)) for times in (base, after, kept)]
         names = np.array([case.schedule for case in self.cases])
         inside = {**{name: names == name for name in dict.fromkeys(names.tolist())}, "all": np.full(len(names), True)}
@@ -237,7 +243,7 @@ class _Fit:
             for name, which in inside.items()
         )
         fitted_on = tuple(dict.fromkeys(case.name for case in self.cases)) if constants else ()
-        return Calibration(self.name, tuple(constants), tuple(classes), total, tuple(apart), fitted_on, source)
+        return Calibration(self.name, tuple(constants), tuple(classes), total, fitted_on, source, is_whole)
 
     def _constant(self, row: int, x: Array, ends: Array, chosen: Array) -> Constant:
         """Return a constant of a bundle, with the others of it."""
@@ -255,45 +261,49 @@ class _Fit:
             inside = np.array([g == group for g in self.groups])
             jac, residuals = fitted.jac[~inside], fitted.fun[~inside]
             x = chosen @ least_squares.solve(jac, residuals - jac @ fitted.x)
-            kept[inside] = self._times(self.base.retimed(self._changes(x)), np.flatnonzero(inside))
-            self._advance()
+            kept[inside] = self.predict(x, np.flatnonzero(inside))
         return kept
-
-    def _times(self, predictor: Predictor, numbers: Iterable[int] | None = None) -> Array:
-        """Return logarithms of predicted times, of some of the measured ones or all; each is simulated once."""
-        texts = self.texts if numbers is None else [self.texts[n] for n in numbers]
-        predicted = {text: np.log(predictor.quantity(*self.asked[text])) for text in dict.fromkeys(texts)}
-        return np.array([predicted[text] for text in texts])
-
-    def _changes(self, x: Array) -> dict[str, str]:
-        """Return constants as ``-C`` has them, of logarithms of factors on `keys`."""
-        return {k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v}
 
     def _written(self, key: str, value: float) -> str:
         return str(round(value)) if key in self.whole else f"{value:.6g}"
 
-    def predict(self, x: Array) -> Array:
-        """Return the logarithms of predicted times for logarithms of factors on `keys`; infinite out of range."""
-        changes = self._changes(x)
-        text = tuple(sorted(changes.items()))
-        if text not in self.known:
+    def predict(self, x: Array, numbers: Iterable[int] | None = None) -> Array:
+        """Return the logarithms of predicted times, of all measurements or some, for those of factors on `keys`.
+
+        Infinite out of range.  A case whose time reads none of the constants that have changed is not simulated anew.
+        """
+        changed = {
+            k: self._written(k, self.values[k] * float(np.exp(v))) for k, v in zip(self.keys, x, strict=True) if v
+        }
+        at = self.base.retimed(changed) if changed else self.base
+        texts = self.texts if numbers is None else [self.texts[n] for n in numbers]
+        times = {text: self._time(text, at, changed) for text in dict.fromkeys(texts)}
+        self.done += 1
+        if self.progress:
+            self.progress(self.done, max(self.done + 1, 2 * len(self.values)))
+        return np.array([times[text] for text in texts])
+
+    def _time(self, text: str, at: Predictor, changed: Mapping[str, str]) -> float:
+        """Return the logarithm of a case's time, simulated once for equal values of what it reads."""
+        if text not in self.reads:
+            key = next(iter(self.values))  # a device of its own, whose numbers nobody has read yet
+            who = self.base.retimed({key: self._written(key, self.values[key])})
+            self.base.quantity(*self.asked[text])
+            with reads(who.machine(self.name).quantities()) as self.reads[text]:
+                who.quantity(*self.asked[text])
+        known = text, *(item for item in changed.items() if item[0] in self.reads[text])
+        if known not in self.known:
             try:
-                self.known[text] = self._times(self.base.retimed(changes) if changes else self.base)
+                self.known[known] = float(np.log(at.quantity(*self.asked[text])))
             except SpecError:
-                if not changes:
+                if not changed:
                     raise
-                self.known[text] = np.full(len(self.measured), np.inf)
-            self._advance()
-        return self.known[text]
+                self.known[known] = np.inf
+        return self.known[known]
 
     def _along(self, chosen: Array) -> least_squares.Predict:
         """Return the same of logarithms of factors on bundles."""
         return lambda x: self.predict(chosen @ x)
-
-    def _advance(self) -> None:
-        self.done += 1
-        if self.progress:
-            self.progress(self.done, max(self.done + 1, 2 * len(self.values)))
 
 
 def _is_fine(key: str, fact: Quantity) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,17 +35,13 @@ ALIKE = 0.98
 CONDITION = 30.0
 #: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
 BOUND, FAR = 3.0, 5.0
-#: Predictions of a descent at most, but for those of slopes.  A fit begins at its start, and at the best of the points
-#: of a Latin hypercube about it, so many for each constant but one, within a factor.
-MOST_TRIALS, LATIN, AGAIN, AROUND = 25, 4, 2, 1.6
-#: Steps to an end of an interval, the largest factor between two, predictions of each to fit the others again, and what
-#: share of the sum's growth is near enough.
-ENDS, STRIDE, REFITS, NEAR = 6, 2.0, 2, 0.2
+#: Predictions of a descent at most, but for those of slopes.
+MOST_TRIALS = 25
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
 #: at least (Akaike: chance alone gives one).
 MOST, EACH, GAIN = 8, 3, 2.0
-#: What an interval covers; correlation of fitted values from which on two are named as depending on one another.
-COVERAGE, DEPENDENT = 0.90, 0.90
+#: What an interval covers.
+COVERAGE = 0.90
 TINY = float(np.finfo(float).tiny)
 
 
@@ -61,10 +55,11 @@ class Fitted:
     cost: float
 
 
-def jacobian(predict: Predict, x: Array) -> Array:
-    """Return d ln t / d ln constant at ``x``, (measurements, constants): one prediction a constant."""
+def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_]) -> Array:
+    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 but for ``which``: a prediction each."""
     base, steps = predict(x), np.log(STEP) * np.eye(len(x))
-    slopes = np.array([(predict(x + step) - base) / np.log(STEP) for step in steps])
+    slopes = np.zeros((len(x), len(base)))
+    slopes[which] = [(predict(x + step) - base) / np.log(STEP) for step in steps[which]]
     return np.where(np.isfinite(slopes), slopes, 0.0).T
 
 
@@ -137,11 +132,10 @@ def condition(jac: Array) -> float:
     return float(values[0] / max(values[-1], TINY))
 
 
-def fit(predict: Predict, measured: Array, start: Array) -> Fitted:
+def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> Fitted:
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
-    ``measured``: logarithms.  Times are no smooth functions, sums of squares have several minima: the fit begins at
-    ``start`` and at the best of some points about it, each with coarse slopes, then fine ones, and the least counts.
+    ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden).
 
     Raises `SpecError` where measurements are not more than constants.
     """
@@ -149,77 +143,30 @@ def fit(predict: Predict, measured: Array, start: Array) -> Fitted:
     if len(measured) <= width:
         raise SpecError(f"{len(measured)} measured times for {width} constants: there must be more times")
 
-    off = _residuals(predict, measured)
+    def off(x: Array) -> Array:
+        return np.clip(predict(x) - measured, -FAR, FAR)
 
-    def slopes(x: Array, step: float) -> Array:
-        steps = np.log(step) * np.eye(width)
-        return np.asarray([(off(x + one) - off(x - one)) / (2 * np.log(step)) for one in steps]).T
+    at, was = start, off(start)
+    jac = np.array([(off(start + one) - was) / np.log(step) for one in np.log(step) * np.eye(width)]).T
 
-    def descend(x: Array) -> Any:
-        for step in (COARSE, STEP):
-            found = _scipy("optimize").least_squares(
-                off, x, partial(slopes, step=step), (-limit, limit), xtol=1e-4, ftol=1e-5, max_nfev=MOST_TRIALS
-            )
-            x = found.x
-        return found
+    def learnt(x: Array) -> Array:
+        nonlocal at, was, jac
+        moved, now = x - at, off(x)
+        jac = jac + np.outer(now - was - jac @ moved, moved) / max(float(moved @ moved), TINY)
+        at, was = x, now
+        return jac
 
-    away = np.tile(np.log(AROUND) * np.linspace(-1, 1, LATIN * (width - 1)), (width, 1))
-    about = np.clip(start + np.random.default_rng(0).permuted(away, axis=1).T, -0.99 * limit, 0.99 * limit)
-    fits = [descend(x) for x in (start, *sorted(about, key=lambda x: float(np.sum(off(x) ** 2)))[:AGAIN])]
-    least = min(fits, key=lambda one: float(one.cost))
-    return Fitted(least.x, least.jac, least.fun, least.cost)
+    least_squares = _scipy("optimize").least_squares
+    found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
+    return Fitted(found.x, learnt(found.x), found.fun, found.cost)
 
 
-def _residuals(predict: Predict, measured: Array) -> Predict:
-    return lambda x: np.clip(predict(x) - measured, -FAR, FAR)
+def intervals(fitted: Fitted) -> Array:
+    """Return the ends of each constant's interval, (constants, 2).
 
-
-def intervals(predict: Predict, measured: Array, fitted: Fitted) -> Array:
-    """Return the ends of each constant's interval, (constants, 2), by profiles.
-
-    It covers `COVERAGE` where errors are independent and of one width: at its ends the least sum of squares, all other
-    constants fitted again, has grown as the quantile says.
+    It covers `COVERAGE` where errors are independent and of one width, and times near to linear within it.
     """
-    off, free = _residuals(predict, measured), len(measured) - len(fitted.x)
-    rise = float(_scipy("stats").t.ppf((1 + COVERAGE) / 2, free) ** 2 * 2 * fitted.cost / free)
-
-    return np.array([[_end(off, fitted, at, way, rise) for way in (-1.0, 1.0)] for at in range(len(fitted.x))])
-
-
-def _end(off: Predict, fitted: Fitted, at: int, way: float, rise: float) -> float:
-    """Return an end of a constant's interval, where the least sum of squares has grown by ``rise``.
-
-    At least that to first order.
-    """
-    slope: Array = np.linalg.pinv(fitted.jac.T @ fitted.jac)[at]
-    step = width = float(np.sqrt(slope[at] * rise))
-    for _ in range(ENDS if width else 0):
-        moved = np.clip(fitted.x + way * step * slope / slope[at], -np.log(BOUND), np.log(BOUND))
-        growth = (_refit(off, moved, fitted.jac, at) - 2 * fitted.cost) / rise
-        step *= float(np.clip(max(growth, TINY) ** -0.5, 1 / STRIDE, STRIDE))
-        if abs(growth - 1) < NEAR:
-            break
-    return float(fitted.x[at] + way * max(step, width))
-
-
-def _refit(off: Predict, x: Array, jac: Array, at: int) -> float:
-    """Return the least sum of squares with one x as it is: the Jacobian is learnt by Broyden's updates."""
-    residuals, free = off(x), np.arange(len(x)) != at
-    least = float(residuals @ residuals)
-    for _ in range(REFITS if free.any() else 0):
-        step = np.zeros(len(x))
-        step[free] = -np.linalg.lstsq(jac[:, free], residuals, rcond=None)[0]
-        step = np.clip(x + step, -np.log(BOUND), np.log(BOUND)) - x
-        moved = off(x + step)
-        jac = jac + np.outer(moved - residuals - jac @ step, step) / max(float(step @ step), TINY)
-        x, residuals, least = x + step, moved, min(least, float(moved @ moved))
-    return least
-
-
-def barely_apart(fitted: Fitted) -> list[tuple[int, int, float]]:
-    """Return the pairs of columns whose fitted values depend on one another, with their correlation."""
-    covariance = np.linalg.pinv(fitted.jac.T @ fitted.jac)
-    widths = np.sqrt(np.maximum(np.diag(covariance), TINY))
-    correlation = covariance / np.outer(widths, widths)
-    pairs = combinations(range(len(widths)), 2)
-    return [(a, b, float(correlation[a, b])) for a, b in pairs if abs(correlation[a, b]) >= DEPENDENT]
+    free = len(fitted.fun) - len(fitted.x)
+    variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free
+    half = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free) * np.sqrt(variances)
+    return np.array([fitted.x - half, fitted.x + half]).T

@@ -17,6 +17,7 @@ from npusim.config.packaged import list_packaged
 from npusim.config.problem import LayerProblem, Problem, SharedProblem, kernel_problem
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
+from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
 from npusim.schedules import find_schedule
@@ -248,6 +249,7 @@ class Predictor:
         self.folder = folder
         self.methods: dict[str, str] = {}
         self._done: dict[str, RunData] = {}
+        self._templates: dict[str, Templates] = {}
         self._machines: dict[str, DeviceSpec] = {}
         self._fitted: dict[str, frozenset[str]] = {}
         self._programs: Predictor | None = None
@@ -353,10 +355,18 @@ class Predictor:
         text = self.text(case)
         if text not in self._done and self._programs is not None:
             run, machine = self._programs.result(case), self.machine(case.device)
-            self._done[text] = replace(run, device=machine, timing=simulate_program(run.program, machine, self.method))
+            templates = self._programs.templates(text)
+            timing = simulate_program(run.program, machine, self.method, templates=templates)
+            self._done[text] = replace(run, device=machine, timing=timing)
         elif text not in self._done:
             self._done[text] = run_plan(self.plan(case))
         return self._done[text]
+
+    def templates(self, text: str) -> Templates:
+        """Return what all timings of a run share that was done."""
+        if text not in self._templates:
+            self._templates[text] = Templates(self._done[text].program)
+        return self._templates[text]
 
     def plan(self, case: MeasurementCase) -> Plan:
         """Return the plan of a case's run."""

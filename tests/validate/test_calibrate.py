@@ -30,8 +30,8 @@ Sizes = dict[str, int]
 Shape = tuple[str, Sizes, Sizes]
 
 
-def attention(heads: int, head_dim: int = 128, **tiling: int) -> Shape:
-    return "flash", {"heads": heads, "seq_q": 2048, "seq_kv": 2048, "head_dim": head_dim}, tiling
+def attention(heads: int, seq_q: int = 2048, seq_kv: int = 2048, **tiling: int) -> Shape:
+    return "flash", {"heads": heads, "seq_q": seq_q, "seq_kv": seq_kv, "head_dim": 128}, tiling
 
 
 def product(m: int, n: int, k: int) -> Shape:
@@ -50,7 +50,7 @@ PLANTED: dict[str, tuple[list[tuple[int, Shape]], dict[str, float]]] = {
             (3, attention(24, block_kv=64)),
             (3, product(16, 128, 64)),
             (2, product(2048, 2048, 64)),
-            (1, product(256, 128, 4096)),
+            (3, product(256, 128, 4096)),
             *((1, copy(1 << size)) for size in (16, 18)),
         ],
         {
@@ -74,6 +74,23 @@ PLANTED: dict[str, tuple[list[tuple[int, Shape]], dict[str, float]]] = {
             "cores.aic.engines.FIXP.routes.l0c_gm.bytes_per_cycle": 1.35,
             "cores.aic.engines.MTE2.routes.gm_l1.bytes_per_cycle": 0.78,
             "flags.cross_core_latency_cycles": 1.22,
+        },
+    ),
+    # Its mma.pipe_cycles moves these times as product_issue_factor does: no two of such a pair are asked for.
+    "h200": (
+        [
+            (2, copy(1 << 28)),
+            (3, copy(1 << 20)),
+            (3, product(64, 64, 64)),
+            (2, product(2048, 2048, 2048)),
+            (3, attention(132, seq_q=128, seq_kv=4096)),
+        ],
+        {
+            "links.hbm.bytes_per_s": 1.28,
+            "cores.sm.engines.WARPS.sharing.product_issue_factor": 0.82,
+            "cores.sm.engines.WARPS.sharing.block_start_cycles": 1.35,
+            "cores.sm.engines.WARPS.sharing.arrival_factor": 0.78,
+            "cores.sm.engines.TENSOR.wgmma.elements_per_cycle": 1.22,
         },
     ),
 }
@@ -114,12 +131,13 @@ def roofline(x: Array) -> Array:
 
 def test_intervals_hold_the_planted_constants_in_nine_of_ten_fits() -> None:
     rng, true, inside = np.random.default_rng(3), np.array([0.2, -0.15, 0.3, -0.25, 0.1]), np.zeros(5)
-    for _ in range(200):
+    for _ in range(500):
         measured = roofline(true) + 0.03 * rng.normal(size=60)
-        ends = ls.intervals(roofline, measured, ls.fit(roofline, measured, np.zeros(5)))
+        rough = ls.fit(roofline, measured, np.zeros(5), ls.COARSE)
+        ends = ls.intervals(ls.fit(roofline, measured, rough.x))
         inside += (ends[:, 0] <= true) & (true <= ends[:, 1])
-    assert (inside / 200 > 0.85).all()
-    assert (inside / 200 < 0.95).all()
+    assert (inside / 500 > 0.85).all()
+    assert (inside / 500 < 0.95).all()
 
 
 def test_constants_that_no_data_tells_apart_move_as_one() -> None:
@@ -135,7 +153,6 @@ def test_constants_that_no_data_tells_apart_move_as_one() -> None:
     assert ls.choose(jac, 0.03 * rng.normal(size=40), groups, none).shape == (5, 0)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("device", PLANTED)
 def test_planted_constants_come_back_as_near_as_the_noise_allows(tmp_path: Path, device: str) -> None:
     facts = dict(load_device(device).quantities())
@@ -163,6 +180,28 @@ def test_what_was_measured_on_one_chip_is_assumed_of_another_and_written(tmp_pat
     fact = dict(load_device(tmp_path / "mine.yaml").quantities())[key]
     assert (fact.value, fact.basis, len(fact.fitted_on or ())) == (constant.after, "fitted", len(SIZES) + 4)
     assert "90 % interval" in fact.source
+
+
+def test_an_interrupted_fit_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = ls.choose
+
+    def once(jac: Array, residuals: Array, groups: list[str], chosen: Array) -> Array:
+        if chosen.size:
+            raise KeyboardInterrupt
+        return choose(jac, residuals, groups, chosen)
+
+    key = "launch.block_dispatch_cycles"
+    rows = cases("ascend_910b2", 0.01, {key: 300}, 60)
+    monkeypatch.setattr(ls, "choose", once)
+    done = calibrate(written(tmp_path, rows), constants=(key,))
+    assert [c.key for c in done.constants] == [key]
+    assert (done.is_whole, done.helps) == (False, True)
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(written(tmp_path, rows), constants=(key,), progress=interrupted)
+
+
+def interrupted(done: int, total: int) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.exhaustive

@@ -83,12 +83,9 @@ def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
         for name, tensor in touched.items():
             if name in shares:
                 continue
-            share, seen = heads // tensor.heads, set[tuple[int, int]]()
-            waits = 0.0
-            for number, block in enumerate(phase.blocks):
-                head = block.batch, block.head // share
-                waits += 1.0 if number < first else new_head * (head not in seen)
-                seen.add(head)
-            shares[name] = 0.0 if name in written else waits / len(phase.blocks)
+            share = heads // tensor.heads
+            read = [(block.batch, block.head // share) for block in phase.blocks]
+            waits = min(first, len(read)) + new_head * (len(set(read)) - len(set(read[:first])))
+            shares[name] = 0.0 if name in written else waits / len(read)
         written |= set(touched)
     return shares
