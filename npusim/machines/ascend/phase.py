@@ -240,9 +240,10 @@ class AscendPhase:
 
     def _parts(self) -> tuple[tuple[tuple[str, int], ...], list[str]]:
         """Return what a block of one product without a loop works on at a time, and what it loads before."""
-        if len(self.products) != 1 or self.frame.loop_axis:
+        streaming = [p for p in self.products.values() if "piece" in p.modes.values()]
+        if len(self.products) != 1 or not streaming or self.frame.loop_axis:
             return (), []
-        (p,) = self.products.values()
+        (p,) = streaming
         return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
