@@ -107,11 +107,13 @@ class Touch:
     """A region of a global tensor that blocks read, the keenest ``times`` over, or write (``times`` 0).
 
     ``read_bytes`` is what all of them read of it together; ``None``: one block, ``times`` the region.
+    ``turn``: in which of its parts, of a block that goes through them one after the other.
     """
 
     region: GlobalTile
     times: int = 1
     read_bytes: int | None = None
+    turn: int = 0
 
     @property
     def is_write(self) -> bool:

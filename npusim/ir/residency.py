@@ -241,12 +241,13 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[di
 def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[Key, _Use]]:
     """Yield what all groups touch together in each step."""
     for start in range(0, len(blocks.thing), group_count):
-        touched: dict[Key, _Use] = {}
+        turns: dict[int, dict[Key, _Use]] = {}
         for touch in footprint(blocks.thing[start : start + group_count]):
             region = touch.region
             key = region.tensor.name, region.batch, region.head, region.row, region.col, region.cols
             payload = region.payload_bytes
             size = payload * touch.times if touch.read_bytes is None else touch.read_bytes
+            touched = turns.setdefault(touch.turn, {})
             use = touched.get(key)
             if use is None:
                 touched[key] = _Use(
@@ -256,4 +257,4 @@ def _steps(blocks: Itself, footprint: Scan, group_count: int) -> Iterator[dict[K
                 use.rows = max(use.rows, region.rows)
                 use.times = max(use.times, touch.times)
                 use.read_bytes += size
-        yield touched
+        yield from (turns[turn] for turn in sorted(turns))

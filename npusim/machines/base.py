@@ -167,15 +167,16 @@ def program_phase(
     items: Callable[[WorkTile], Iterable[Item]],
     reread: tuple[tuple[str, int], ...] = (),
     views: Iterable[str] = (),
+    parts: tuple[tuple[str, int], ...] = (),
+    held: Iterable[str] = (),
     **more: Any,
 ) -> ProgramPhase:
     """Return a phase of the program in which a block does ``items``.
 
     ``reread``: operands that so many rows of a block at a time read all of.  ``views``: those that are never loaded by
-    themselves.  ``more``: its other attributes.
+    themselves.  ``parts``, ``held``: of `Footprint`.  ``more``: its other attributes.
     """
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": _FAMILY, **more}
-    return ProgramPhase(
-        p.name, body=items, shape=_SHAPE, footprint=Footprint(frame, reread, frozenset(views)), **described
-    )
+    footprint = Footprint(frame, reread, frozenset(views), parts, frozenset(held))
+    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=footprint, **described)

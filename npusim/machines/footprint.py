@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import WHOLE, Visit
 from npusim.algorithms.tiling_mask import SeenMask
 from npusim.ir.program import Touch
-from npusim.units import ceil_div
+from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 class Footprint:
     """The footprint of blocks in a phase; of ``reread`` operands, so many rows of a block at a time read all.
 
-    ``views`` are parts of what is loaded with others.
+    ``views`` are parts of what is loaded with others.  ``parts``: axes of the grid, and so much of
+    each as a block works on at a time; what is ``held`` it loads before, for all of them.
     """
 
     frame: Frame
     reread: tuple[tuple[str, int], ...] = ()
     views: frozenset[str] = frozenset()
+    parts: tuple[tuple[str, int], ...] = ()
+    held: frozenset[str] = frozenset()
 
     def __call__(self, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
         """Yield regions read and written by blocks that run in step, of all together where they share them.
@@ -54,8 +58,15 @@ class Footprint:
                 for block in blocks:
                     if id(block.runs) not in tiles:
                         tiles[id(block.runs)] = _tiles(frame, n, block)
-                    for tile in tiles[id(block.runs)]:
-                        yield Touch(frame.cut(n, block, tile), each)
+                    for turn, part in enumerate(self._parts(block) if n not in self.held else (block,)):
+                        for tile in tiles[id(block.runs)]:
+                            yield Touch(frame.cut(n, part, tile), each, turn=turn)
+
+    def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
+        """Return what a block works on at a time, in order: rows of the grid are the outer loop."""
+        sizes = dict(self.parts)
+        spans = ([(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans)
+        return (replace(block, spans=chosen) for chosen in product(*spans))
 
 
 def _masks(frame: Frame, blocks: Sequence[WorkTile]) -> Iterator[Touch]:

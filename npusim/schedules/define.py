@@ -24,8 +24,6 @@ from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_scor
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
-from npusim.config.load import load_device
-from npusim.config.packaged import is_node_name, list_packaged
 from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import SpecError, TilingError
@@ -40,7 +38,7 @@ from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.machines.sm.machine import SmMachine
 from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule, for_inputs
+from npusim.schedules.registry import Schedule, able_devices, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -310,14 +308,10 @@ def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem
 
 def check_multiplied(device: DeviceSpec, fmt: str) -> None:
     """Raise `SpecError` where a device's file does not say how its matrix unit multiplies a format of few bits."""
-
-    def multiplies(one: DeviceSpec) -> bool:
-        return any(fmt in unit.arithmetic for unit in one.matrix_engines.values())
-
-    if fmt and stored_format(fmt).bits <= 8 and not multiplies(device):
-        listed = (name for name in list_packaged("hwconfigs") if not is_node_name(name))
-        able = ", ".join(name for name in listed if multiplies(load_device(name))) or "none"
-        raise SpecError(f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able}")
+    if fmt and stored_format(fmt).bits <= 8 and not multiplies(device, fmt):
+        raise SpecError(
+            f"{device.name}: its matrix unit is not known to multiply {fmt}; of the packaged: {able_devices(fmt)}"
+        )
 
 
 def read_operands(

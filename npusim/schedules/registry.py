@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import Accumulate, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
+from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
 from npusim.config.problem import Dtype, Problem
 from npusim.config.tiling import Tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
-from npusim.formats import SCALE_RULES, VARIANTS, get_arithmetic, stored_format
+from npusim.formats import BLOCK_FORMATS, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.machines.ascend.plan import slice_rows
 
@@ -334,6 +335,16 @@ def for_inputs(precision: PrecisionType, fmt: str) -> PrecisionType:
     return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 
+def multiplies(device: DeviceSpec, fmt: str) -> bool:
+    """Whether a device's file says how its matrix unit multiplies a format."""
+    return any(fmt in unit.arithmetic for unit in device.matrix_engines.values())
+
+
+def able_devices(fmt: str) -> str:
+    """Return which of the packaged devices multiply a format."""
+    return ", ".join(name for name in list_devices() if multiplies(load_device(name), fmt)) or "none"
+
+
 def choose_precision(schedule: str, presets: Mapping[str, Precision], default: str, text: str) -> Precision:
     """Return the preset named in ``text`` with the changes that follow: ``name,field=value,...``.
 
@@ -353,7 +364,12 @@ def choose_precision(schedule: str, presets: Mapping[str, Precision], default: s
         raise SpecError(f"precision {', '.join(names)}: one preset at most, then field=value")
     name = names[0] if names else default
     if name not in presets:
-        raise SpecError(f"precision {name!r}: no preset of {schedule}{suggest(name, list(presets))}")
+        able = (
+            f" on these cores; of the packaged devices these multiply it: {able_devices(name)}"
+            if name in BLOCK_FORMATS
+            else ""
+        )
+        raise SpecError(f"precision {name!r}: no preset of {schedule}{able or suggest(name, list(presets))}")
     return _changed(presets[name], changes)
 
 

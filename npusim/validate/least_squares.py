@@ -146,6 +146,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     def off(x: Array) -> Array:
         return np.clip(predict(x) - measured, -FAR, FAR)
 
+    start = np.clip(start, -limit, limit)
     at, was = start, off(start)
     jac = np.array([(off(start + one) - was) / np.log(step) for one in np.log(step) * np.eye(width)]).T
 

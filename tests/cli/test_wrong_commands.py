@@ -118,6 +118,11 @@ WRONG = (
     ("run pasa -t beta=nan", "beta: expected a finite number, got 'nan'"),
     ("run pasa -t scale_in=nowhere", "scale_in: 'nowhere' is not one of: 'matrix',"),
     ("run flash --precision x", "precision 'x': no preset of flash; allowed:"),
+    (
+        "run flash --hw xeon_avx512 --precision mxfp4",
+        "of the packaged devices these multiply it: ascend_950, ascend_950_28",
+    ),
+    ("run flash --hw ascend_950 --precision nvfp4", "no preset of flash on these cores; of the packaged devices these"),
     ("run flash --precision fa16,fa16_32", "precision fa16, fa16_32: one preset at most, then"),
     ("run flash --precision scores=float17", "unknown number format 'float17'; near names:"),
     (

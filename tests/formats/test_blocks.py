@@ -265,6 +265,51 @@ def test_nvfp4_rules_on_random_blocks(rule: str, parts: int) -> None:
         assert codes(made.elements) == codes(elements)
 
 
+#: Blocks, and numbers in each: as the format has them, and a million short ones.
+SIZES = pytest.mark.parametrize(("count", "length"), [(2000, None), (10**6, 2)])
+
+
+def short_blocks(count: int, length: int) -> Any:
+    """Return float32 blocks of scales far apart; every other one has few bits, so that ties occur."""
+    rng = np.random.default_rng(length)
+    blocks = rng.standard_normal((count, length), F) * np.exp2(rng.integers(-90, 90, (count, 1))).astype(F)
+    blocks.view(np.uint32)[::2] &= np.uint32(0xFFFF0000)
+    return blocks
+
+
+@SIZES
+def test_mxint8_on_random_blocks_equals_integers(count: int, length: int | None) -> None:
+    """A significand shifted by how far its exponent lies below the block's largest, half to even."""
+    fmt = get_block_format("mxint8")
+    blocks = short_blocks(count, length or fmt.block)
+    made = quantize(blocks, replace(fmt, block=blocks.shape[1]))
+    bits = blocks.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    largest = bits.max(axis=1) >> 23
+    np.testing.assert_array_equal(made.scales.view(np.uint8)[:, 0], largest)
+    significand = (bits & np.uint32(0x7FFFFF) | np.uint32(0x800000)).astype(np.int64)
+    shift = np.minimum(largest[:, None].astype(np.int64) - (bits >> 23) + 17, 40)
+    whole, rest, half = significand >> shift, significand & ((1 << shift) - 1), np.int64(1) << (shift - 1)
+    whole += (rest > half) | ((rest == half) & (whole % 2 == 1))
+    assert ((rest == half).any(), (whole > 127).any()) == (True, True)
+    wanted = np.where(np.signbit(blocks), -1, 1) * np.minimum(whole, 127)
+    np.testing.assert_array_equal(made.elements, wanted)
+
+
+@SIZES
+@pytest.mark.parametrize("name", ["fp8_128", "int8_128"])
+def test_float32_scales_on_random_blocks_equal_exact_quotients(name: str, count: int, length: int | None) -> None:
+    """Of float32 numbers a float64 quotient rounds to float32 as the exact one: 53 bits are more than 2 * 24 + 2."""
+    fmt = get_block_format(name)
+    blocks = short_blocks(count, length or fmt.block)
+    made, top = quantize(blocks, replace(fmt, block=blocks.shape[1])), fmt.max_element
+    scale, amax = made.scales.astype(np.float64), np.abs(blocks).max(axis=1, keepdims=True).astype(np.float64)
+    # Nearest to amax / top, which is never half way: top has an odd factor that no tie has.
+    assert (np.abs(scale * top - amax) < top * np.spacing(made.scales).astype(np.float64) / 2).all()
+    quotients = (blocks.astype(np.float64) / scale).astype(F)
+    wanted = np.clip(np.rint(quotients), -127, 127) if fmt.element == "int8" else np.clip(quotients, -top, top)
+    np.testing.assert_array_equal(made.elements, wanted.astype(get_format(fmt.element).dtype))
+
+
 def test_int8_blocks_reach_alike_on_both_sides() -> None:
     made = quantize([[-1.999, 1.999, 1.0, -0.015625]], "mxint8")
     assert made.elements.tolist() == [[-127, 127, 64, -1]]

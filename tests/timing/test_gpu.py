@@ -366,6 +366,19 @@ def test_the_node_of_eight_finds_its_device() -> None:
     assert (node.node.device_count.value, node.each) == (8, V100)
 
 
+def test_lanes_of_volta_compute_a_share_of_polynomials_on_multiply_adds() -> None:
+    from npusim.run import run
+
+    fields = {"block_q": 64, "block_kv": 64}
+    every, half, special = (
+        run("fa4", hw="v100", workload="pangu_38b", seq=1024, precision=p, tiling=fields, numerics=False)
+        for p in ("fa4", "polynomial=0.5", "polynomial=0")
+    )
+    assert every.cycles > half.cycles > special.cycles
+    busy = [sum(r.pipes()["sm_mufu_time(us)"]) for r in (every, half, special)]
+    assert busy[0] == 0 < busy[1] == pytest.approx(busy[2] / 2)
+
+
 def test_a_polynomial_exponential_takes_multiply_adds_for_the_special_function_unit() -> None:
     """FlashAttention-4's, of every element: MUFU is idle, and an H200 slower."""
     from npusim.run import run

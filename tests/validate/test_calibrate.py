@@ -210,17 +210,17 @@ def test_half_of_an_h100s_times_bring_an_h200s_file_nearer_to_the_others(tmp_pat
     groups = list(dict.fromkeys(case.group or case.schedule for case in every))
     half = [case for case in every if (case.group or case.schedule) in groups[1::2]]
     file = written(tmp_path, [case.model_dump(mode="json", exclude_none=True, warnings=False) for case in half])
-    done = calibrate(file, "h200", constants=("links.h*",))
+    done = calibrate(file, "h200")
     assert done.total.kept_out < done.total.before
     (tmp_path / "mine.yaml").write_text(done.device_text("h200", "mine"))
     errors = {"h200": [], "mine": []}
     for name, listed in errors.items():
         who = Predictor(folder=tmp_path)
-        others = [c for c in every if c not in half and c.schedule in ("copy", "split_kv")]
+        others = [c for c in every if c not in half]
         for case in (other.model_copy(update={"device": name}) for other in others):
             assert case.measured.latency_us is not None
             listed.append(abs(case.measured.latency_us.relative_error(who.latency_us(case))))
-    assert float(np.mean(errors["mine"])) < 0.3 * float(np.mean(errors["h200"]))
+    assert float(np.mean(errors["mine"])) < 0.6 * float(np.mean(errors["h200"]))
 
 
 def test_what_helps_no_kept_out_case_is_not_written(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ class AscendPhase:
             self.items,
             reread,
             [p.right for p in self.products.values() if p.plan.right == "view"],
+            *self._parts(),
             blocks=blocks,
             dealt=shares,
             memo_key=self.memo_key,
@@ -236,6 +237,14 @@ class AscendPhase:
             bits=self._bits,
             **linked,
         )
+
+    def _parts(self) -> tuple[tuple[tuple[str, int], ...], list[str]]:
+        """Return what a block of one product without a loop works on at a time, and what it loads before."""
+        streaming = [p for p in self.products.values() if "piece" in p.modes.values()]
+        if len(self.products) != 1 or not streaming or self.frame.loop_axis:
+            return (), []
+        (p,) = streaming
+        return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
         """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""

@@ -64,6 +64,12 @@ WARP_BYTES = WARP_LANES * ACCESS_BYTES
 ROUNDS = 2
 
 
+def polynomial_multiplies(variant: str) -> int:
+    """Return the multiply-adds and additions of a power of two by FlashAttention-4's polynomial, 0 of another way."""
+    name = variant.partition(".")[2]
+    return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name.startswith("fa4") else 0
+
+
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
     """Return the share of work that takes ``cycles`` alone and keeps parts of the core busy for so many of them."""
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
@@ -357,12 +363,9 @@ class GroupModel:
         name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
-        if step.attributes.variant.startswith("exp2.fa4"):
-            powers, some = (
-                len(POLYNOMIALS[step.attributes.variant.partition(".")[2]][0]),
-                step.attributes.share * values,
-            )
-            self._issue("mul", some * (POLYNOMIAL_ADDITIONS + powers), "float32", count)
+        if multiplies := polynomial_multiplies(step.attributes.variant):
+            some = step.attributes.share * values
+            self._issue("mul", some * multiplies, "float32", count)
             self._issue("compare", some * POLYNOMIAL_COMPARISONS, "", count)
             values -= some
         if step.opcode in LIBRARY:

@@ -27,7 +27,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
 from npusim.machines.sm.core import FMA, LIBRARY, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of
-from npusim.machines.sm.group_cost import ACCESS_BYTES, shared
+from npusim.machines.sm.group_cost import ACCESS_BYTES, POLYNOMIAL_COMPARISONS, polynomial_multiplies, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.units import ceil_div, chunks, round_up
 
@@ -167,6 +167,11 @@ class LaneModel:
             fmt = formats.pop() if len(formats) == 1 else ""
             share = step.attributes.share if pipe == FMA else 1.0
             values = ceil(lane_values(plan, step.dst.rows, step.dst.cols) * share)
+            if multiplies := polynomial_multiplies(step.attributes.variant):
+                some = ceil(values * step.attributes.share)
+                self._lane_op(FMA, "mul", some * multiplies, "float32", plan, tally)
+                self._lane_op(FMA, "compare", some * POLYNOMIAL_COMPARISONS, "", plan, tally)
+                values -= some
             self._lane_op(pipe, name, values, fmt, plan, tally)
             if step.opcode in LIBRARY:
                 self._lane_op(FMA, name, values, fmt, plan, tally)
