@@ -135,7 +135,8 @@ def condition(jac: Array) -> float:
 def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> Fitted:
     """Return the least squares of ``predict(x) - measured``, by scipy's trust regions.
 
-    ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden).
+    ``measured``: logarithms; ``step``: the factor of the slopes at the start, which are learnt from then on (Broyden),
+    and of those returned: what whole cycles round over small steps would spoil learnt ones.
 
     Raises `SpecError` where measurements are not more than constants.
     """
@@ -146,9 +147,12 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     def off(x: Array) -> Array:
         return np.clip(predict(x) - measured, -FAR, FAR)
 
+    def slopes(x: Array, here: Array) -> Array:
+        return np.array([(off(x + one) - here) / np.log(step) for one in np.log(step) * np.eye(width)]).T
+
     start = np.clip(start, -limit, limit)
     at, was = start, off(start)
-    jac = np.array([(off(start + one) - was) / np.log(step) for one in np.log(step) * np.eye(width)]).T
+    jac = slopes(start, was)
 
     def learnt(x: Array) -> Array:
         nonlocal at, was, jac
@@ -159,7 +163,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
 
     least_squares = _scipy("optimize").least_squares
     found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
-    return Fitted(found.x, learnt(found.x), found.fun, found.cost)
+    return Fitted(found.x, slopes(found.x, found.fun), found.fun, found.cost)
 
 
 def intervals(fitted: Fitted) -> Array:
