@@ -69,10 +69,15 @@ def _tile(block_q: int, block_kv: int, warps: int, stages: int | None) -> Mappin
     return {"block_q": block_q, "block_kv": block_kv, "warps": warps, "stages": stages, **_LONGEST}
 
 
-#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take.
+#: Of a tile of which the best stages are known: its keys, and as many rows as eight warps take, with keys for those.
 _NEARBY: Sequence[Sequence[Mapping[str, object]]] = (
     ({"block_kv": 64}, {"block_kv": 128}, {"block_kv": 256}),
-    ({"block_q": 64, "warps": 4}, {"block_q": 128, "warps": 8}),
+    (
+        {"block_q": 64, "warps": 4},
+        {"block_q": 128, "warps": 8},
+        {"block_q": 128, "block_kv": 256, "warps": 8},
+        {"block_q": 128, "block_kv": 32, "warps": 8},
+    ),
 )
 #: What an attention may try where warp groups run concurrently, causal blocks with most keys first: tiles of a software
 #: pipeline, of those that Triton's tutorial on fused attention tunes over (triton-lang.org, 06-fused-attention: 64 or
