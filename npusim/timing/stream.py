@@ -65,7 +65,7 @@ class TimedBody:
     advance: tuple[int, ...]
 
 
-@lru_cache(maxsize=16)
+@lru_cache
 def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
     """Return `DeviceSpec.clocked`, the same for all programs of a device: what operations cost is kept by it."""
     clocked: DeviceSpec = device.thing.clocked(flops)
