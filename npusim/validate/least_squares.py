@@ -35,6 +35,8 @@ ALIKE = 0.98
 CONDITION = 30.0
 #: Largest factor on a constant either way; largest logarithm of predicted over measured, of what cannot be predicted.
 BOUND, FAR = 3.0, 5.0
+#: Share of a bound within which a value lies at it.
+ALMOST = 1e-3
 #: Predictions of a descent at most, but for those of slopes.
 MOST_TRIALS = 25
 #: Constants fitted at most; measurements that each needs; by how many measurements' mean error one more lessens the sum
@@ -109,8 +111,12 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
     """Return the bundles to fit: ``chosen``, and one after the other that which takes most of the kept-out error away.
 
     ``residuals``: at x = 0, to first order.  None is taken that makes the chosen columns hard to tell apart (their
-    singular values), or takes away little.
+    singular values), takes away little, or has its best value out of bounds: it would stand in for another, and look
+    steady because the bound holds it, whatever is kept out.
     """
+
+    def is_inside(listed: Array) -> bool:
+        return abs(solve(jac @ listed, residuals)[-1]) < np.log(BOUND) * (1 - ALMOST)
 
     def error(listed: Array) -> float:
         return float(np.mean(kept_out(jac @ listed, residuals, groups) ** 2))
@@ -118,7 +124,8 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
     least = error(chosen)
     while chosen.shape[1] < min(MOST, len(residuals) // EACH):
         more = [np.column_stack([chosen, b]) for b in bundles(jac).T if not b[chosen.any(axis=1)].any()]
-        tried = [(error(listed), n) for n, listed in enumerate(more) if condition(jac @ listed) <= CONDITION]
+        able = [n for n, listed in enumerate(more) if condition(jac @ listed) <= CONDITION and is_inside(listed)]
+        tried = [(error(more[n]), n) for n in able]
         best, number = min(tried, default=(np.inf, 0))
         if best > least * (1 - GAIN / len(residuals)):
             break
