@@ -116,7 +116,7 @@ def choose(jac: Array, residuals: Array, groups: Sequence[object], chosen: Array
     """
 
     def is_inside(listed: Array) -> bool:
-        return abs(solve(jac @ listed, residuals)[-1]) < np.log(BOUND) * (1 - ALMOST)
+        return bool(abs(solve(jac @ listed, residuals)[-1]) < np.log(BOUND) * (1 - ALMOST))
 
     def error(listed: Array) -> float:
         return float(np.mean(kept_out(jac @ listed, residuals, groups) ** 2))
