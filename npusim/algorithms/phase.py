@@ -321,6 +321,8 @@ class Phase:
         Whether names of its rings begin with its own, as another phase's loop over tiles is what the program is about.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
+    is_joined
+        Whether it is of the launch of the phase before, behind a barrier of all cores.
     flops, notes
         Operations that count for its rate (None: those of the problem); a note for every result.
     """
@@ -340,6 +342,7 @@ class Phase:
     slice_elements: int = 0
     is_named: bool = False
     operator: tuple[str, float] | None = None
+    is_joined: bool = False
     flops: int | None = None
     notes: tuple[str, ...] = ()
 

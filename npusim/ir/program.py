@@ -146,6 +146,7 @@ class ProgramPhase:
     ``memo_key`` stands for all that operations depend on but blocks and depths of rings, ``body_counts`` gives bodies
     that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
     all that values depend on; None where a machine does not say.  ``succession``: where blocks overlap one another.
+    ``is_joined``: it is of the launch of the phase before, behind a barrier of all cores.
     """
 
     name: str
@@ -161,6 +162,7 @@ class ProgramPhase:
     bits: Callable[[], Hashable] | None = None
     family: Callable[[Block], Hashable] | None = None
     succession: Succession | None = None
+    is_joined: bool = False
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""

@@ -179,4 +179,4 @@ def program_phase(
     p = frame.phase
     described: dict[str, Any] = {"blocks": p.cells, "roles": frame.roles, "family": _FAMILY, **more}
     footprint = Footprint(frame, reread, frozenset(views), parts, frozenset(held))
-    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=footprint, **described)
+    return ProgramPhase(p.name, body=items, shape=_SHAPE, footprint=footprint, is_joined=p.is_joined, **described)

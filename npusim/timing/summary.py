@@ -80,7 +80,13 @@ def summarise(
 
 def times_of(program: TileProgram, device: DeviceSpec, seconds: float) -> tuple[dict[str, float], float]:
     """Return what `DeviceSpec.launched` says of a program whose cores take ``seconds``."""
-    return device.launched(seconds, [*(1,) * program.clears, *(len(phase.blocks) for phase in program.phases)])
+    launches = [1] * program.clears
+    for phase in program.phases:
+        if phase.is_joined:
+            launches[-1] = max(launches[-1], len(phase.blocks))
+        else:
+            launches.append(len(phase.blocks))
+    return device.launched(seconds, launches)
 
 
 def _bounds(streams: Streams, work: dict[str, int], link_bytes: dict[str, int]) -> dict[str, int]:

@@ -290,6 +290,10 @@ def test_operands_in_fractals_have_no_rows_and_rows_off_256_bytes_are_rearranged
     assert cycles_of(1365) < 0.7 * cycles_of(1365, **named)
     assert cycles_of(1365) == cycles_of(1365, nd2nz="vector", **named)
     assert cycles_of(1024) == cycles_of(1024, nd2nz="vector")  # on 256 bytes
+    launch_us = [
+        run("gemm", problem=GemmProblem(m=1024, n=1024, k=k), numerics=False).timing.launch_us for k in (1024, 1365)
+    ]
+    assert launch_us[0] == pytest.approx(launch_us[1])  # in one launch
     # A search takes what nobody named as in a plain run, whichever tile it tries.
     problem = GemmProblem(m=1024, n=1024, k=1365)
     found = explore("gemm", {"block_m": [64, 128]}, problem=problem, exhaustive=True)

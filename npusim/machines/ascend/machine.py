@@ -282,7 +282,7 @@ class AscendMachine(Machine):
         return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 
     def product(self, label: str, a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, tiling: Any, **more: Any) -> Any:
-        """Return C = A B, or A B^T, of every head, behind what rearranges its operands.
+        """Return C = A B, or A B^T, of every head, behind what rearranges its operands in the same launch.
 
         A block is a core's share of C, a tile where nothing is said.
         """
@@ -293,7 +293,9 @@ class AscendMachine(Machine):
                 phases.append(copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED))
                 operands[n] = moved
         rows, cols = (getattr(tiling, f"single_{n}", None) or getattr(tiling, f"block_{n}") for n in "mn")
-        return [*phases, gemm(label, operands["a"], operands["b"], c, (rows, cols), **more)]
+        phases.append(gemm(label, operands["a"], operands["b"], c, (rows, cols), **more))
+        # source: mat_mul_v3's kernels (ProcessNDtoNZ): vector cores rearrange, meet (SyncAll), raise a flag
+        return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
 
     @staticmethod
     def _ahead(tiling: Any) -> int:
