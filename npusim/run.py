@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -17,8 +18,6 @@ from npusim.simulation.sensitivity import sensitivity
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from npusim.report.text import Block
     from npusim.simulation.sensitivity import Sensitivity
 

@@ -5,7 +5,9 @@ Cycles may change here as long as the choice does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
@@ -19,9 +21,6 @@ from npusim.simulation.simulate import run_request
 from npusim.simulation.variants import Variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from npusim.config.cases import Candidate, DecisionFile
     from npusim.explore.store import PointOutcome
     from npusim.simulation.request import Request

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from npusim.errors import SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Heading of options that name none.
 _OTHERS = "Options"

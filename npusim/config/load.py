@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -24,8 +25,6 @@ from npusim.errors import SpecError
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from npusim.config.document import Document
 
 #: What files of npusim are: the part of their schema before its version.

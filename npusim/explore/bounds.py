@@ -6,6 +6,7 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +25,6 @@ from npusim.timing.gpu_pipes import ONE, shared_pipes, sharing_of
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import Item, Pricing, ProgramPhase, TileProgram
     from npusim.timing.engine_arrays import Ints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -15,8 +16,6 @@ from npusim.simulation.request import Request, TensorOptions, takes_options
 from npusim.simulation.variants import named_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from npusim.explore.search import Search
     from npusim.explore.space import SearchSpec
 

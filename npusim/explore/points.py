@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -23,8 +24,6 @@ from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData

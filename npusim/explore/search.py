@@ -11,8 +11,10 @@ import math
 import pickle
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
@@ -24,9 +26,6 @@ from npusim.explore.space import SearchSpec, chunks, spec_of
 from npusim.explore.store import PointOutcome, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from npusim.explore.executors import Executor
     from npusim.explore.points import Surveyed
     from npusim.explore.space import Point, PointFamily, Value

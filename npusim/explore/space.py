@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
@@ -26,8 +27,6 @@ from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, na
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request

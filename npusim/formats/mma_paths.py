@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,6 @@ from npusim.formats.float_format import get_format
 from npusim.formats.mma_arithmetic import E8M0
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from npusim.formats.float_format import FloatFormat
     from npusim.formats.mma_arithmetic import Method, MmaArithmetic
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,6 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 #: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(

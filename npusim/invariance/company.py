@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from npusim.numerics.inputs import drawn_pages, paged
 from npusim.simulation.variants import Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.problem import Problem
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.inputs import Array

@@ -5,6 +5,7 @@ Aspects are other batches, places in them, pages, queries at a time, splits and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
@@ -33,8 +34,6 @@ from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import Variant, Variants, row_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
     from npusim.ir.program import TileProgram
     from npusim.numerics.paths import Computed
     from npusim.simulation.result import RunData

@@ -6,7 +6,7 @@ taken, a collective's order and chunks are those of its plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -27,8 +27,6 @@ from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.config.node import NodeSpec
     from npusim.config.problem import LayerProblem
     from npusim.ir.program import TileProgram

@@ -7,6 +7,7 @@ work of kernels are integrated by the same code, ``timing.link``.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Generator, Sequence
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
     from simpy import Environment
 
     from npusim.config.device import DeviceSpec

@@ -8,7 +8,7 @@ Results go from queue to queue through rings, so that ``ir.check`` and the walke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +22,6 @@ from npusim.node.collective import CollectiveCall
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
     from npusim.ir.buffers import Ring
     from npusim.ir.program import Item

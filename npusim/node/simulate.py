@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
-
     from simpy.events import Event
 
     from npusim.config.device import DeviceSpec

@@ -8,6 +8,7 @@ casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.result import Diagnosis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.problem import Problem
     from npusim.ir.op import Step
     from npusim.numerics.executor import Moment

@@ -7,7 +7,7 @@ axis.  Bits do not depend on how blocks are put together, since lanes never meet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from types import MappingProxyType
@@ -29,8 +29,6 @@ from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
     from npusim.ir.op import Source, Step, TileOp
     from npusim.ir.tile import GlobalTensor, Tile
 

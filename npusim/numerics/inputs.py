@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from npusim.config.problem import DataRecipe, Problem
     from npusim.ir.tile import GlobalTensor
     from npusim.numerics.executor import HeadSource

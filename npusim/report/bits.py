@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whol
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from npusim.numerics.result import NumericRecord
     from npusim.report.record import RunRecord
     from npusim.simulation.result import Spread

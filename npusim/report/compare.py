@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
@@ -33,10 +35,6 @@ from npusim.timing.result import method_text
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-    from typing import Any
-
     from npusim.report.charts import Row
     from npusim.report.record import RunRecord
     from npusim.report.sheet import Part, Sheet

@@ -6,7 +6,9 @@ a kernel's output (``diff``), how far predictions are from measurements (``valid
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,9 +18,6 @@ from npusim.simulation.request import short_name
 from npusim.validate.times import median_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from npusim.config.cases import Interval
     from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity

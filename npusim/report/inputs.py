@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,8 +16,6 @@ from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cel
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
     from npusim.config.workload import Workload

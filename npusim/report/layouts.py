@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import colorsys
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from npusim.layout.fragment import Arrangement
 from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from npusim.layout.chain import Chain, Source
     from npusim.layout.fragment import Fragment
     from npusim.layout.instruction import MmaInstruction

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,8 +28,6 @@ from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.report.advice import Trial
     from npusim.report.compare import Comparison
     from npusim.report.record import RunRecord

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +25,6 @@ from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, doc
 from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from npusim.explore.exploration import Exploration
     from npusim.explore.search import Progress
     from npusim.explore.store import PointOutcome

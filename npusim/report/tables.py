@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.numerics.result import NumericRecord
     from npusim.report.advice import Trial
     from npusim.report.charts import Figure

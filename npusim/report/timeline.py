@@ -10,6 +10,7 @@ of the next one at the same cycle are the same number, and nothing overlaps.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,8 +23,6 @@ from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from npusim.ir.walk import OpTemplate, Path
     from npusim.numerics.result import NumericEvent
     from npusim.simulation.result import RunData

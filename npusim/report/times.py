@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from npusim.report.charts import Row
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse, Roofline, TimingRecord

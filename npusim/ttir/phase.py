@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
@@ -23,8 +24,6 @@ from npusim.ttir.reader import LANGUAGE
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from npusim.algorithms.phase import Phase
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.seen import Seen

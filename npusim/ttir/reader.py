@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,6 @@ from npusim.ttir.values import (
     literal,
     reshaped,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
