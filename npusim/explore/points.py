@@ -17,8 +17,8 @@ from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import run_request
-from npusim.simulation.variants import bits_key
+from npusim.simulation.simulate import BuiltPlan, run_request
+from npusim.simulation.variants import Variants, bits_key
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
-    from npusim.simulation.simulate import BuiltPlan
-    from npusim.simulation.variants import Variants
     from npusim.timing.result import TimingResult
 
 #: Seconds of a core's work behind which no launch is hidden.

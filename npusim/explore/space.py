@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.tiling import Tiling, TilingField, tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
@@ -27,7 +27,6 @@ from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, na
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 

@@ -6,18 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
-from npusim.formats.float_format import get_format
-from npusim.formats.mma_arithmetic import E8M0
-
-if TYPE_CHECKING:
-    from npusim.formats.float_format import FloatFormat
-    from npusim.formats.mma_arithmetic import Method, MmaArithmetic
+from npusim.formats.float_format import FloatFormat, get_format
+from npusim.formats.mma_arithmetic import E8M0, Method, MmaArithmetic
 
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21

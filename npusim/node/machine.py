@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from simpy.events import AllOf, AnyOf, Event
 
 from npusim.errors import SpecError
-from npusim.node.program import HostCall
+from npusim.node.program import CopyCall, HostCall, KernelWork, Waves
 from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.node import CpuSpec, NodeLink, NodeSpec, PcieSpec
     from npusim.node.collective import PlannedCollective, Transfer
-    from npusim.node.program import CopyCall, KernelWork, Waves
     from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import TensorError
 from npusim.node.collective import ALGORITHMS, Algorithm, Collective, Transfer, collective, plan_collective, shard_sizes
-from npusim.node.program import cut_rows
+from npusim.node.program import CollectiveOp, cut_rows
 from npusim.numerics.reference import summed
 
 if TYPE_CHECKING:
     from npusim.config.node import NodeSpec
     from npusim.node.collective import CollectiveCall, PlannedCollective
-    from npusim.node.program import CollectiveOp
     from npusim.node.topology import Topology
 
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from npusim.report.charts import ROW_HEIGHT, Figure, PagePart, altair, chart_of, finished, tooltip
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
 from npusim.simulation.request import short_name
-from npusim.validate.times import median_error
+from npusim.validate.times import Residual, TimesReport, median_error
 
 if TYPE_CHECKING:
     from npusim.config.cases import Interval
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from npusim.simulation.sensitivity import Sensitivity
     from npusim.validate.calibrate import Calibration
     from npusim.validate.diff import Difference, Explanation
-    from npusim.validate.times import Residual, TimesReport
 
 SCHEMA_VERSION = 1
 

@@ -14,23 +14,17 @@ import numpy as np
 from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import Stacked, TileLoop, TileRun, WorkTile
-from npusim.algorithms.tiling_mask import mask_of
+from npusim.algorithms.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
+from npusim.algorithms.tiling_mask import MaskKind, mask_of
 from npusim.config.problem import Problem
-from npusim.config.seen import KeyFunction, KeyRanges
+from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
-from npusim.ir.tile import GlobalTensor
-from npusim.ttir.reader import LANGUAGE
-from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Tensor
+from npusim.ir.tile import GlobalTensor, Role
+from npusim.ttir.reader import LANGUAGE, Load, Reader, Walk
+from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
 if TYPE_CHECKING:
-    from npusim.algorithms.phase import Phase
-    from npusim.algorithms.tiling_mask import MaskKind
-    from npusim.config.seen import Seen
-    from npusim.ir.tile import Role
-    from npusim.ttir.reader import Load, Reader, Walk
     from npusim.ttir.text import Line
-    from npusim.ttir.values import Affine, Integers
 
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
