@@ -391,11 +391,6 @@ class Problem(Sizes, CallFields):
         """Factor of Q K^T of the stored values."""
         return self.scale * self.q_scale * self.k_scale
 
-    def visible_keys(self, query: int) -> int:
-        """Return how many keys query row ``query`` sees."""
-        position = query + self.causal_offset
-        return sum(end - start for start, end in self.seen.union(position, position))
-
     def pairs(self) -> int:
         """Return the (query, key) pairs that the mask leaves of one head in all sequences."""
         counts = Counter(map(self.sequence, range(self.batch))) if self.lengths else {self: self.batch}

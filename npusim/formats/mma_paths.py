@@ -62,7 +62,7 @@ class Multiplier:
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
         """Return contiguous A (M, K) or B (K, N) prepared, float32 or float64; ``scale``: of their blocks along k."""
-        raise NotImplementedError
+        return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """Overwrite contiguous C (M, N) with D."""
@@ -71,10 +71,6 @@ class Multiplier:
 
 class SequentialMultiplier(Multiplier):
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
-
-    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values."""
-        return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """See :class:`Multiplier`."""
