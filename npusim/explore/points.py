@@ -131,12 +131,9 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         content, device = program_key(built.program), built.plan.device
         same = None if content is None else first.setdefault((device.name, content), task.index)
         cutoff = cycles_within(built, task.cutoff_us)
-        is_one = not isinstance(device, NodeDevice)
-        bound = (
-            work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
-            if is_one
-            else Bound(0)
-        )
+        bound = Bound(0)
+        if not isinstance(device, NodeDevice):
+            bound = work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
         bits = (bits_key(built) or f"point {task.index}") if job.needs_bits else ""
         latency, earlier = latency_us(built, bound.cycles), None if same == task.index else same
         surveyed.append((task.index, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))
