@@ -13,17 +13,15 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 try:
     import fcntl
 except ImportError:  # another system than Unix: no locks
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VARIABLE = "NPUSIM_CACHE"
 _DIGEST = hashlib.sha256

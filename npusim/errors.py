@@ -6,10 +6,7 @@ A message names the thing, the value, the limit and the place.  ``cli`` turns an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class NpusimError(Exception):

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from npusim.report.advice import Trial
 from npusim.report.output import save_run, save_trace
 from npusim.report.pipes import pipe_columns
 from npusim.report.record import record_of
 from npusim.report.tables import run_table
-from npusim.report.text import plain, pre_html
+from npusim.report.text import Block, plain, pre_html
 from npusim.simulation import result as run_result
 from npusim.simulation.request import Request, RunOptions, takes_options
-from npusim.simulation.sensitivity import sensitivity
+from npusim.simulation.sensitivity import Sensitivity, sensitivity
 from npusim.simulation.simulate import run_request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from npusim.report.text import Block
-    from npusim.simulation.sensitivity import Sensitivity
 
 
 class RunResult(run_result.RunData):

@@ -10,12 +10,8 @@ import io
 import re
 import stat
 import unicodedata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
+from collections.abc import Iterable
+from pathlib import Path
 
 #: Unicode categories that are no text: controls, directions of writing, halves of surrogates, line ends.
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))

@@ -7,16 +7,13 @@ fixtures of `npusim.pytest_plugin` do the same inside a test suite.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from npusim.baseline.cycles import CheckOutcome, Update, check_cycles, cycles_of
 from npusim.baseline.decision import check_decision
 from npusim.config.cases import BaselineFile, load_case
 from npusim.errors import SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["CheckOutcome", "check_baselines", "cycles_of"]
 

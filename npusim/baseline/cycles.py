@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim import __version__
@@ -21,9 +23,6 @@ from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
     from npusim.config.cases import Candidate, Case, ExpectedDecision
     from npusim.simulation.result import RunData
     from npusim.timing.result import TimingResult

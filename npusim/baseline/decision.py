@@ -5,51 +5,40 @@ Cycles may change here as long as the choice does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.baseline.cycles import CheckOutcome, Row, Status, Update, fault_text, request_of
-from npusim.config.cases import ExpectedChoice, ExpectedDecision
+from npusim.config.cases import Candidate, DecisionFile, ExpectedChoice, ExpectedDecision
 from npusim.errors import NpusimError, SpecError
-from npusim.explore.exploration import search
+from npusim.explore.exploration import Exploration, search
 from npusim.explore.search import Options
 from npusim.report.compare import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
-from npusim.simulation.variants import Variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from npusim.config.cases import Candidate, DecisionFile
     from npusim.explore.store import PointOutcome
-    from npusim.simulation.request import Request
 
 
 class CandidateOutcome(NamedTuple):
     """What one candidate's space gave; ``finite`` is of the best point's output, None where no bits were computed."""
 
     name: str
-    request: Request
-    outcomes: tuple[PointOutcome, ...]
+    found: Exploration
     finite: bool | None = None
-
-    @property
-    def feasible(self) -> list[PointOutcome]:
-        """Points with a time, the fastest first; of equals the first."""
-        timed = [o for o in self.outcomes if o.latency_us is not None and o.status in ("ok", "merged")]
-        return sorted(timed, key=lambda o: (_time(o), o.index))
 
     @property
     def best(self) -> PointOutcome | None:
         """The point that takes least time."""
-        return next(iter(self.feasible), None)
+        return self.found.best
 
     @property
     def margin(self) -> float | None:
         """How much longer the next point takes, relative to the best."""
-        ranked = self.feasible
+        ranked = self.found.feasible
         return _longer(ranked[0].latency_us, ranked[1].latency_us) if len(ranked) > 1 else None
 
     def choice(self) -> ExpectedChoice:
@@ -61,12 +50,12 @@ class CandidateOutcome(NamedTuple):
             margin=_rounded(self.margin),
             latency_us=None if best is None else best.latency_us,
             finite=self.finite,
-            cycles=tuple(o.cycles for o in self.outcomes),
+            cycles=tuple(o.cycles for o in self.found.outcomes),
         )
 
     def tried(self, point: Mapping[str, object]) -> PointOutcome | None:
         """Return the outcome of a point."""
-        return next((o for o in self.outcomes if o.point == point), None)
+        return next((o for o in self.found.outcomes if o.point == point), None)
 
 
 class Decision(NamedTuple):
@@ -83,7 +72,7 @@ class Decision(NamedTuple):
     def expected(self) -> ExpectedDecision:
         """Return it as a file keeps it."""
         return ExpectedDecision(
-            device_digest=self.candidates[0].request.machine().digest(),
+            device_digest=self.candidates[0].found.request.machine().digest(),
             winner=self.winner.name,
             margin=_rounded(self.margin),
             choices=tuple(f.choice() for f in self.candidates),
@@ -131,12 +120,11 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     """Return what a search gives, with whether the best point's output is finite, on one head's last rows."""
     found = search(request_of(case, candidate, folder), candidate.fields, Options(exhaustive=True))
-    one = CandidateOutcome(candidate.name, found.request, found.outcomes)
-    if not case.numerics or one.best is None or one.request.problem is not None:  # a product or copy has no sample
-        return one
-    looked_at = Variants(one.request, is_open=True).request_of(one.best.point)
+    if not case.numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
+        return CandidateOutcome(candidate.name, found)
+    looked_at = found.setting.variants.request_of(found.best.point)
     bits = run_request(replace(looked_at, numerics=True, heads=[0])).numerics
-    return one._replace(finite=None if bits is None else bits.error.is_finite)
+    return CandidateOutcome(candidate.name, found, None if bits is None else bits.is_finite)
 
 
 def _changes(old: ExpectedDecision, today: Decision, tolerance: float) -> Iterator[Row]:
@@ -183,7 +171,7 @@ def _why_tile(was: ExpectedChoice, candidate: CandidateOutcome, then: PointOutco
 
 def _why(old: CandidateOutcome, then: PointOutcome, new: CandidateOutcome, best: PointOutcome) -> str:
     """Return what the new winner spends less on than the old one would today."""
-    runs = [run_request(Variants(f.request, is_open=True).request_of(o.point)) for f, o in ((old, then), (new, best))]
+    runs = [run_request(c.found.setting.variants.request_of(o.point)) for c, o in ((old, then), (new, best))]
     latency = compare(*runs).latency
     return "" if latency is None else f"today {reason(latency, 1)}"
 

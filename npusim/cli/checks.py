@@ -1,5 +1,6 @@
 """``npusim check``, ``validate``, ``diff`` and ``invariant``: comparisons that also decide the exit code."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
 from itertools import count
@@ -16,8 +17,6 @@ from npusim.report.text import Block, Column, Columns, Facts, cells, document, p
 from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse, short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from npusim.baseline import CheckOutcome
     from npusim.validate import TimesReport
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from npusim.baseline import CheckOutcome
 
 #: GitHub's escapes of a message, and those that a property needs besides (actions/toolkit, command.ts).

@@ -1,6 +1,7 @@
 """``npusim compare`` and ``npusim report``: runs side by side, why one takes longer, and runs as pages."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,8 +14,6 @@ from npusim.report.charts import altair
 from npusim.simulation.request import BitsOptions, Request, refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.simulation.result import RunData
 
 app = Verbs()

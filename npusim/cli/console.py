@@ -10,20 +10,15 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import typer
 
-from npusim.report.text import lines, markdown, to_json
+from npusim.report.text import Block, lines, markdown, to_json
 from npusim.sanitize import visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from npusim.report.text import Block
 
 #: Seconds for which work that has nothing to say of itself reports no progress where there is no terminal.
 QUIET_S = 30.0

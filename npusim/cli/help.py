@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from npusim.errors import SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Heading of options that name none.
 _OTHERS = "Options"
@@ -52,19 +50,12 @@ class Command(TyperCommand):
     def format_options(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write arguments first, then each heading's options, those without a heading last."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        others: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is None:
-                continue
-            heading = getattr(param, "rich_help_panel", None)
-            if param.param_type_name == "argument":
-                sections["Arguments"].append(record)
-            elif heading:
-                sections.setdefault(heading, []).append(record)
-            else:
-                others.append(record)
-        for title, rows in {**sections, _OTHERS: others}.items():
+            heading = getattr(param, "rich_help_panel", None) or _OTHERS
+            if (record := param.get_help_record(ctx)) is not None:
+                is_argument = param.param_type_name == "argument"
+                sections.setdefault("Arguments" if is_argument else heading, []).append(record)
+        for title, rows in sorted(sections.items(), key=lambda section: section[0] == _OTHERS):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

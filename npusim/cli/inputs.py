@@ -1,5 +1,6 @@
 """``npusim hw`` and ``npusim workload``: devices and models that come with npusim, and files of one's own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,8 +14,6 @@ from npusim.report.text import Facts, cells, document
 from npusim.simulation.request import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
     from npusim.config.workload import Workload

@@ -8,6 +8,7 @@ of errors of cases that no constant was fitted on, as far as there are enough, w
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import log2
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.config.packaged import read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.config.model import SpecModel
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -274,8 +274,7 @@ class DeviceSpec(HardwareModel):
 
     @model_validator(mode="after")
     def _links_are_crossed(self) -> Self:
-        engines = [engine for core in self.cores.values() for engine in core.engines.values()]
-        routes = [route for engine in engines for route in getattr(engine, "routes", {}).values()]
+        routes = [route for _, engine in self.engines() for route in getattr(engine, "routes", {}).values()]
         crossed = {"l2", "hbm", *(link for route in routes for link in route.links)}
         for link in self.links:
             if link not in crossed:
@@ -305,6 +304,10 @@ class DeviceSpec(HardwareModel):
         """Return an engine by core and pipe name; raise `SpecError` naming those there are."""
         return entry(self.core(core).engines, name, f"{self.name}: no engine {name!r} in {core}; it has: ")
 
+    def engines(self) -> Iterator[tuple[str, EngineSpec]]:
+        """Yield all engines, each with the kind of its core."""
+        yield from ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
+
     def link(self, name: str) -> LinkSpec:
         """Return a shared link; raise `SpecError` naming those the device has."""
         return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
@@ -333,22 +336,17 @@ class DeviceSpec(HardwareModel):
 
     def matrix_engine(self, core: str) -> MatrixEngine:
         """Return the matrix unit of a kind of core; raise `SpecError` where there is none."""
-        engine = next((e for e in self.core(core).engines.values() if isinstance(e, MatrixEngine)), None)
-        if engine is None:
-            raise SpecError(f"{self.name}: {core} has no matrix unit")
-        return engine
+        return entry(self.matrix_engines, core, f"{self.name}: {core} has no matrix unit; these have: ")
 
     @property
     def matrix_engines(self) -> dict[str, MatrixEngine]:
         """Matrix units by the kind of core that has one."""
-        engines = ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
-        return {name: engine for name, engine in engines if isinstance(engine, MatrixEngine)}
+        return {name: engine for name, engine in self.engines() if isinstance(engine, MatrixEngine)}
 
     @property
     def vector_unit(self) -> VectorUnit | None:
         """Its vector unit; None where it has none."""
-        engines = (e for core in self.cores.values() for e in core.engines.values())
-        return next((e for e in engines if isinstance(e, VectorUnit)), None)
+        return next((engine for _, engine in self.engines() if isinstance(engine, VectorUnit)), None)
 
     @property
     def row_sum(self) -> Choice[Any] | None:

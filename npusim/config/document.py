@@ -18,19 +18,16 @@ import functools
 import json
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from npusim import cache
 from npusim.errors import SpecError
 from npusim.sanitize import regular_file
 from npusim.units import MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeGuard
 
 #: Size of one file; beyond it, it is none of ours and would only take long to read.  Profilers' tables are longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB

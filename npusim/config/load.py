@@ -11,22 +11,18 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from numbers import Real
-from typing import TYPE_CHECKING, TypeVar, get_args
+from pathlib import Path
+from typing import TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from npusim.config.device import DeviceSpec
-from npusim.config.document import read_inherited
+from npusim.config.document import Document, read_inherited
 from npusim.config.messages import explain, suggest
 from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve
 from npusim.config.workload import Workload
 from npusim.errors import SpecError
 from npusim.units import parse_count
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from npusim.config.document import Document
 
 #: What files of npusim are: the part of their schema before its version.
 KINDS = frozenset(

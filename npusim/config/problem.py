@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
@@ -23,9 +24,6 @@ from npusim.config.model import (
 from npusim.config.seen import KeyRanges, pairs_seen
 from npusim.errors import SpecError
 from npusim.units import ceil_div
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Sides of the Cube's fractal: head sizes fill whole fractals.
 FRACTAL = 16
@@ -392,11 +390,6 @@ class Problem(Sizes, CallFields):
     def score_scale(self) -> float:
         """Factor of Q K^T of the stored values."""
         return self.scale * self.q_scale * self.k_scale
-
-    def visible_keys(self, query: int) -> int:
-        """Return how many keys query row ``query`` sees."""
-        position = query + self.causal_offset
-        return sum(end - start for start, end in self.seen.union(position, position))
 
     def pairs(self) -> int:
         """Return the (query, key) pairs that the mask leaves of one head in all sequences."""

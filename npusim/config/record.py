@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from npusim.config.messages import explain
 from npusim.errors import SpecError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RecordType = TypeVar("RecordType")
 

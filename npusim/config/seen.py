@@ -7,7 +7,7 @@ the last key.  Everything else is of ranges: which tiles are visited, which of t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import SpecError, TilingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
 
 #: First key of each range and the one past its last, ascending, disjoint and not adjacent.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
 from npusim.errors import TilingError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields", "word_of"]
 

@@ -6,6 +6,7 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,21 +16,16 @@ import numpy as np
 from npusim.ir.content import Itself, interned, kept_by_blocks, memo, methods_of
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
-from npusim.ir.program import Body, Loop, blocks_key
+from npusim.ir.program import Body, Item, Loop, Pricing, ProgramPhase, TileProgram, blocks_key
 from npusim.ir.walk import ends_of
 from npusim.timing.engine import Run
-from npusim.timing.engine_arrays import RANGE_BITS
-from npusim.timing.engine_code import Classes, blocks_by_group
+from npusim.timing.engine_arrays import RANGE_BITS, Ints
+from npusim.timing.engine_code import Classes, Code, blocks_by_group
 from npusim.timing.gpu_pipes import ONE, shared_pipes, sharing_of
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
-
     from npusim.config.device import DeviceSpec
-    from npusim.ir.program import Item, Pricing, ProgramPhase, TileProgram
-    from npusim.timing.engine_arrays import Ints
-    from npusim.timing.engine_code import Code
 
 
 #: Core groups with most work that are looked at alone.

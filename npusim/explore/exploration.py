@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack, cast
 
 from npusim.errors import TilingError, one_line
-from npusim.explore.search import Options, run_search
-from npusim.explore.space import auto_space
+from npusim.explore.search import Options, Search, run_search
+from npusim.explore.space import SearchSpec, auto_space
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, takes_options
 from npusim.simulation.variants import named_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from npusim.explore.search import Search
-    from npusim.explore.space import SearchSpec
 
 
 def _order(outcome: PointOutcome) -> tuple[float, int]:

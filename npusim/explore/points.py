@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -16,20 +17,16 @@ from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.program import program_key
 from npusim.simulation.plan import plan_of
-from npusim.simulation.simulate import run_request
-from npusim.simulation.variants import bits_key
+from npusim.simulation.simulate import BuiltPlan, run_request
+from npusim.simulation.variants import Variants, bits_key
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
-    from npusim.simulation.simulate import BuiltPlan
-    from npusim.simulation.variants import Variants
     from npusim.timing.result import TimingResult
 
 #: Seconds of a core's work behind which no launch is hidden.
@@ -134,12 +131,9 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         content, device = program_key(built.program), built.plan.device
         same = None if content is None else first.setdefault((device.name, content), task.index)
         cutoff = cycles_within(built, task.cutoff_us)
-        is_one = not isinstance(device, NodeDevice)
-        bound = (
-            work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
-            if is_one
-            else Bound(0)
-        )
+        bound = Bound(0)
+        if not isinstance(device, NodeDevice):
+            bound = work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
         bits = (bits_key(built) or f"point {task.index}") if job.needs_bits else ""
         latency, earlier = latency_us(built, bound.cycles), None if same == task.index else same
         surveyed.append((task.index, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))

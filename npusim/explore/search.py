@@ -11,26 +11,21 @@ import math
 import pickle
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import npusim
 from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
-from npusim.explore.executors import Lost, executor
-from npusim.explore.points import Bits, Job, PointTask, compute_bits, evaluate, forget, narrow, prove, survey
-from npusim.explore.space import SearchSpec, chunks, spec_of
-from npusim.explore.store import PointOutcome, open_store
+from npusim.explore.executors import Executor, Lost, executor
+from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
+from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks, spec_of
+from npusim.explore.store import PointOutcome, Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from npusim.explore.executors import Executor
-    from npusim.explore.points import Surveyed
-    from npusim.explore.space import Point, PointFamily, Value
-    from npusim.explore.store import Store
     from npusim.simulation.request import Request
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, groupby, product
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.tiling import Tiling, tiling_fields
+from npusim.config.tiling import Tiling, TilingField, tiling_fields
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
@@ -26,9 +27,6 @@ from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, na
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from npusim.config.tiling import TilingField
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
@@ -47,38 +45,32 @@ MOST_POINTS = 1_000_000
 MOST_ELEMENTS, MOST = 1024, 64
 
 
-@dataclass(frozen=True)
-class Space:
-    """Every combination of the values of its axes, the last one changing fastest."""
+#: The values of each axis of a space.
+Axes = Mapping[str, tuple[Value, ...]]
 
-    axes: dict[str, tuple[Value, ...]]
 
-    @classmethod
-    def of(cls, axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Space:
-        """Return the space over axes that are all ``known``.
+def checked_axes(axes: Mapping[str, Iterable[Value]], known: Sequence[str]) -> Axes:
+    """Return axes that are all ``known``, each value once.
 
-        Raises `TilingError` if one is unknown (with the nearest), has no values, or there are too many points; a value
-        out of its field's limits makes an infeasible point, not an error.
-        """
-        checked: dict[str, tuple[Value, ...]] = {}
-        for name, values in axes.items():
-            if name not in known:
-                raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
-            listed = tuple(dict.fromkeys(values))
-            if not listed:
-                raise TilingError(f"{name}: no values to try")
-            checked[name] = listed
-        most = max(checked, key=lambda n: len(checked[n]), default="")
-        advice = (
-            f"; fix some of them, or give fewer values: --field {most}=... has {len(checked[most])}" if most else ""
-        )
-        _check_count(" ".join(checked), prod(map(len, checked.values())), advice)
-        return cls(checked)
+    Raises `TilingError` if one is unknown (with the nearest), has no values, or there are too many points; a value
+    out of its field's limits makes an infeasible point, not an error.
+    """
+    checked = {name: tuple(dict.fromkeys(values)) for name, values in axes.items()}
+    for name, listed in checked.items():
+        if name not in known:
+            raise TilingError(f"{name}: unknown tiling field{suggest(name, known)}")
+        if not listed:
+            raise TilingError(f"{name}: no values to try")
+    most = max(checked, key=lambda n: len(checked[n]), default="")
+    advice = f"; fix some of them, or give fewer values: --field {most}=... has {len(checked[most])}" if most else ""
+    _check_count(" ".join(checked), prod(map(len, checked.values())), advice)
+    return checked
 
-    def points(self) -> Iterator[Point]:
-        """Yield every combination."""
-        for values in product(*self.axes.values()):
-            yield dict(zip(self.axes, values, strict=True))
+
+def combinations(axes: Axes) -> Iterator[Point]:
+    """Yield every combination of the values of axes, the last one changing fastest."""
+    for values in product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +103,8 @@ class SearchSpec:
 
     request: Request
     schedules: tuple[str, ...]
-    axes: Mapping[str, tuple[Value, ...]]
-    spaces: Mapping[str, Space]
+    axes: Axes
+    spaces: Mapping[str, Axes]
     device_keys: tuple[str, ...]
     content: str
     notes: tuple[str, ...] = ()
@@ -130,8 +122,8 @@ class SearchSpec:
     def points(self) -> list[Point]:
         """Return every combination, schedule by schedule; with several, ``schedule`` is an axis."""
         if len(self.schedules) == 1:
-            return list(self.spaces[self.schedules[0]].points())
-        return [{"schedule": name, **p} for name, space in self.spaces.items() for p in space.points()]
+            return list(combinations(self.spaces[self.schedules[0]]))
+        return [{"schedule": name, **p} for name, axes in self.spaces.items() for p in combinations(axes)]
 
     def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[PointFamily]:
         """Return points in the families that have one bound, in the order of their first points."""
@@ -261,7 +253,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
-        spaces[name] = Space.of(axes_of_schedule, known)
+        spaces[name] = checked_axes(axes_of_schedule, known)
     for name, one in requests.items():
         _check(one, schedules[name], spaces[name], keys)
     return SearchSpec(request, names, values, spaces, keys, _content(request), notes)
@@ -310,22 +302,22 @@ def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
 
 
-def _check(request: Request, schedule: Schedule, space: Space, keys: tuple[str, ...]) -> None:
+def _check(request: Request, schedule: Schedule, axes: Axes, keys: tuple[str, ...]) -> None:
     """Raise what is wrong with every point of one schedule, or with a value of its precision, whatever the point."""
     device = request.machine()
-    for name in space.axes.keys() & set(_fields(schedule)[1]):
-        for value in space.axes[name]:
+    for name in axes.keys() & set(_fields(schedule)[1]):
+        for value in axes[name]:
             change = str(value) if name == PRECISION else f"{name}={value}"
             schedule.precision(",".join(filter(None, (request.precision, change))))
     if not device.is_timed:
         raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
     for key in keys:
-        for value in space.axes[key]:
+        for value in axes[key]:
             load_machine(device, {key: str(value)}, unread_keys)
     if request.problem is not None:
         return
     for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
-        for value in space.axes.get(size, ()):
+        for value in axes.get(size, ()):
             Variant(options={size: value}).on(request).attention()
     if not isinstance(device, NodeDevice):
         request.load().ignored(request.ignore, schedule.models)

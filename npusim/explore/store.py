@@ -11,17 +11,16 @@ import csv
 import json
 import os
 import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from npusim.errors import OutputError, SpecError, reason_of
 from npusim.sanitize import csv_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from npusim.explore.space import Point
 
     Row = tuple[str, "PointOutcome"]

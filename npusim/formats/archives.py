@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from npusim.sanitize import regular_file
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 #: Bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.

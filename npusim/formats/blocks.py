@@ -6,6 +6,7 @@ A value is ``element * scale of its block * scale of the tensor``.  Formats and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from npusim.formats.float_format import FloatFormat, get_format, lookup, stored_
 from npusim.formats.mma_arithmetic import E8M0
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import ArrayLike
 
 E4M3 = "float8_e4m3fn"

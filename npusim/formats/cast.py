@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +15,6 @@ from npusim.errors import FormatError
 from npusim.formats.float_format import FORMATS, FloatFormat, format_of_dtype, get_format, lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import ArrayLike
 
 Array = np.ndarray[Any, Any]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, plan_cast, widen, with_canonical_nan
 from npusim.formats.float_format import FloatFormat, get_format
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 MaxNan = Literal["number", "propagate"]
 _NATIVE = ("float32", "float64")

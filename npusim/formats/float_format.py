@@ -6,19 +6,16 @@ import difflib
 import functools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.units import ceil_div
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 NanConvention = Literal["ieee", "all_ones", "none", "minus_zero"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, scale_values, widen, with_canonical_nan
-from npusim.formats.float_format import get_format
-from npusim.formats.mma_arithmetic import E8M0, get_arithmetic
+from npusim.formats.float_format import FloatFormat, get_format
+from npusim.formats.mma_arithmetic import E8M0, MmaArithmetic, get_arithmetic
 from npusim.formats.mma_paths import MmaProblem, multiply
-
-if TYPE_CHECKING:
-    from npusim.formats.float_format import FloatFormat
-    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 #: Environment variable naming the number of threads when ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"

@@ -11,16 +11,13 @@ negative sum that rounds to zero gives +0, and a subnormal float16 c has exponen
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from npusim.formats.float_format import FloatFormat, get_format, lookup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 Evidence = Literal["hardware-vectors", "published-model", "assumed"]
 Method = Literal["fused", "exact", "sequential", "grouped"]

@@ -10,15 +10,13 @@ takes.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float64, float64_bits, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_sum, two_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Relative error bound of adding 33 terms in float64, in units of the sum of their magnitudes:
 #: 33 * 2**-53 with a factor of almost 4 to spare.

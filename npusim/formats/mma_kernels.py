@@ -9,15 +9,13 @@ scale is a power of two, and the conversion truncates toward zero.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from npusim.formats.jit import bits_float32, bits_float64, float32_bits, fma32, fma64, inline, kernel
 from npusim.formats.reduction_kernels import round_lane
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Exponent of zero operands: two of them, or one and any other, stay below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000

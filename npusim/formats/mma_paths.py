@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from npusim.errors import FormatError
 from npusim.formats.cast import Array, cast, widen
-from npusim.formats.float_format import get_format
-from npusim.formats.mma_arithmetic import E8M0
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from npusim.formats.float_format import FloatFormat
-    from npusim.formats.mma_arithmetic import Method, MmaArithmetic
+from npusim.formats.float_format import FloatFormat, get_format
+from npusim.formats.mma_arithmetic import E8M0, Method, MmaArithmetic
 
 #: Below this many multiply-adds in all, threads cost more than they save.
 THREADED_MACS = 1 << 21
@@ -67,7 +62,7 @@ class Multiplier:
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
         """Return contiguous A (M, K) or B (K, N) prepared, float32 or float64; ``scale``: of their blocks along k."""
-        raise NotImplementedError
+        return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """Overwrite contiguous C (M, N) with D."""
@@ -76,10 +71,6 @@ class Multiplier:
 
 class SequentialMultiplier(Multiplier):
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
-
-    def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values."""
-        return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array) -> None:
         """See :class:`Multiplier`."""

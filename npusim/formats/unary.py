@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,6 @@ from npusim.formats.cast import Array, cast, widen, with_canonical_nan
 from npusim.formats.elementwise import add, check_operands, div, fma, mul, sub
 from npusim.formats.exact import function_value, round_fraction
 from npusim.formats.float_format import FloatFormat, get_format, lookup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 #: float64 evaluation of each function, within ``exponential.RELATIVE_ERROR``.
 FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -107,9 +105,7 @@ ASCEND_ERF = (
     (1.0, 0.31212858877e2, 0.39856963806e3, 0.30231248150e4, 0.13243365831e5, 0.26267224157e5),
 )
 _ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 makes of tl.erf; its ex2.approx is taken as correctly rounded"
-_ASCEND_ERF = (
-    "Ascend C, Erf: include/adv_api/math/erf.h of asc-devkit, its default PADE_APPROXIMATION; NaN assumed to stay"
-)
+_ASCEND_ERF = "Ascend C, Erf: asc-devkit, adv_api/math/erf.h, its default PADE_APPROXIMATION; NaN assumed to stay"
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.numerics.inputs import drawn_pages, paged
+from npusim.numerics.inputs import Array, drawn_pages, paged
 from npusim.simulation.variants import Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.problem import Problem
     from npusim.numerics.executor import HeadSource
-    from npusim.numerics.inputs import Array
 
 #: Other sizes of a batch, and of pages in keys, that are tried; queries at a time beside a decoding step, in a prompt.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512

@@ -5,6 +5,7 @@ Aspects are other batches, places in them, pages, queries at a time, splits and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
@@ -25,20 +26,16 @@ from npusim.invariance.company import (
     structural_difference,
 )
 from npusim.numerics.inputs import drawn_source
-from npusim.numerics.paths import Place, compute, first_difference, parting
+from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
-from npusim.simulation.simulate import run_plan
+from npusim.simulation.simulate import BuiltPlan, run_plan
 from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import Variant, Variants, row_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-
     from npusim.ir.program import TileProgram
-    from npusim.numerics.paths import Computed
     from npusim.simulation.result import RunData
-    from npusim.simulation.simulate import BuiltPlan
 
 #: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
 #: ``merge``: the order in which partial results of splits are merged.

@@ -6,7 +6,7 @@ taken, a collective's order and chunks are those of its plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -15,28 +15,21 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.config.problem import Problem
+from npusim.config.problem import LayerProblem, Problem
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.node.program import ROW_GRAIN, Child, CollectiveOp, KernelOp, operations
-from npusim.node.reduction import Sums
+from npusim.node.program import ROW_GRAIN, Child, CollectiveOp, KernelOp, NodeKernel, operations
+from npusim.node.reduction import Order, Sums
 from npusim.node.topology import Topology
-from npusim.numerics.evaluate import chosen, execute_rows, numeric_result
-from npusim.numerics.executor import EventLog
+from npusim.numerics.evaluate import Choice, chosen, execute_rows, numeric_result
+from npusim.numerics.executor import EventLog, HeadSource, Progress
 from npusim.numerics.reference import attention, summarise_errors
 from npusim.numerics.result import NumericEvent, NumericResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.config.node import NodeSpec
-    from npusim.config.problem import LayerProblem
     from npusim.ir.program import TileProgram
     from npusim.node.collective import Transfer
-    from npusim.node.program import NodeKernel
-    from npusim.node.reduction import Order
-    from npusim.numerics.evaluate import Choice
-    from npusim.numerics.executor import HeadSource, Progress
 
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.

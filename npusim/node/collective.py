@@ -12,6 +12,7 @@ Collective Communication Operations in MPICH" (2005).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
@@ -20,8 +21,6 @@ from npusim.errors import TilingError
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.node import DriverMode, DriverSpec, NodeSpec
     from npusim.node.topology import Topology
 

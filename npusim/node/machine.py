@@ -7,25 +7,23 @@ work of kernels are integrated by the same code, ``timing.link``.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Generator, Sequence
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from simpy.events import AllOf, AnyOf, Event
 
 from npusim.errors import SpecError
-from npusim.node.program import HostCall
+from npusim.node.program import CopyCall, HostCall, KernelWork, Waves
 from npusim.timing.link import SharedLink
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
     from simpy import Environment
 
     from npusim.config.device import DeviceSpec
     from npusim.config.node import CpuSpec, NodeLink, NodeSpec, PcieSpec
     from npusim.node.collective import PlannedCollective, Transfer
-    from npusim.node.program import CopyCall, KernelWork, Waves
     from npusim.node.topology import Topology
 
     Steps = Generator[Event, object, None]

@@ -8,27 +8,22 @@ Results go from queue to queue through rings, so that ``ir.check`` and the walke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import TilingError
 from npusim.formats import get_format
-from npusim.ir.buffers import AddressSpace, Allocator
+from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import TileOp
-from npusim.ir.program import ProgramPhase, Queue, TileProgram
-from npusim.node.collective import CollectiveCall
+from npusim.ir.program import Item, ProgramPhase, Queue, TileProgram
+from npusim.node.collective import Algorithm, CollectiveCall, Kind
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
-    from npusim.ir.buffers import Ring
-    from npusim.ir.program import Item
     from npusim.ir.tile import RingTile
-    from npusim.node.collective import Algorithm, Kind
 
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"

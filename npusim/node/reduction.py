@@ -7,7 +7,7 @@ algorithm, or other blocks of rows, give other bits of the same sums (:class:`Su
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,12 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.errors import TensorError
 from npusim.node.collective import ALGORITHMS, Algorithm, Collective, Transfer, collective, plan_collective, shard_sizes
-from npusim.node.program import cut_rows
+from npusim.node.program import CollectiveOp, cut_rows
 from npusim.numerics.reference import summed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.node import NodeSpec
     from npusim.node.collective import CollectiveCall, PlannedCollective
-    from npusim.node.program import CollectiveOp
     from npusim.node.topology import Topology
 
 Array = NDArray[Any]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from npusim.timing.result import OverlapRecord, QueueUse, TimingResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 #: The line of a model's time that no kernel has.
 OVERHEAD = "framework overhead"

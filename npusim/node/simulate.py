@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -9,26 +10,21 @@ from typing import TYPE_CHECKING
 from simpy.core import Environment
 
 from npusim.errors import DeadlockError, ProgramError, SpecError
-from npusim.ir.walk import Walker, list_endpoints, producers_of, walk
-from npusim.node.collective import PlannedCollective, plan_collective
+from npusim.ir.walk import ResolvedOp, Walker, list_endpoints, producers_of, walk
+from npusim.node.collective import CollectiveCall, PlannedCollective, plan_collective
 from npusim.node.machine import FEMTOSECONDS, Device, Fabric, Host, RunningCollective, femtoseconds
-from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp
+from npusim.node.program import CollectiveOp, CopyOp, HostOp, KernelOp, KernelTimer, KernelWork
 from npusim.node.result import NodeTiming, overlap_efficiency
 from npusim.node.topology import Topology
 from npusim.timing.result import KINDS, Account, PhaseTime, QueueUse, Span, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
-
     from simpy.events import Event
 
     from npusim.config.device import DeviceSpec
     from npusim.config.node import NodeSpec
     from npusim.ir.op import TileOp
     from npusim.ir.program import TileProgram
-    from npusim.ir.walk import ResolvedOp
-    from npusim.node.collective import CollectiveCall
-    from npusim.node.program import KernelTimer, KernelWork
 
     Steps = Generator[Event, object, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -13,8 +14,6 @@ from npusim.node.program import KernelWork, NodeKernel, Waves
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.config.device import DeviceSpec
     from npusim.config.node import AttentionTimes, HostSpec, LinearTimes, NodeSpec, RoofTimes
     from npusim.config.problem import GemmProblem, Problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING
 from npusim.errors import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     import networkx as nx
 
     from npusim.config.node import NodeLink, NodeSpec

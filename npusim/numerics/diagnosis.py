@@ -8,6 +8,7 @@ casts, exponentials that are ``decay`` or ``gain`` (what rescales earlier tiles 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.problem import SinkData
+from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
-from npusim.ir.op import Opcode
+from npusim.ir.op import Opcode, Step
 from npusim.ir.opaque import at_lane
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
 from npusim.numerics.reference import multiplied, softmax_weights, summed
 from npusim.numerics.result import Diagnosis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from npusim.config.problem import Problem
-    from npusim.ir.op import Step
     from npusim.numerics.executor import Moment
 
 

@@ -18,14 +18,13 @@ from npusim.ir.op import Opcode
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute, steps_of
 from npusim.numerics.reference import attention, row_errors, summarise_errors
-from npusim.numerics.result import ChoiceCounts, NumericResult
+from npusim.numerics.result import ChoiceCounts, ErrorSummary, NumericResult
 
 if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.ir.program import ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
     from npusim.numerics.executor import EventLog, HeadSource, TensorStore
-    from npusim.numerics.result import ErrorSummary
 
 Array = NDArray[Any]
 

@@ -7,11 +7,11 @@ axis.  Bits do not depend on how blocks are put together, since lanes never meet
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,13 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
-from npusim.ir.op import PLAIN, Attributes, Opcode
+from npusim.ir.op import PLAIN, Attributes, Opcode, Source, Step, TileOp
 from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
-from npusim.ir.tile import GlobalTile, Operand, RingTile
+from npusim.ir.tile import GlobalTensor, GlobalTile, Operand, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-
-    from npusim.ir.op import Source, Step, TileOp
-    from npusim.ir.tile import GlobalTensor, Tile
-
 
 Array = NDArray[Any]
 #: Lanes that run together: enough to spread the cost of a step, few enough for the caches.

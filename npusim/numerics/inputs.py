@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from npusim.config.problem import DataRecipe, Problem
     from npusim.ir.tile import GlobalTensor
     from npusim.numerics.executor import HeadSource
@@ -35,16 +34,13 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     recipe = problem.data
     if isinstance(recipe, AmplifiedData):
         raise TensorError(f"data: {recipe.kind} changes given tensors; give some (--tensors)")
-    matrices: dict[tuple[str, int, int], Array] = {}
     start = recipe.seed if seed is None else seed
 
+    @cache
     def source(name: str, batch: int, head: int) -> Array:
-        key = (name, batch, head)
-        if key not in matrices:
-            rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-            drawn = _draw(problem.sequence(batch), name, rng) / getattr(problem, f"{name}_scale")
-            matrices[key] = formats.cast(drawn, problem.dtype)
-        return matrices[key]
+        rng = np.random.default_rng([start, NAMES.index(name), batch, head])
+        drawn = _draw(problem.sequence(batch), name, rng) / getattr(problem, f"{name}_scale")
+        return formats.cast(drawn, problem.dtype)
 
     return source
 
@@ -84,16 +80,16 @@ def stored_source(source: HeadSource, problem: Problem) -> HeadSource:
     fmt = problem.cache
     if fmt is None:
         return source
-    heads: dict[tuple[str, int, int], tuple[Array, Array]] = {}
+
+    @cache
+    def of_head(name: str, batch: int, head: int) -> tuple[Array, Array]:
+        return quantised(source(name, batch, head), fmt, problem.scaled_keys)
 
     def read(name: str, batch: int, head: int) -> Array:
         if name == "q":
             return source(name, batch, head)
-        key = name[0], batch, head
-        if key not in heads:
-            heads[key] = quantised(source(*key), fmt, problem.scaled_keys)
-        stored, scales = heads[key]
-        if name == key[0]:
+        stored, scales = of_head(name[0], batch, head)
+        if name in ("k", "v"):
             return stored.astype(np.float64) * scales.astype(np.float64)
         return stored if name.endswith(STORED) else scales
 
@@ -217,7 +213,6 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
     A tensor given has as many elements as the launch says, in its format; its shape is taken to be that.  Raises
     :class:`TensorError` for others, and where one is missing.
     """
-    matrices: dict[tuple[str, int, int], Array] = {}
     by_name = {t.name: t for t in inputs}
 
     def stored(t: GlobalTensor, batch: int, head: int) -> Array:
@@ -233,12 +228,11 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
         matrix: Array = np.ascontiguousarray(array).reshape(t.batch, t.heads, rows, t.cols)[batch, head]
         return matrix
 
+    @cache
     def source(name: str, batch: int, head: int) -> Array:
-        key, t = (name, batch, head), by_name[name]
-        if key not in matrices:
-            values = np.broadcast_to(stored(t, batch, head), (t.rows, t.cols))
-            matrices[key] = np.ascontiguousarray(values.T) if t.is_transposed else values
-        return matrices[key]
+        t = by_name[name]
+        values = np.broadcast_to(stored(t, batch, head), (t.rows, t.cols))
+        return np.ascontiguousarray(values.T) if t.is_transposed else values
 
     return source
 

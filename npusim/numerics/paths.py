@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from npusim.formats.cast import widen
 from npusim.numerics.evaluate import execute_rows, needed_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
-
     from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram

@@ -86,9 +86,7 @@ class Diagnosis:
     shifted_key_max: float | None = None
     score_min: float | None = None
     score_max: float | None = None
-    underflow_percent: float | None = (
-        None  #: pairs that the mask leaves whose P is zero when the second product reads it
-    )
+    underflow_percent: float | None = None  #: pairs that the mask leaves whose P is zero in the second product
     zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: what is really lost
     #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
     #: loss, since the pairs zeroed are the smallest (papers.md section 1.2).

@@ -7,7 +7,7 @@ the best is named with the time that the run would take with it; where none help
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import inf
@@ -24,8 +24,6 @@ from npusim.simulation.tile import PAIRS, WORTH, remembered
 from npusim.simulation.variants import Variant, Variants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.report.record import RunRecord
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord

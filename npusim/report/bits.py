@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whol
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from npusim.numerics.result import NumericRecord
     from npusim.report.record import RunRecord
     from npusim.simulation.result import Spread
@@ -34,11 +33,6 @@ def scientific(value: float | None) -> str:
     return "-" if value is None else f"{value:.2e}"
 
 
-def is_finite(bits: NumericRecord) -> bool:
-    """Return whether the output that was computed is finite."""
-    return not (bits.nan_count or bits.inf_count)
-
-
 # ---------------------------------------------------------------- the terminal's table
 
 
@@ -49,7 +43,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         yield "numerics", cells("not computed")
         return
     overflow, nan = sum(bits.overflow_counts.values()), sum(bits.nan_counts.values())
-    is_bad = overflow or nan or not is_finite(bits)
+    is_bad = overflow or nan or not bits.is_finite
     events = f"overflow {whole(overflow)}   NaN {whole(nan)}"
     yield (
         "numerics",
@@ -133,7 +127,7 @@ def _diagnosis_lines(figures: Mapping[str, float]) -> Iterator[str]:
 
 def _error(bits: NumericRecord) -> str:
     """Return the errors, or the counts of NaN and Inf of an output that has some."""
-    if not is_finite(bits):
+    if not bits.is_finite:
         return (
             f"not finite: {whole(bits.nan_count)} NaN in the output "
             f"({percent(bits.nan_row_fraction)} of rows), {whole(bits.inf_count)} Inf"
@@ -145,7 +139,7 @@ def _error(bits: NumericRecord) -> str:
 def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
     """Return what is finite on the same sample where the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
-    if is_node or is_finite(bits):
+    if is_node or bits.is_finite:
         return ()  # presets of a node are formats of sums: none was tried
     choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if choices:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from npusim.errors import NpusimError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from npusim.report.text import Block, Grid
 
 Spec = dict[str, Any]

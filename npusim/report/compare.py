@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import SpecError
 from npusim.machines.tracks import track_of
 from npusim.report import charts
-from npusim.report.charts import Figure, FigureTile, PagePart
-from npusim.report.sheet import Breakdown, Moved, breakdown, chain, parts_of, sheets_of
+from npusim.report.charts import Figure, FigureTile, PagePart, Row
+from npusim.report.sheet import Breakdown, Moved, Part, Sheet, breakdown, chain, parts_of, sheets_of
 from npusim.report.text import (
     Block,
     Cell,
@@ -33,13 +35,7 @@ from npusim.timing.result import method_text
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from npusim.report.charts import Row
     from npusim.report.record import RunRecord
-    from npusim.report.sheet import Part, Sheet
     from npusim.simulation.result import RunData
 
 Value = int | float | str | None

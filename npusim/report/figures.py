@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
 from npusim.report.record import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from npusim.numerics.result import NumericResult
     from npusim.report.timeline import Slice, Timeline
     from npusim.simulation.result import RunData

@@ -6,25 +6,23 @@ a kernel's output (``diff``), how far predictions are from measurements (``valid
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report.charts import ROW_HEIGHT, Figure, PagePart, altair, chart_of, finished, tooltip
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
 from npusim.simulation.request import short_name
-from npusim.validate.times import median_error
+from npusim.validate.times import Residual, TimesReport, median_error
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from npusim.config.cases import Interval
     from npusim.invariance import Finding, Invariance, Tried
     from npusim.simulation.sensitivity import Sensitivity
     from npusim.validate.calibrate import Calibration
     from npusim.validate.diff import Difference, Explanation
-    from npusim.validate.times import Residual, TimesReport
 
 SCHEMA_VERSION = 1
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.bands import validated_schedules
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
-from npusim.config.workload import OF_PROBLEM
+from npusim.config.workload import OF_PROBLEM, Workload
 from npusim.errors import SpecError
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from npusim.config.device import DeviceSpec
     from npusim.config.tiling import TilingField
-    from npusim.config.workload import Workload
     from npusim.report.record import RunRecord
     from npusim.schedules.registry import Schedule
 

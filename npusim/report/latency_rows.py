@@ -8,6 +8,7 @@ Sources: ai-dynamo/aiconfigurator, its loaders' and collectors' column names; As
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from npusim.sanitize import csv_text
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 

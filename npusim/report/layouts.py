@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import colorsys
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from npusim.layout.chain import chain, held
-from npusim.layout.fragment import Arrangement
+from npusim.layout.chain import Chain, Source, chain, held
+from npusim.layout.fragment import Arrangement, Fragment
 from npusim.report.text import Fact, Facts, cells, document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from npusim.layout.chain import Chain, Source
-    from npusim.layout.fragment import Fragment
     from npusim.layout.instruction import MmaInstruction
 
 #: Degrees on the colour circle, then four shades of each: 32 colours that stay apart, and leave

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,6 @@ from npusim.formats import (
 )
 from npusim.formats.mma_arithmetic import E8M0
 from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 #: Code points are printed of formats with at most so many.
 FEW_CODES = 256

@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILE, trace_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from npusim.simulation.result import RunData
 
 PIPES_FILE = "pipes.csv"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,21 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
 from npusim.report.charts import PagePart, altair
-from npusim.report.compare import compare, comparison_part
+from npusim.report.compare import Comparison, compare, comparison_part
 from npusim.report.figures import load_figures
 from npusim.report.inputs import asked_text
-from npusim.report.record import REPORT_FILE, RESULT_FILE, load_result
+from npusim.report.record import REPORT_FILE, RESULT_FILE, RunRecord, load_result
 from npusim.report.search import about_of, exploration_part, rows_of
 from npusim.report.tables import VERDICT, run_figures, run_table, run_tiles, verdict
 from npusim.report.text import Facts, Heading
 from npusim.sanitize import json_safe, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from npusim.report.advice import Trial
-    from npusim.report.compare import Comparison
-    from npusim.report.record import RunRecord
 
 TEMPLATES = Path(__file__).with_name("template")
 #: Endings of what a search writes.

@@ -12,6 +12,8 @@ Source: CANN documentation, msprof op, "PipeUtilization".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,9 +23,6 @@ from npusim.machines.tracks import PROFILED_CORES, PROFILED_PIPES, profiled_core
 from npusim.sanitize import csv_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from npusim.report.record import RunRecord
     from npusim.timing.result import QueueUse, TimingRecord
 

@@ -17,13 +17,12 @@ from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
 from npusim.simulation.request import short_name
-from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
+from npusim.simulation.result import FiniteChoice, PresetOutcome, RunData, Spread
 from npusim.timing.result import TimingRecord
 from npusim.units import MIB
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.simulation.result import RunData
 
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"

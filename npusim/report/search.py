@@ -7,30 +7,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.document import read_csv
 from npusim.errors import SpecError
-from npusim.explore.exploration import best_of, front
-from npusim.explore.store import FIGURES, read_store, text_of
+from npusim.explore.exploration import Exploration, best_of, front
+from npusim.explore.store import FIGURES, PointOutcome, read_store, text_of
 from npusim.report import charts
 from npusim.report.bits import scientific
-from npusim.report.charts import Figure, FigureTile, PagePart
+from npusim.report.charts import Figure, FigureTile, PagePart, Row, Spec
 from npusim.report.inputs import problem_text
-from npusim.report.text import Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
 from npusim.simulation.request import short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from npusim.explore.exploration import Exploration
     from npusim.explore.search import Progress
-    from npusim.explore.store import PointOutcome
-    from npusim.report.charts import Row, Spec
-    from npusim.report.text import Block
 
 STORE = ".sqlite"
 #: Reasons of infeasible points that are shown, the commonest first.

@@ -13,6 +13,7 @@ busier, what it waits for costs time.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, TimingRecord
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from npusim.report import bits, times
-from npusim.report.advice import advise, decoding
-from npusim.report.charts import FigureTile
+from npusim.report.advice import Trial, advise, decoding
+from npusim.report.charts import Figure, FigureTile
 from npusim.report.inputs import asked_text, tiling_text
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from npusim.numerics.result import NumericRecord
-    from npusim.report.advice import Trial
-    from npusim.report.charts import Figure
     from npusim.report.record import RunRecord
     from npusim.timing.result import TimingRecord
 
@@ -60,7 +57,7 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
 def verdict(record: RunRecord) -> Cell:
     """Return a run in a line: what limits it, how near its roof it is, its error, and its time and how sure that is."""
     timing, numerics = record.timing, record.numerics
-    is_finite = numerics is None or bits.is_finite(numerics)
+    is_finite = numerics is None or numerics.is_finite
     parts = []
     if timing is not None:
         parts += [times.limit_words(record, timing), *times.lost_words(record, timing)]
@@ -122,9 +119,8 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
 
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
-    is_finite = bits.is_finite(numerics)
-    rmse = "not finite" if numerics.rmse is None or not is_finite else bits.scientific(numerics.rmse)
-    yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", not is_finite)
+    rmse = "not finite" if numerics.rmse is None else bits.scientific(numerics.rmse)
+    yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", not numerics.is_finite)
     overflow, nan = sum(numerics.overflow_counts.values()), sum(numerics.nan_counts.values())
     value = f"{whole(overflow)}, {whole(nan)}"
     yield FigureTile("Overflow, NaN", value, "elements, on the way", bool(overflow or nan))

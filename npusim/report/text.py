@@ -9,14 +9,11 @@ import html
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from npusim.sanitize import json_safe, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 Style = Literal["", "title", "label", "good", "warn", "bad", "dim"]
 Line = tuple[tuple[str, Style], ...]

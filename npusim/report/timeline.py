@@ -10,11 +10,12 @@ of the next one at the same cycle are the same number, and nothing overlaps.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from npusim.errors import SpecError
-from npusim.ir.walk import Templates, required_count, unrolled
+from npusim.ir.walk import OpTemplate, Path, Templates, required_count, unrolled
 from npusim.machines.tracks import Track, track_of
 from npusim.timing.gpu_pipes import PIPE_BUSY
 from npusim.timing.stream import Streams
@@ -22,9 +23,6 @@ from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from npusim.ir.walk import OpTemplate, Path
     from npusim.numerics.result import NumericEvent
     from npusim.simulation.result import RunData
     from npusim.timing.result import QueueUse, Span, TimingResult

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -9,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 from npusim.machines.tracks import LOOP_BOUNDS, track_of
 from npusim.report import charts
 from npusim.report.advice import BOUND_SHARE, EVEN_SHARE, LINK_SHARE
-from npusim.report.charts import Figure
+from npusim.report.charts import Figure, Row
 from npusim.report.text import Cell, Column, Columns, Fact, Grid, cells, percent, whole
-from npusim.timing.result import method_text
+from npusim.timing.result import QueueUse, Roofline, TimingRecord, method_text
 from npusim.timing.summary import NO_INSTRUCTION
 from npusim.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from npusim.report.charts import Row
     from npusim.report.record import RunRecord
-    from npusim.timing.result import QueueUse, Roofline, TimingRecord
 
 #: What a queue or pipe spends its time on, in the order in which bars show it.
 SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping  # noqa: TC003 - a field of a NamedTuple
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec

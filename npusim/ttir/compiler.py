@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
@@ -19,14 +20,11 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from npusim import cache
 from npusim.errors import SpecError
 from npusim.ttir.text import Locations
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 #: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
 FIRST, BEYOND = (3, 6), (3, 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, prod
@@ -13,25 +14,17 @@ import numpy as np
 from npusim.algorithms import language
 from npusim.algorithms.blocks import MASKED
 from npusim.algorithms.lowering import Kernel
-from npusim.algorithms.phase import Stacked, TileLoop, TileRun, WorkTile
-from npusim.algorithms.tiling_mask import mask_of
+from npusim.algorithms.phase import Phase, Stacked, TileLoop, TileRun, WorkTile
+from npusim.algorithms.tiling_mask import MaskKind, mask_of
 from npusim.config.problem import Problem
-from npusim.config.seen import KeyFunction, KeyRanges
+from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
-from npusim.ir.tile import GlobalTensor
-from npusim.ttir.reader import LANGUAGE
-from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Tensor
+from npusim.ir.tile import GlobalTensor, Role
+from npusim.ttir.reader import LANGUAGE, Load, Reader, Walk
+from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from npusim.algorithms.phase import Phase
-    from npusim.algorithms.tiling_mask import MaskKind
-    from npusim.config.seen import Seen
-    from npusim.ir.tile import Role
-    from npusim.ttir.reader import Load, Reader, Walk
     from npusim.ttir.text import Line
-    from npusim.ttir.values import Affine, Integers
 
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
@@ -243,10 +236,9 @@ class LaunchGrid:
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             ids = ", ".join(map(str, self.reader.ids[program]))
             does = "stores" if load is self.stored else "reads"
-            why = (
-                f"program ({ids}) {does} up to {called} {int(end[program].max()) - 1} of {whole}, and no mask keeps it"
-            )
-            raise self._fault(load.line, f"{load.of}: {why} from that: mask=..., or sizes that divide")
+            last = f"{called} {int(end[program].max()) - 1} of {whole}"
+            why = f"program ({ids}) {does} up to {last}, and no mask keeps it from that"
+            raise self._fault(load.line, f"{load.of}: {why}: mask=..., or sizes that divide")
 
     # ---------------------------------------------------------------- what comes out
 
@@ -311,10 +303,8 @@ class LaunchGrid:
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
                 "errors are against (--causal, --window)"
             )
-        cells, out = (
-            self._cells(problem.causal_offset if is_masked else None),
-            [self._global(x.pointer.of) for x in r.stored],
-        )
+        cells = self._cells(problem.causal_offset if is_masked else None)
+        out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
@@ -376,11 +366,8 @@ class LaunchGrid:
     def _refuse_unwritten(self, times: Integers, edges: list[Integers]) -> None:
         """Raise `ProgramError` for elements that are not written once; ``times``: how often, between ``edges``."""
         areas = np.multiply.outer(*map(np.diff, edges))[: times.shape[ROWS]]
-        missing, is_twice, whole = (
-            int((areas * (times == 0)).sum()),
-            bool((times > 1).any()),
-            areas * np.ones_like(times),
-        )
+        missing, is_twice = int((areas * (times == 0)).sum()), bool((times > 1).any())
+        whole = areas * np.ones_like(times)
         each, scale = ("elements", 1) if self.is_cut else ("rows", self.out.shape[COLUMNS])
         how = "some of them more than once" if is_twice else f"{missing // scale} of them never"
         counted = f"{int((areas * times).sum()) // scale} of {int(whole.sum()) // scale} {each}, {how}"
@@ -398,10 +385,8 @@ class LaunchGrid:
 
     def _runs(self, i: int) -> tuple[TileRun, ...]:
         """Return the tiles that a program visits, those of one shape and evenly spaced together."""
-        runs, only = (
-            list[TileRun](),
-            [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)],
-        )
+        runs = list[TileRun]()
+        only = [MASKED if w.masks else frozenset() for w in self.reader.walks for _ in range(w.most)]
         for j in np.flatnonzero(self.is_visited[i]) if self.walk and not self.is_summed else ():
             assert self.walk is not None
             col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
@@ -427,10 +412,8 @@ def _flops(phase: Phase) -> int:
         keys = sum(run.count * run.cols for run in block.runs)
         for row, is_walked in products:
             axes = {*phase.names[row.srcs[0]].axes, *phase.names[row.dst].axes}
-            spans = [
-                (block.span(a) or (0, phase.sizes[a]))[1] for a in axes if not (is_walked and a == phase.loop_axis)
-            ]
-            total += 2 * prod(spans) * (keys if is_walked else 1)
+            others = axes - {phase.loop_axis} if is_walked else axes
+            total += 2 * prod((block.span(a) or (0, phase.sizes[a]))[1] for a in others) * (keys if is_walked else 1)
     return total
 
 

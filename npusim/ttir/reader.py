@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -39,9 +40,6 @@ from npusim.ttir.values import (
     literal,
     reshaped,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
@@ -198,12 +196,11 @@ class Reader:
         self._uses: dict[str, list[Op]] = {}
         self._reductions: list[Op] = []
         self._count(function.operations)
-        known = (
-            choices.orders if len(choices.orders) == len(self._reductions) else choices.orders[:1] and ("mma_lanes",)
-        )
-        self._orders = dict(
-            zip(map(id, self._reductions), chain(known, repeat(known[0] if known else "")), strict=False)
-        )
+        known = choices.orders
+        if len(known) != len(self._reductions):
+            known = known[:1] and ("mma_lanes",)
+        orders = chain(known, repeat(known[0] if known else ""))
+        self._orders = dict(zip(map(id, self._reductions), orders, strict=False))
         for name, kind in function.parameters.items():
             self.values[name] = self._argument(name, kind)
         for op in function.operations:
@@ -481,9 +478,8 @@ class Reader:
             return
         if not isinstance(c, Floats):
             raise op.fail("a product added to a number")
-        if self.choices.is_fresh and not (
-            self._walk and self._walk.is_sum
-        ):  # a matrix unit that cannot go on from what rows wrote; the product stands alone
+        is_sum = self._walk and self._walk.is_sum
+        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot go on from what rows wrote
             text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 

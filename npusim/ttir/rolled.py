@@ -7,14 +7,11 @@ do: a block of all is one tile after another, and sums go from the first to the 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from npusim.ttir.text import Line, Op, shape_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 #: Reductions by the operation of their region, and what they begin with.
 REDUCTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(

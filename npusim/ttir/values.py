@@ -6,6 +6,7 @@ these is a base; along the axes of a block itself they are linear.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -16,8 +17,6 @@ import numpy as np
 from npusim.formats import get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from npusim.ttir.text import Op
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from npusim.config.load import load_workload
+from tests.config.visible import visible_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_arguments_replace_what_the_workload_says() -> None:
 
 def test_one_query_alone_is_a_decoding_step_over_the_workloads_keys() -> None:
     problem = load_workload("qwen2_7b").problem(seq_q=1)
-    assert (problem.seq_q, problem.seq_kv, problem.visible_keys(0)) == (1, 4096, 4096)
+    assert (problem.seq_q, problem.seq_kv, visible_keys(problem, 0)) == (1, 4096, 4096)
 
 
 def test_shapes_of_tensors_are_one_devices_share_already() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.explore.space import Space, auto_axes, chunks, declared, parse_field
+from npusim.explore.space import auto_axes, checked_axes, chunks, combinations, declared, parse_field
 from npusim.simulation.request import Request
 
 
@@ -55,8 +55,8 @@ def test_malformed_fields_say_how_to_write_one(text: str, message: str) -> None:
 
 
 def test_grid_is_every_combination_once_last_field_fastest() -> None:
-    space = Space.of({"block": [16, 32, 16], "order": ("up", "down")}, ["block", "order"])
-    assert list(space.points()) == [
+    axes = checked_axes({"block": [16, 32, 16], "order": ("up", "down")}, ["block", "order"])
+    assert list(combinations(axes)) == [
         {"block": 16, "order": "up"},
         {"block": 16, "order": "down"},
         {"block": 32, "order": "up"},
@@ -66,15 +66,15 @@ def test_grid_is_every_combination_once_last_field_fastest() -> None:
 
 def test_unknown_missing_and_empty_fields_are_refused() -> None:
     with pytest.raises(TilingError, match=r"blok: unknown tiling field\. Did you mean `block`\?"):
-        Space.of({"blok": [1]}, ["block", "order"])
+        checked_axes({"blok": [1]}, ["block", "order"])
     with pytest.raises(TilingError, match="block: no values to try"):
-        Space.of({"block": []}, ["block", "order"])
+        checked_axes({"block": []}, ["block", "order"])
 
 
 def test_more_points_than_a_search_can_have_are_refused_by_their_count() -> None:
     known, thousand = ["a", "b"], tuple(range(1001))
     with pytest.raises(TilingError, match=r"a b: 1,002,001 points or more; .* at most; fix some .* a=\.\.\."):
-        Space.of({"a": thousand, "b": thousand}, known)
+        checked_axes({"a": thousand, "b": thousand}, known)
 
 
 def test_a_declared_space_has_choices_and_doublings() -> None:

@@ -13,6 +13,7 @@ from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges
 from npusim.errors import SpecError, TilingError
+from tests.config.visible import visible_keys
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import TileRun, Visit
@@ -124,7 +125,7 @@ def test_visited_tiles_cover_what_is_seen_and_masks_say_what_is_not(kind: str) -
         masks = [mask_of(problem, (block_q, block_kv), how) for how in (None, "computed")]
         kept = np.array([[sees(x + offset, y, fields) for y in range(24)] for x in range(seq_q)])
         assert problem.attended_pairs() == kept.sum()
-        assert [problem.visible_keys(x) for x in range(seq_q)] == list(kept.sum(axis=1))
+        assert [visible_keys(problem, x) for x in range(seq_q)] == list(kept.sum(axis=1))
         for row in range(0, seq_q, block_q):
             rows = min(block_q, seq_q - row)
             tiles = visits(kv_runs(seen, row + offset, rows, 24, block_kv))
