@@ -348,6 +348,13 @@ class RowSpec(SpecModel):
     row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
 
 
+class CodeSpec(SpecModel):
+    """Code that a block runs once, from its start to its end, and that the next block runs again."""
+
+    cached_count: WholeQuantity = Field(description="instructions of a kernel that stay in a multiprocessor's cache")
+    fetch_cycles: Positive = Field(description="of a block for each instruction beyond them")
+
+
 class LibrarySpec(SpecModel):
     """What a framework's kernels take of a multiprocessor, whole, where memory does not hold them up."""
 
@@ -362,6 +369,7 @@ class LibrarySpec(SpecModel):
     combine_cycles: Positive | None = Field(
         default=None, description="of an element of O that is merged of splits, beside its parts (FlashAttention-2's)"
     )
+    code: CodeSpec | None = Field(default=None, description="of kernels whose instructions are counted")
 
     def softmax_cycles(self, columns: int) -> float:
         """Return the cycles of an element in rows of so many columns, between those stated in proportion."""

@@ -594,7 +594,9 @@ class GroupBlock(ResidentBlock):
                     if n in self.frame.held or place == "out"
                 )
                 goes_on = work.is_specialised and not self.tiling.is_one_wave
-                work = replace(work, block_bytes=max(1, held // self.tiling.groups), is_specialised=goes_on)
+                size = max(1, held // self.tiling.groups)
+                code = self.tiling.code_instructions
+                work = replace(work, block_bytes=size, is_specialised=goes_on, code_instructions=code)
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:

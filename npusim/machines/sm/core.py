@@ -96,6 +96,8 @@ class SmTiling:
         Kernels before it that clear a counter.
     combine_cycles
         Of a core for each element of a block's result, where a library merges splits.
+    code_instructions
+        Of the whole kernel, where they are counted.
     """
 
     groups: int = 1
@@ -123,6 +125,7 @@ class SmTiling:
     bounds: float = 0.0
     clears: int = 0
     combine_cycles: float = 0.0
+    code_instructions: int = 0
 
 
 @dataclass

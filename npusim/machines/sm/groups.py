@@ -35,7 +35,7 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
-from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS
+from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS, fa2_instructions
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
@@ -181,6 +181,10 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         widths={phase.loop_axis: tile.keys},
         bounds=FLEX_BOUNDS if is_flex and is_ragged(phase) else 0.0,
     )
+    if fields.kernel == "fa2":
+        of_tile = max(tile.head_dim, tile.value_dim), tile.rows, tile.keys
+        counted = fa2_instructions(*of_tile, causal=tile.causal, is_ragged=is_ragged(phase))
+        tiling = replace(tiling, code_instructions=counted)
     tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"

@@ -30,6 +30,22 @@ FA2_TILES: Mapping[int, tuple[int, int, int]] = MappingProxyType(
 FA2_SMALL = MappingProxyType({(96, True): (64, 64, 4), (128, True): (64, 64, 4), (128, False): (128, 32, 4)})
 #: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
 TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), (64, 64, 4)
+#: Instructions of a kernel by head dim and tile: plain, with ragged rows or keys, causal, and both; 0: there is none
+#: (flash_fwd_kernel for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are for ragged ones).
+FA2_INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int]] = MappingProxyType(
+    {
+        (32, 128, 128): (3382, 4074, 3811, 6155),
+        (64, 128, 128): (3994, 4905, 4491, 7398),
+        (96, 128, 64): (2670, 3247, 4130, 5591),
+        (96, 64, 64): (0, 0, 1814, 2644),
+        (128, 128, 64): (3360, 4151, 5370, 8014),
+        (128, 64, 64): (0, 0, 2046, 3060),
+        (128, 128, 32): (2090, 2816, 0, 0),
+        (192, 128, 64): (2561, 2561, 4337, 4337),
+        (256, 128, 64): (2936, 2936, 5235, 5235),
+        (256, 64, 64): (3049, 3049, 4578, 4578),
+    }
+)
 #: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
 FA2_SPLIT_ROWS, FA2_SPLIT_WARPS, FA2_SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 
@@ -82,6 +98,12 @@ def fa2_tile(problem: Any, device: DeviceSpec) -> tuple[int, int, int]:
         return FA2_SMALL.get((dim, problem.causal), FA2_TILES[dim])
     is_large = device.core(SM).buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
     return TWO_BLOCKS_TILE if dim == max(FA2_TILES) and is_large else FA2_TILES[dim]
+
+
+def fa2_instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> int:
+    """Return the instructions of FlashAttention-2's kernel for a tile; 0 where they are not known."""
+    dim = min(d for d in FA2_TILES if d >= head_dim)
+    return FA2_INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0))[2 * causal + is_ragged]
 
 
 def chosen_fa2(tiling: Any, problem: Any, device: DeviceSpec) -> Any:
