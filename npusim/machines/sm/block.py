@@ -255,7 +255,7 @@ class ResidentBlock:
             for product in stages if not s.is_product else ():
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
                     yield from self._stage_operands(product, block, tile)
-        if self.tiling.lanes and self.core.has_libraries and tile.cols and self.how:
+        if self.tiling.lanes and tile.cols and self.how:
             step = GroupWork(GROUP_WARPS, generation="mma", is_step=True, barriers=1)
             yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
 
