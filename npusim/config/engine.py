@@ -495,7 +495,7 @@ class WarpIssue(SpecModel):
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
-    sharing: SharingSpec | None = Field(default=None, description="how warp groups work beside one another")
+    sharing: SharingSpec = Field(description="how warp groups work beside one another")
     library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
 
 

@@ -229,8 +229,8 @@ class WarpPlan:
 
     warps
         That execute the step together, each on its own rows.
-    arrangement, row_order
-        Of the quad pairs in a warp, as `npusim.layout.fragment` reads them.
+    arrangement
+        Of the quad pairs in a warp, rows by lane, as `npusim.layout.fragment` reads it.
     accumulator
         Format of the accumulators whose fragment C the tile in registers has.
     access_bytes
@@ -244,7 +244,6 @@ class WarpPlan:
     warps: int
     arrangement: str
     accumulator: Accumulator
-    row_order: Literal["group", "lane"] = "lane"
     access_bytes: int = 16
     swizzle: bool = False
     exchange: bool = False

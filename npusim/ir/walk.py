@@ -227,17 +227,16 @@ class LoopTemplate:
     body: Template
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Template:
     """A body resolved once: runs of operations and loops, and how far it moves every cursor.
 
-    ``moves`` lists those that it moves at all, with how far; ``timed``: what the last pricing made of it.
+    ``moves`` lists those that it moves at all, with how far.
     """
 
     parts: tuple[tuple[OpTemplate, ...] | LoopTemplate, ...]
     advance: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]
-    timed: tuple[object, dict[Any, Any]] | None = None
 
     def loop_counts(self) -> tuple[int, ...]:
         """Return how often each loop of the body itself runs."""
@@ -248,8 +247,10 @@ class Template:
         return sum(p.count * p.body.op_count() if isinstance(p, LoopTemplate) else len(p) for p in self.parts)
 
 
-def unrolled(template: Any, cursors: Sequence[int], path: Path = ()) -> Iterator[tuple[Any, Sequence[int], Path]]:
-    """Yield operations of a template, with costs or without, what their waits add to, and the loops around them."""
+def unrolled(
+    template: Template, cursors: Sequence[int], path: Path = ()
+) -> Iterator[tuple[OpTemplate, Sequence[int], Path]]:
+    """Yield operations of a template, what their waits add to, and the loops around them."""
     base = tuple(cursors)
     for part in template.parts:
         if isinstance(part, tuple):

@@ -164,7 +164,7 @@ class _Replay:
             track = track_of(self.group, span.queue)
             self.operations.append((track, piece))
             self.timeline.tracks[track].append(piece)
-            timed = self.streams.timed_op(op) if self.streams else None
+            timed = self.streams.timed(op) if self.streams else None
             self._add_waits(piece, span, op, cursors, is_shared=bool(timed and timed.pipes))
             self._set_flags(span, op, timed.latency if timed else 0)
 

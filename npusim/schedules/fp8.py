@@ -20,6 +20,7 @@ from npusim.machines.ascend.group import SLICE_ELEMENTS
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, schedule
+from npusim.schedules.registry import multiplies
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -70,10 +71,10 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
     if p.scale > E4M3_MAX:
         notes.append(f"saturation: P reaches {p.scale:g}, but E4M3 ends at {E4M3_MAX:g}; larger values are cut to it")
     if device.family == "ascend":
-        if problem.dtype == E4M3 and not _has_fp8(device):
+        if problem.dtype == E4M3 and not multiplies(device, E4M3):
             raise TilingError(f"dtype: {device.name} has no FP8 matrix unit; float16 holds all values of {E4M3}")
         return tuple(notes)
-    if device.is_timed and not _has_fp8(device):
+    if device.is_timed and not multiplies(device, E4M3):
         raise TilingError(
             f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; "
             "h200 has FP8, flash runs here in float16"
@@ -121,22 +122,18 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
     return [replace(phase, notes=notes, slice_elements=SLICE_ELEMENTS // 2)]
 
 
-def _has_fp8(device: DeviceSpec) -> bool:
-    return any(E4M3 in unit.arithmetic for unit in device.matrix_engines.values())
-
-
 def study(problem: Problem, device: DeviceSpec) -> str:
     """Return why the time on an Ascend device is that of no real kernel; empty where products are FP8."""
     if device.family != "ascend" or problem.dtype == E4M3:
         return ""
-    why = f"was given {problem.dtype}, not {E4M3}" if _has_fp8(device) else "has no FP8 matrix unit"
+    why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
     what = f"P is cast to E4M3 and multiplied as {problem.dtype}, anew for each tile; a study of numerics"
     return f"{device.name} {why}: {what}, its time that of no real kernel"
 
 
 def inputs(device: DeviceSpec) -> Dtype | None:
     """Return the format that Q, K and V have where a call does not say: E4M3 where products are FP8."""
-    return "float8_e4m3fn" if _has_fp8(device) else None
+    return "float8_e4m3fn" if multiplies(device, E4M3) else None
 
 
 SCHEDULES = schedule(

@@ -12,7 +12,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend.plan import GemmFields
-from npusim.machines.sm.core import has_libraries
+from npusim.machines.sm.core import has_warps
 from npusim.machines.sm.groups import GpuGemmFields
 from npusim.schedules.define import check_multiplied, schedule
 from npusim.units import ceil_div
@@ -27,7 +27,7 @@ STORED = FlashPrecision("stored", scores="input", product="input")
 
 def needs_groups(device: DeviceSpec) -> str:
     """Return why a device cannot run a library's kernels, empty where it can."""
-    if device.family != "nvidia" or has_libraries(device):
+    if device.family != "nvidia" or has_warps(device):
         return ""
     return f"{device.name}'s file says nothing of warp groups beside one another; h200's does"
 

@@ -508,7 +508,8 @@ def estimate(
     seconds = {"program": blocks * BLOCK_S}
     seconds["time"] = OPERATION_S.get(method, 0.0) * TILE_OPERATIONS * max(tiles, blocks)
     if bits is not None:
-        seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (_sizes(problem) + 1) / 2
+        sizes_of_128 = (problem.head_dim + problem.value_head_dim) / 256
+        seconds["bits"] = _pairs(problem, rows, *bits) * PAIR_S * (sizes_of_128 + 1) / 2
     return seconds
 
 
@@ -534,11 +535,6 @@ def refuse_beyond(limit_s: float | None, seconds: Mapping[str, float]) -> None:
         f"{seconds[most] / total * 100:.0f} % of it), more than {format_duration(limit_s)}; less: {less}; "
         "--force runs it all the same"
     )
-
-
-def _sizes(problem: Problem) -> float:
-    """Return the head sizes relative to twice 128."""
-    return (problem.head_dim + problem.value_head_dim) / 256
 
 
 def _pairs(problem: Problem, block: int, rows: Choice, heads: Choice) -> float:

@@ -55,7 +55,8 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
 def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
     used = result.timing.term_cycles if result.timing else {}
     # A route's latency and an engine's queue depth delay results without keeping the engine busy.
-    places = {key.rpartition(".")[0] for key in used} | {_engine(key) for key in used}
+    engines = {".".join(key.split(".")[:4]) for key in used}  # cores.<core>.engines.<engine>
+    places = {key.rpartition(".")[0] for key in used} | engines
     in_node = isinstance(result.device, NodeDevice)
     each = result.device.each if isinstance(result.device, NodeDevice) else result.device
     for key, fact in result.device.quantities():
@@ -64,11 +65,6 @@ def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
         matters = key.rpartition(".")[0] in places or key.startswith(GLOBAL_PREFIXES)
         if matters and fact.basis in ("assumed", "fitted") and fact.value:
             yield key, fact
-
-
-def _engine(key: str) -> str:
-    """Return the engine a constant belongs to: ``cores.<core>.engines.<engine>``."""
-    return ".".join(key.split(".")[:4])
 
 
 def _change(result: RunData, key: str, fact: Quantity, factor: float) -> float:

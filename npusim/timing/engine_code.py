@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from npusim.ir.content import Known
     from npusim.ir.program import ProgramPhase
+    from npusim.ir.walk import OpTemplate, Template
     from npusim.timing.engine_arrays import Ints
-    from npusim.timing.stream import Streams, TimedBody, TimedOp
+    from npusim.timing.stream import Streams, TimedOp
 
 #: In place of the work that an operation does beside other warp groups.
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
@@ -90,7 +91,7 @@ class Code:
     _operands: dict[tuple[int, ...], int] = field(default_factory=dict)
     _operations: dict[Known, int] = field(default_factory=dict)
     _tables: Program | None = None
-    _inners: dict[TimedBody, int] = field(default_factory=dict)
+    _inners: dict[Template, int] = field(default_factory=dict)
     #: Core groups by class, once that was asked for (`equal_groups`).
     classes: Classes | None = None
 
@@ -99,7 +100,7 @@ class Code:
 
     # ---------------------------------------------------------------- blocks
 
-    def blocks_of(self, body: TimedBody, counts: Ints) -> list[int]:
+    def blocks_of(self, body: Template, counts: Ints) -> list[int]:
         """Return the numbers of blocks whose loops run so often each, writing their body if it is new.
 
         ``counts``: (blocks, loops); a loop that runs once in ``body`` does so in all.
@@ -163,26 +164,23 @@ class Code:
 
     # ---------------------------------------------------------------- bodies
 
-    def _inner(self, body: TimedBody) -> int:
+    def _inner(self, body: Template) -> int:
         """Return a loop's body; the counts of loops inside it are part of its code."""
         if body not in self._inners:
-            self._inners[body] = self._body(
-                tuple(
-                    [
-                        self._run(p) if isinstance(p, tuple) else InnerBody(p.count, self._inner(p.body))
-                        for p in body.parts
-                    ]
-                )
+            runs = (
+                self._run(p) if isinstance(p, tuple) else InnerBody(p.count, self._inner(p.body)) for p in body.parts
             )
+            self._inners[body] = self._body(tuple(runs))
         return self._inners[body]
 
-    def _run(self, run: tuple[TimedOp, ...]) -> tuple[int, ...]:
+    def _run(self, run: tuple[OpTemplate, ...]) -> tuple[int, ...]:
         """Return the numbers of operations; those that take the same time the same way share one."""
-        known, operations = self._operations, self.operations
-        for op in run:
-            if known.setdefault(op.content, len(operations)) == len(operations):
+        known, operations, numbers = self._operations, self.operations, []
+        for op in map(self.streams.timed, run):
+            numbers.append(known.setdefault(op.content, len(operations)))
+            if numbers[-1] == len(operations):
                 operations.append(op)
-        return tuple([known[op.content] for op in run])
+        return tuple(numbers)
 
     def _body(self, parts: tuple[Part, ...]) -> int:
         known = self._bodies.get(parts)
@@ -327,7 +325,7 @@ def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | Non
     chosen = [every[phase.numbers_of_group(group, count)] for group in (range(count) if groups is None else groups)]
     templates = streams.templates
     for form in templates.forms(phase) if groups is None else templates.forms_of(phase, np.concatenate(chosen)):
-        blocks = code.blocks_of(streams.timed(form.template, None), form.counts)
+        blocks = code.blocks_of(form.template, form.counts)
         numbers[form.numbers] = np.array(blocks)[form.which]
     return [tuple(numbers[of_group].tolist()) for of_group in chosen]
 

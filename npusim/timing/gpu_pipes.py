@@ -46,10 +46,10 @@ class Rules(NamedTuple):
 
 
 def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
-    """Return the rules of the core whose queues are warps; None where pipes serve one after the other."""
+    """Return the rules of the core whose queues are warps; None on other cores."""
     for queue in program.queues:
         engine = device.engine(queue.core, queue.engine)
-        if isinstance(engine, WarpIssue) and engine.sharing is not None:
+        if isinstance(engine, WarpIssue):
             s = engine.sharing.of(program.consumers)
             factors = s.product_issue_factor, s.product_compare_factor, s.issue_product_factor
             return Rules(*(round(f.value * ONE) for f in factors))

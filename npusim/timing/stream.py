@@ -16,7 +16,7 @@ from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, Known, interned, methods_of
 from npusim.ir.op import meets_l2
 from npusim.ir.program import by_content
-from npusim.ir.walk import LoopTemplate, OpTemplate, Template, Templates, unrolled
+from npusim.ir.walk import OpTemplate, Templates, unrolled
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of
 
 if TYPE_CHECKING:
@@ -44,25 +44,6 @@ class TimedOp:
     terms: tuple[tuple[str, float], ...]
     pipes: tuple[tuple[int, int], ...] = ()  #: shared pipes taken, and for how many cycles each
     share: Share | None = None  #: work beside other warp groups: it waits for no pipe
-
-
-@dataclass(slots=True)
-class TimedLoop:
-    """A loop of timed operations; ``start`` is the cursor advance before it."""
-
-    name: str
-    indices: Sequence[int]
-    count: int
-    start: tuple[int, ...]
-    body: TimedBody
-
-
-@dataclass(slots=True, eq=False)
-class TimedBody:
-    """A template's operations of one issuer (or of all), with costs."""
-
-    parts: tuple[tuple[TimedOp, ...] | TimedLoop, ...]
-    advance: tuple[int, ...]
 
 
 @lru_cache
@@ -107,7 +88,6 @@ class Streams:
             for meets in (False, True)
             for hands_on in (False, True)
         }
-        self._priced_all = interned((*own, l2, crowds))
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
         self._own_issue = [self._issue_of(queue) for queue in program.queues]
@@ -138,34 +118,14 @@ class Streams:
         ``cursors`` is moved on as blocks end, for the next phase.
         """
         for block in blocks:
-            body = self.timed(self.templates.of(phase, block), issuer)
-            yield from ((op, base) for op, base, _ in unrolled(body, cursors))
-            for i, advance in enumerate(body.advance):
+            template = self.templates.of(phase, block)
+            for op, base, _ in unrolled(template, cursors):
+                if issuer is None or self.program.queues[op.queue].issuer == issuer:
+                    yield self.timed(op), base
+            for i, advance in enumerate(template.advance):
                 cursors[i] += advance
 
-    def timed(self, template: Template, issuer: str | None) -> TimedBody:
-        """Return a template with costs, restricted to one issuer's queues; kept with it for the last pricing."""
-        if template.timed is None or template.timed[0] is not self._priced_all:
-            template.timed = self._priced_all, {}
-        bodies = template.timed[1]
-        if issuer not in bodies:
-            parts: list[tuple[TimedOp, ...] | TimedLoop] = []
-            for part in template.parts:
-                if isinstance(part, LoopTemplate):
-                    loop = part.name, part.indices, part.count, part.start
-                    parts.append(TimedLoop(*loop, self.timed(part.body, issuer)))
-                else:
-                    operations = tuple([self.timed_op(o) for o in part if self._issues(issuer, o)])
-                    if operations:
-                        parts.append(operations)
-            bodies[issuer] = TimedBody(tuple(parts), template.advance)
-        body: TimedBody = bodies[issuer]
-        return body
-
-    def _issues(self, issuer: str | None, op: OpTemplate) -> bool:
-        return issuer is None or self.program.queues[op.queue].issuer == issuer
-
-    def timed_op(self, op: OpTemplate) -> TimedOp:
+    def timed(self, op: OpTemplate) -> TimedOp:
         """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
         by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
         if op.timed is None or op.timed[0] is not by:

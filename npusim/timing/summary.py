@@ -17,7 +17,7 @@ from npusim.errors import ContradictionError
 from npusim.ir.walk import producers_of
 from npusim.timing.link import bytes_per_cycle
 from npusim.timing.result import Account, PhaseTime, QueueUse, Span, TimingResult, Work
-from npusim.timing.stream import TimedLoop, TimedOp
+from npusim.timing.stream import TimedOp
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import ProgramPhase, TileProgram
-    from npusim.timing.stream import Streams, TimedBody
+    from npusim.ir.walk import Template
+    from npusim.timing.stream import Streams
 
 #: How often each timed operation ran.
 OpCounts = dict[TimedOp, int]
@@ -124,7 +125,7 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     for form in streams.templates.forms(phase):
         which = form.which[mine[form.numbers]]
         if len(which):
-            _count(streams.timed(form.template, None), len(which), ran, form.counts[which].sum(0).tolist())
+            _count(streams, form.template, len(which), ran, form.counts[which].sum(0).tolist())
     names = [queue.name for queue in streams.program.queues]
     # As its rings are called, and so its operations: by the phase, unless it is the main one.
     prefix = f"{phase.name} "
@@ -141,18 +142,18 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     return busy
 
 
-def _count(body: TimedBody, times: int, ran: Counter[TimedOp], loops: Sequence[int] = ()) -> None:
+def _count(streams: Streams, body: Template, times: int, ran: Counter[TimedOp], loops: Sequence[int] = ()) -> None:
     """Add how often each operation of a body runs, which is run ``times`` times itself.
 
     ``loops``: how often each of its loops runs in all of these; as often as the body says, each time, by default.
     """
     counts = iter(loops)
     for part in body.parts:
-        if isinstance(part, TimedLoop):
-            _count(part.body, next(counts, times * part.count), ran)
-        else:
+        if isinstance(part, tuple):
             for op in part:
-                ran[op] += times
+                ran[streams.timed(op)] += times
+        else:
+            _count(streams, part.body, next(counts, times * part.count), ran)
 
 
 def check_sanity(result: TimingResult) -> None:

@@ -63,7 +63,3 @@ def test_a_device_that_says_nothing_of_a_library_is_refused() -> None:
     bare = H200.model_copy(update={"cores": {"sm": core.model_copy(update={"engines": engines})}})
     with pytest.raises(SpecError, match=r"engines.WARPS.library: missing; softmax needs it"):
         npusim.run("standard", hw=bare, problem=Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64), numerics=False)
-    engines["WARPS"] = issue.model_copy(update={"sharing": None})
-    bare = H200.model_copy(update={"cores": {"sm": core.model_copy(update={"engines": engines})}})
-    with pytest.raises(SpecError, match="h200's file says nothing of warp groups"):
-        npusim.run("standard", hw=bare, problem=Problem(heads=1, seq_q=64, seq_kv=64, head_dim=64), numerics=False)

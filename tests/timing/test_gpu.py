@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from npusim.algorithms.phase import WorkTile
 from npusim.config.engine import WarpMatrixEngine
 from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, load_machine
@@ -17,7 +18,7 @@ from npusim.config.tiling import build_tiling
 from npusim.errors import ProgramError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.op import Attributes, Opcode, Step, TileOp, WarpPlan
-from npusim.ir.program import ProgramPhase, Queue, TileProgram
+from npusim.ir.program import Cost, ProgramPhase, Queue, TileProgram
 from npusim.ir.tile import Tile
 from npusim.layout.chain import chain
 from npusim.layout.fragment import arrangement
@@ -193,10 +194,20 @@ def test_rows_are_reduced_without_shuffles_only_where_a_lane_holds_them_whole() 
 def program(runs: dict[str, list[TileOp]], blocks: int = 1) -> TileProgram:
     """Return a program of independent queues; each block lists all operations of all of them."""
     ops = [o for own in runs.values() for o in own]
-    phase = ProgramPhase("p", tuple(range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(()))
+    phase = ProgramPhase(
+        "p", tuple(WorkTile(0, n, ()) for n in range(blocks)), lambda _: iter(ops), lambda _: 0, lambda _: iter(())
+    )
     space = AddressSpace("sm.RF", 1 << 18, 4)
     queues = tuple(Queue(name, "sm", "WARPS", name) for name in runs)
-    return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0, pricing=SmPricing)
+    return TileProgram("toy", queues, (), {"sm.RF": space}, {}, {}, (phase,), 0, pricing=OneAfterTheOther)
+
+
+class OneAfterTheOther(SmPricing):
+    """Prices work that warps share as work that has its pipes to itself, as transfers have theirs."""
+
+    def of_op(self, op: TileOp) -> Cost:
+        cost = super().of_op(op)
+        return cost if cost.share is None else cost._replace(occupancy_cycles=cost.share.cycles, share=None)
 
 
 def fill(queue: str, cols: int, engine: str = "FMA") -> TileOp:
@@ -204,17 +215,8 @@ def fill(queue: str, cols: int, engine: str = "FMA") -> TileOp:
     return op(f"{queue} {cols}", queue, engine, step)
 
 
-def unshared(**changes: str) -> DeviceSpec:
-    """Return a V100 whose file does not say how warps share pipes: these serve one operation after the other."""
-    device = load_device("v100", changes)
-    core = device.cores["sm"]
-    issue = core.engines["WARPS"].model_copy(update={"sharing": None})
-    core = core.model_copy(update={"engines": {**core.engines, "WARPS": issue}})
-    return device.model_copy(update={"cores": {"sm": core}})
-
-
 def one_core() -> DeviceSpec:
-    return unshared(**{"group_count": "1", "launch.block_dispatch_cycles": "0"})
+    return load_device("v100", {"group_count": "1", "launch.block_dispatch_cycles": "0"})
 
 
 def test_a_pipe_serves_who_is_ready_first_and_queues_in_order_of_their_number() -> None:
@@ -259,7 +261,7 @@ def random_program(rng: Random) -> TileProgram:
 @pytest.mark.parametrize("seed", range(12))
 def test_all_exact_methods_agree_on_shared_pipes(seed: int) -> None:
     rng = Random(seed)
-    device = unshared(group_count=str(rng.randint(1, 3)))
+    device = load_device("v100", {"group_count": str(rng.randint(1, 3))})
     made = random_program(rng)
     expected = METHODS["des"](made, device)
     for method in EXACT:

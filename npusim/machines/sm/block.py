@@ -255,7 +255,7 @@ class ResidentBlock:
             for product in stages if not s.is_product else ():
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
                     yield from self._stage_operands(product, block, tile)
-        if self.tiling.lanes and self.core.has_libraries and tile.cols and self.how:
+        if self.tiling.lanes and tile.cols and self.how:
             step = GroupWork(GROUP_WARPS, generation="mma", is_step=True, barriers=1)
             yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
 
@@ -302,10 +302,6 @@ class ResidentBlock:
         shape, pitch = self.frame.shape(n, block, tile), self._pitch(n, ring.space)
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
-    def _peek(self, n: str, block: WorkTile, tile: Visit) -> RingTile:
-        """Return what a product sees of an operand of which another product reads a part, and releases it."""
-        return self.near[n].peek(*self.frame.shape(n, block, tile), stride=self._pitch(n, SMEM))
-
     def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Slots = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self._pitch(n, ring.space))
@@ -351,7 +347,8 @@ class ResidentBlock:
             pitch = self._pitch(n, ring.space)
             slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
         elif n in frame.views.values():
-            slot = self._peek(n, block, tile)
+            # Another product reads a part of it, and releases it.
+            slot = ring.peek(*frame.shape(n, block, tile), stride=self._pitch(n, SMEM))
         else:
             first, last = self._ends(n, s)
             is_kept = self.keeps_operands and n not in self.prepared

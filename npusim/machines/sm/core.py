@@ -164,9 +164,7 @@ class SmCore:
         self.device = device
         core = device.core(SM)
         issue = core.engines.get(WARPS)
-        #: Whether the file describes warps.
-        self.has_warps = isinstance(issue, WarpIssue)
-        self.has_libraries = has_libraries(device)
+        self.has_warps = has_warps(device)
         #: Whether tiles reach shared memory through registers, as there is no asynchronous copy.
         self.is_staged = isinstance(issue, WarpIssue) and issue.copies.value == "staged"
         spaces = memories(device, SM)
@@ -206,10 +204,9 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
     return engine
 
 
-def has_libraries(device: DeviceSpec) -> bool:
-    """Return whether a device's file says how warp groups work beside one another, as libraries' kernels do."""
-    issue = device.cores[SM].engines.get(WARPS) if SM in device.cores else None
-    return isinstance(issue, WarpIssue) and issue.sharing is not None
+def has_warps(device: DeviceSpec) -> bool:
+    """Return whether a device's file describes warps, and how groups of them work beside one another."""
+    return SM in device.cores and isinstance(device.cores[SM].engines.get(WARPS), WarpIssue)
 
 
 def has_lanes(device: DeviceSpec) -> bool:
@@ -219,7 +216,7 @@ def has_lanes(device: DeviceSpec) -> bool:
 
 def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
     """Return whether attention is executed by warp groups that work beside one another, whatever the lanes."""
-    return has_libraries(device) and not has_lanes(device)
+    return has_warps(device) and not has_lanes(device)
 
 
 @dataclass(frozen=True, slots=True)

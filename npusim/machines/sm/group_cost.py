@@ -96,7 +96,6 @@ class GroupModel:
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self.key, engines = device, f"cores.{SM}.engines", device.core(SM).engines
         issue, tensor, shared = warp_issue(device), engines[TENSOR], engines[LSU]
-        assert issue.sharing is not None
         if not isinstance(tensor, GroupMatrixEngine) or not isinstance(shared, SharedMemoryPipe):
             raise SpecError(f"{device.name}: {SM}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
         self.subcores, self.sharing, self.library = issue.subcores_count.value, issue.sharing, issue.library

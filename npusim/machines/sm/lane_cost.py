@@ -64,8 +64,7 @@ class LaneModel:
     def cost(self, op: TileOp) -> Cost:
         """Return the cost of an operation of warps: its own pipe first, its results are there when it ends.
 
-        One without steps takes no pipe: warps without rows only keep step.  Where the file does not say how warps share
-        pipes, an operation has them to itself.
+        One without steps takes no pipe: warps without rows only keep step.
         """
         tally = Tally()
         for step in op.steps:
@@ -74,7 +73,7 @@ class LaneModel:
             raise UnknownOpcodeError(f"{op.label}: no step takes a pipe of {SM}")
         pipes = sorted(tally.pipe_cycles(), key=lambda pipe: pipe[0] != f"{SM}.{op.engine}")
         cycles, terms = max(1, ceil(tally.cycles)), tuple(tally.terms.items())
-        if self.sharing is None or not op.steps:
+        if not op.steps:
             return Cost(cycles, terms=terms, pipe_cycles=tuple(pipes))
         busy = {what: tally.pipes.get(pipe, 0.0) for what, pipe in _SHARED}
         share = shared(cycles, is_product=op.steps[0].opcode is Opcode.MATMUL, issue=tally.issued, **busy)
@@ -135,7 +134,7 @@ class LaneModel:
     def _store(self, step: Step, plan: WarpPlan, tally: Tally) -> None:
         loads = store_cycles(tile_of(step.dst), plan, self.banks)
         tally.take(LSU, loads, self._phase(plan))
-        if self.sharing is not None and self.is_staged:
+        if self.is_staged:
             # What is stored came through the cache, which is one with shared memory, 16 bytes a thread at a time.
             size = step.dst.payload_bytes
             accesses = ceil_div(size, ACCESS_BYTES * WARP_LANES * plan.warps)

@@ -48,7 +48,7 @@ def accumulator(plan: WarpPlan) -> Fragment:
 @cache
 def arranged(plan: WarpPlan) -> Arrangement:
     """Return how the quad pairs of a warp share its tile."""
-    return arrangement(plan.arrangement, plan.row_order)
+    return arrangement(plan.arrangement, "lane")
 
 
 def fragments(plan: WarpPlan, held: Fragment, rows: int, columns: int) -> tuple[int, int]:

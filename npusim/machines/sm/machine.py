@@ -27,7 +27,7 @@ from npusim.machines.sm.core import (
     SmFields,
     SmTiling,
     has_concurrent_warp_groups,
-    has_libraries,
+    has_warps,
     warp_issue,
 )
 from npusim.machines.sm.groups import (
@@ -208,7 +208,7 @@ class SmMachine(Machine):
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
         is_library = getattr(tiling, "kernel", None) == XFORMERS
-        if phase.operator and has_libraries(self.device):
+        if phase.operator and has_warps(self.device):
             return operator_tiling(self.device, phase), ""
         if self.has_groups or is_library:
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
@@ -229,8 +229,7 @@ class SmMachine(Machine):
         if tile is None:
             if any(s.is_product for s in phase.stages):
                 return plain_lanes(phase), ""
-            plain = plain_tiling(self.device) if has_libraries(self.device) else plain_lanes(phase)
-            return self._lanes or plain, ""
+            return self._lanes or plain_tiling(self.device), ""
         chosen, self._lanes, room = fitted(
             tile, tiling if isinstance(tiling, SmFields) else fields_of(phase), self.device
         )
@@ -245,10 +244,6 @@ class SmMachine(Machine):
     ) -> Sequence[Phase | tuple[Phase, SmTiling]]:
         """Return C = A B, or A B^T, of every head, as a library does it."""
         how.pop("role", None)  # of accumulated tiles the last is the result
-        if not has_libraries(self.device):
-            raise SpecError(
-                f"{label}: {self.device.name}'s file says nothing of warp groups beside one another; h200's does"
-            )
         fields = tiling if isinstance(tiling, GpuGemmFields) else GpuGemmFields()
         tile, splits, of_product = library_tiling(a, b, c, fields, self.device)
         first, *rest = gemm_tiles(a, b, c, tile, label=label, splits=splits, **how)

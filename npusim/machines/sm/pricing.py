@@ -6,10 +6,10 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
 
-from npusim.config.engine import DmaEngine, WarpIssue
+from npusim.config.engine import DmaEngine
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile
-from npusim.machines.sm.core import SM, WARPS
+from npusim.machines.sm.core import SM, warp_issue
 from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.lane_cost import LaneModel
 from npusim.machines.transfers import Transfers
@@ -26,9 +26,8 @@ class SmPricing(Transfers):
 
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
-        issue = device.core(SM).engines.get(WARPS)
-        self.sharing = issue.sharing if isinstance(issue, WarpIssue) else None
-        self._cold = {} if self.sharing is None else cold_reads(program, self.sharing.new_head_factor.value)
+        self.sharing = warp_issue(device).sharing
+        self._cold = cold_reads(program, self.sharing.new_head_factor.value)
 
     @cached_property
     def _groups(self) -> GroupModel:
@@ -47,14 +46,13 @@ class SmPricing(Transfers):
             return self._lanes.cost(op)
         (step,) = op.steps
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
-        latency = moved.latency_cycles
-        if self.sharing is not None:  # the last of many accesses waits for less than the first
-            latency = max(ceil(latency * self.sharing.arrival_factor.value), latency - moved.occupancy_cycles)
+        latency = moved.latency_cycles  # the last of many accesses waits for less than the first
+        latency = max(ceil(latency * self.sharing.arrival_factor.value), latency - moved.occupancy_cycles)
         pipes = ((f"{SM}.{op.engine}", moved.occupancy_cycles),)
         return moved._replace(latency_cycles=latency, pipe_cycles=pipes)
 
     def _miss_share(self, tensor: str) -> float:
-        return super()._miss_share(tensor) if self.sharing is None else self._cold.get(tensor, 0.0)
+        return self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes on each link: those of L2 count for less where many cores read them together."""

@@ -67,7 +67,7 @@ def chosen_xformers(tiling: Any, problem: Any, precision: Any, device: DeviceSpe
     copies asynchronously.
     """
     issue, dim = warp_issue(device), max(problem.head_dim, problem.value_head_dim)
-    if issue.copies.value != "staged" or issue.sharing is None:
+    if issue.copies.value != "staged":
         raise TilingError(f"kernel: {XFORMERS} is described for sm_70 and sm_75, not for {device.name}")
     if problem.dtype != "float16":
         raise TilingError(f"dtype: kernel={XFORMERS} multiplies float16 here, not {problem.dtype}")

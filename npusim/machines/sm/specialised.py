@@ -25,7 +25,7 @@ from npusim.formats import get_format
 from npusim.ir.op import GroupWork, Opcode, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.sm.block import GroupBlock
-from npusim.machines.sm.core import REDUCTIONS, RF, SM, TENSOR, WARPS, SmTiling, warp_issue
+from npusim.machines.sm.core import REDUCTIONS, RF, SM, TENSOR, WARPS, SmTiling, has_warps, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
 
 if TYPE_CHECKING:
@@ -154,11 +154,9 @@ def check_device(called: str, device: DeviceSpec) -> None:
 
 
 def _specialises(device: DeviceSpec) -> bool:
-    if SM not in device.cores:
+    if not has_warps(device) or warp_issue(device).sharing.specialised is None:
         return False
-    engines = device.core(SM).engines
-    tensor, sharing = engines.get(TENSOR), getattr(engines.get(WARPS), "sharing", None)
-    return sharing is not None and sharing.specialised is not None and getattr(tensor, "wgmma", None) is not None
+    return getattr(device.engine(SM, TENSOR), "wgmma", None) is not None
 
 
 def chosen_tile(called: str, tiling: Any, problem: Any, device: DeviceSpec) -> Any:
