@@ -31,7 +31,8 @@ FA2_SMALL = MappingProxyType({(96, True): (64, 64, 4), (128, True): (64, 64, 4),
 #: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
 TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), (64, 64, 4)
 #: Instructions of a kernel by head dim and tile: plain, with ragged rows or keys, causal, and both; 0: there is none
-#: (flash_fwd_kernel for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are for ragged ones).
+#: (cuobjdump -sass of flash_fwd_kernel for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are
+#: for ragged ones).
 FA2_INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int]] = MappingProxyType(
     {
         (32, 128, 128): (3382, 4074, 3811, 6155),
