@@ -58,7 +58,8 @@ class Footprint:
                 for block in blocks:
                     if id(block.runs) not in tiles:
                         tiles[id(block.runs)] = _tiles(frame, n, block)
-                    for turn, part in enumerate(self._parts(block) if n not in self.held else (block,)):
+                    is_whole = not self.parts or n in self.held
+                    for turn, part in enumerate((block,) if is_whole else self._parts(block)):
                         for tile in tiles[id(block.runs)]:
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
 
