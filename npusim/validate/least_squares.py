@@ -57,11 +57,14 @@ class Fitted:
     cost: float
 
 
-def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_]) -> Array:
-    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 but for ``which``: a prediction each."""
-    base, steps = predict(x), np.log(STEP) * np.eye(len(x))
+def jacobian(predict: Predict, x: Array, which: NDArray[np.bool_], factor: float = STEP) -> Array:
+    """Return d ln t / d ln constant at ``x``, (measurements, constants), 0 but for ``which``: a prediction each.
+
+    ``factor``: on each constant, that of the finite difference.
+    """
+    base, steps = predict(x), np.log(factor) * np.eye(len(x))
     slopes = np.zeros((len(x), len(base)))
-    slopes[which] = [(predict(x + step) - base) / np.log(STEP) for step in steps[which]]
+    slopes[which] = [(predict(x + step) - base) / np.log(factor) for step in steps[which]]
     return np.where(np.isfinite(slopes), slopes, 0.0).T
 
 
@@ -154,12 +157,9 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
     def off(x: Array) -> Array:
         return np.clip(predict(x) - measured, -FAR, FAR)
 
-    def slopes(x: Array, here: Array) -> Array:
-        return np.array([(off(x + one) - here) / np.log(step) for one in np.log(step) * np.eye(width)]).T
-
+    every = np.full(width, True)
     start = np.clip(start, -limit, limit)
-    at, was = start, off(start)
-    jac = slopes(start, was)
+    at, was, jac = start, off(start), jacobian(off, start, every, step)
 
     def learnt(x: Array) -> Array:
         nonlocal at, was, jac
@@ -170,7 +170,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
 
     least_squares = _scipy("optimize").least_squares
     found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
-    return Fitted(found.x, slopes(found.x, found.fun), found.fun, found.cost)
+    return Fitted(found.x, jacobian(off, found.x, every, step), found.fun, found.cost)
 
 
 def intervals(fitted: Fitted) -> Array:
