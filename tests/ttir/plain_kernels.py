@@ -45,7 +45,9 @@ def matmul(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexp
 
 
 @triton.jit
-def bias_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def bias_gelu(
+    A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr = False
+):
     rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     rk = tl.arange(0, BK)
     acc = tl.zeros((BM, BN), tl.float32)
@@ -53,20 +55,12 @@ def bias_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl
         a = tl.load(A + rm[:, None] * K + (k + rk)[None])
         acc = tl.dot(a, tl.load(B + (k + rk)[:, None] * N + rn[None]), acc)
     x = acc + tl.load(Bias + rn)[None].to(tl.float32)
-    tl.store(C + rm[:, None] * N + rn[None], (x / (1.0 + tl.exp(-1.702 * x))).to(tl.float16))
-
-
-@triton.jit
-def exact_gelu(A, B, Bias, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    rm, rn = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
-    rk = tl.arange(0, BK)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for k in range(0, K, BK):
-        a = tl.load(A + rm[:, None] * K + (k + rk)[None])
-        acc = tl.dot(a, tl.load(B + (k + rk)[:, None] * N + rn[None]), acc)
-    x = acc + tl.load(Bias + rn)[None].to(tl.float32)
-    half = 0.5 * x
-    tl.store(C + rm[:, None] * N + rn[None], (half + half * tl.erf(x * 0.7071067811865476)).to(tl.float16))
+    if EXACT:
+        half = 0.5 * x
+        y = half + half * tl.erf(x * 0.7071067811865476)
+    else:
+        y = x / (1.0 + tl.exp(-1.702 * x))
+    tl.store(C + rm[:, None] * N + rn[None], y.to(tl.float16))
 
 
 @triton.jit

@@ -46,7 +46,8 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
         {"M": 64, "N": 128, "K": 64},
     ),
     "exact_gelu": (
-        "exact_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M,N,K, BM=64, BN=64,BK=32)",
+        "bias_gelu[M // BM, N // BN](tensor(M, K), tensor(K, N), tensor(N), tensor(M, N), M, N, K, BM=64, BN=64, BK=32,"
+        " EXACT=True)",
         {"M": 64, "N": 128, "K": 64},
     ),
     "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
