@@ -25,7 +25,6 @@ LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 #: Absolute error of n * ln 2 in these two parts is below n times this (rounding included).
 LN2_ERROR = 2.0**-84
 LN2 = float.fromhex("0x1.62e42fefa39efp-1")
-PI = float.fromhex("0x1.921fb54442d18p+1")
 
 
 def expm1_polynomial(r: Array) -> Array:
@@ -124,5 +123,5 @@ def erf64(x: Array) -> Array:
     total, square = np.zeros_like(far), far * far
     for n in range(14, 0, -1):
         total = total + exp64(np.array(-n * n / 4)) / (n * n / 4 + square)
-    rest = 0.5 / PI * far * exp64(-square) * (1.0 / square + 2.0 * total) + 2.0 / (1.0 - exp64(4.0 * PI * far))
-    return np.asarray(np.copysign(np.where(magnitude < 0.85, 2.0 / np.sqrt(PI) * near * series, 1.0 - rest), x))
+    rest = 0.5 / np.pi * far * exp64(-square) * (1.0 / square + 2.0 * total) + 2.0 / (1.0 - exp64(4.0 * np.pi * far))
+    return np.asarray(np.copysign(np.where(magnitude < 0.85, 2.0 / np.sqrt(np.pi) * near * series, 1.0 - rest), x))
