@@ -123,8 +123,8 @@ def calibrate(
     and that the data tells apart; times are simulated anew, never interpolated.  Ranges count by their geometric
     middle.
 
-    Raises `SpecError` where cases are of several devices, contradict one another or are too few, or the device has no
-    constant that may be fitted.
+    Raises `SpecError` where cases are of several devices, contradict one another or are too few, the device has no
+    constant that may be fitted, or scipy is missing.
     """
     file = load_measurements(path)
     cases = [c for c in file.cases if only is None or any(fnmatchcase(t, only) for t in (c.name, c.schedule, c.device))]
@@ -208,6 +208,7 @@ class _Fit:
     def calibration(self, patterns: Sequence[str], source: str) -> Calibration:
         """Return the constants that are chosen and fitted, and the errors before and after."""
         candidates = self.candidates(patterns)
+        least_squares.scipy_part("optimize")  # missing, it is missing before what takes long
         self.keys, self.values = list(candidates), {key: float(fact.value) for key, fact in candidates.items()}
         self.whole = {key for key, fact in candidates.items() if isinstance(fact, WholeQuantity)}
         x, chosen, fitted = np.zeros(len(self.keys)), np.zeros((len(self.keys), 0)), None

@@ -88,11 +88,11 @@ def bundles(jac: Array) -> Array:
 def solve(jac: Array, residuals: Array) -> Array:
     """Return the bounded x for which ``residuals + jac x`` is least, by scipy's bounded least squares."""
     limit = np.log(BOUND)
-    return np.asarray(_scipy("optimize").lsq_linear(jac, -residuals, bounds=(-limit, limit)).x)
+    return np.asarray(scipy_part("optimize").lsq_linear(jac, -residuals, bounds=(-limit, limit)).x)
 
 
-def _scipy(part: str) -> Any:
-    """Return a part of scipy, which nothing else needs."""
+def scipy_part(part: str) -> Any:
+    """Return a part of scipy, which nothing else needs; raise `SpecError` where it is missing."""
     from importlib import import_module
 
     try:
@@ -168,7 +168,7 @@ def fit(predict: Predict, measured: Array, start: Array, step: float = STEP) -> 
         at, was = x, now
         return jac
 
-    least_squares = _scipy("optimize").least_squares
+    least_squares = scipy_part("optimize").least_squares
     found = least_squares(off, start, learnt, (-limit, limit), xtol=1e-4, ftol=1e-4, max_nfev=MOST_TRIALS)
     return Fitted(found.x, jacobian(off, found.x, every, step), found.fun, found.cost)
 
@@ -180,5 +180,5 @@ def intervals(fitted: Fitted) -> Array:
     """
     free = len(fitted.fun) - len(fitted.x)
     variances = np.diag(np.linalg.pinv(fitted.jac.T @ fitted.jac)) * 2 * fitted.cost / free
-    half = _scipy("stats").t.ppf((1 + COVERAGE) / 2, free) * np.sqrt(variances)
+    half = scipy_part("stats").t.ppf((1 + COVERAGE) / 2, free) * np.sqrt(variances)
     return np.array([fitted.x - half, fitted.x + half]).T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -202,6 +203,14 @@ def test_an_interrupted_fit_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
 
 def interrupted(done: int, total: int) -> None:
     raise KeyboardInterrupt
+
+
+def test_scipy_is_missed_before_anything_is_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    file, told = written(tmp_path, cases("ascend_910b2")), list[int]()
+    with pytest.raises(SpecError, match=r"calibrate needs scipy: pip install npusim\[calibrate\]"):
+        calibrate(file, progress=lambda done, _total: told.append(done))
+    assert not told
 
 
 @pytest.mark.exhaustive
