@@ -236,6 +236,8 @@ def attend(
     at each tile, which changes it at the first, where what is there so far, the factor, is rescaled from it.
     """
     is_chained = p.accumulate == "chained"
+    # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.
+    rounds, is_late = narrow or (lambda e: narrowed(e, p)), is_chained and narrow is not None
     first = sink if p.sink == "start" else None
     m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
@@ -243,9 +245,13 @@ def attend(
         s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
         s = where(mask, score(s), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, narrow or (lambda e: narrowed(e, p)), factor)
-        PV = P @ vj if is_chained else (P @ vj).to(p.product)
-        o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
+        m, l, alpha, P = online_softmax(s, m, l, p, unchanged if is_late else rounds, factor)
+        if is_late:
+            o = o * alpha.to(o.fmt)
+            o = o + rounds(P) @ vj
+        else:
+            PV = P @ vj if is_chained else (P @ vj).to(p.product)
+            o = o * alpha.to(o.fmt) + (PV if is_chained else PV.to(p.running))
     return o, m, l
 
 
