@@ -351,8 +351,12 @@ class RowSpec(SpecModel):
 class CodeSpec(SpecModel):
     """Code that a block runs once, from its start to its end, and that the next block runs again."""
 
-    cached_count: WholeQuantity = Field(description="instructions of a kernel that stay in a multiprocessor's cache")
-    fetch_cycles: Positive = Field(description="of a block for each instruction beyond them")
+    cached_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache next to the warps")
+    fetch_cycles: Positive = Field(description="that a warp waits for each instruction around the loop of a larger one")
+    loop_count: WholeQuantity = Field(description="instructions of a loop that stay there while others are run")
+    crowded_cycles: Positive = Field(description="more, if a larger loop and other code are run at once")
+    far_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache behind it")
+    far_cycles: Positive = Field(description="as `fetch_cycles`, of a kernel that neither holds")
 
 
 class LibrarySpec(SpecModel):

@@ -279,8 +279,8 @@ class GroupWork:
         Of each of those through shared memory, which is one with the cache that loads come through.
     block_bytes
         That a block moves at its start and end; none but in its first operation.
-    code_instructions
-        Of the whole kernel, of which the cache holds so many; none but in a block's first operation.
+    code
+        Instructions that it waits for, by what each of them takes; none but in a block's first operation.
     is_step
         Whether an iteration ends here.
     is_even
@@ -316,7 +316,7 @@ class GroupWork:
     spilled_bytes: int = 0
     far_bytes: int = 0
     block_bytes: int = 0
-    code_instructions: int = 0
+    code: tuple[tuple[str, float], ...] = ()
     is_step: bool = False
     is_even: bool = False
     element_cycles: float = 0.0

@@ -171,6 +171,24 @@ def test_an_imported_kernel_takes_as_long_as_our_own_of_the_same_tile(shared_fol
 
 
 @needs_triton
+@pytest.mark.parametrize("accumulate", ["fresh", "chained"])
+@pytest.mark.parametrize(("rows", "keys", "stages", "warps"), [(128, 128, 3, 8), (64, 128, 2, 4)])
+def test_so_does_one_in_fp8_whose_compiler_contracts(
+    shared_folder: Path, accumulate: str, rows: int, keys: int, stages: int, warps: int
+) -> None:
+    kernel, is_fresh = f"{shared_folder / 'measurements' / 'h200_kernels.py'}::fp8", accumulate == "fresh"
+    arguments = "q, k, v.T, o.to('float32'), scale * log2e, 256.0, seq_kv, D=head_dim"
+    launch = f"{GRID}({arguments}, BM={rows}, BN={keys}, FRESH={is_fresh}, ST={stages})"
+    problem = Problem(heads=16, seq_q=2048, head_dim=128, dtype="float8_e4m3fn")
+    call: dict[str, Any] = {"problem": problem, "hw": "h200", "numerics": False}
+    tiling = {"block_q": rows, "block_kv": keys, "stages": stages, "warps": warps}
+    precision = f"accumulate={accumulate},scale=256,multiply_add=once"
+    ours = npusim.run("fp8_attention", tiling=tiling, precision=precision, **call)
+    theirs = npusim.run(npusim.triton(kernel, launch), tiling={"warps": warps}, **call)
+    assert theirs.cycles == pytest.approx(ours.cycles, rel=0.03)
+
+
+@needs_triton
 def test_registers_are_those_that_the_compiler_says() -> None:
     result = npusim.run(name_of("described"), problem=attention(128), hw="h200", numerics=False, tiling={"BN": 64})
     assert any("registers a thread" in n and "registers of the compiler" in n for n in result.notes)

@@ -592,8 +592,7 @@ class GroupBlock(ResidentBlock):
                 )
                 goes_on = work.is_specialised and not self.tiling.is_one_wave
                 size = max(1, held // self.tiling.groups)
-                code = self.tiling.code_instructions
-                work = replace(work, block_bytes=size, is_specialised=goes_on, code_instructions=code)
+                work = replace(work, block_bytes=size, is_specialised=goes_on, code=self.tiling.code)
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:

@@ -96,8 +96,8 @@ class SmTiling:
         Kernels before it that clear a counter.
     combine_cycles
         Of a core for each element of a block's result, where a library merges splits.
-    code_instructions
-        Of the whole kernel, where they are counted.
+    code
+        Instructions that a block waits for, by what each of them takes: keys of ``library.code`` in the device file.
     """
 
     groups: int = 1
@@ -125,7 +125,7 @@ class SmTiling:
     bounds: float = 0.0
     clears: int = 0
     combine_cycles: float = 0.0
-    code_instructions: int = 0
+    code: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass

@@ -145,9 +145,10 @@ class GroupModel:
             tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
         elif work.block_bytes:
             tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
-        if work.code_instructions and self.library is not None and (code := self.library.code) is not None:
-            fetched = max(0, work.code_instructions - code.cached_count.value)
-            tally.add(f"{self.key}.{WARPS}.library.code.fetch_cycles", fetched * code.fetch_cycles.value)
+        for key, count in work.code:
+            assert self.library is not None
+            each = getattr(self.library.code, key).value
+            tally.add(f"{self.key}.{WARPS}.library.code.{key}", count * each)
         tally.cycles = sum(tally.terms.values())
         return tally
 

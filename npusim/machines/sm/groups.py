@@ -35,12 +35,13 @@ from npusim.machines.sm.core import (
     warp_issue,
 )
 from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
-from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS, fa2_instructions
+from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS, fa2_cuts, fa2_instructions
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Instruction, Phase
     from npusim.config.device import DeviceSpec
+    from npusim.config.engine import CodeSpec
     from npusim.ir.tile import GlobalTensor
     from npusim.machines.sm.core import GroupFields
 
@@ -181,10 +182,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
         widths={phase.loop_axis: tile.keys},
         bounds=FLEX_BOUNDS if is_flex and is_ragged(phase) else 0.0,
     )
-    if fields.kernel == "fa2":
-        of_tile = max(tile.head_dim, tile.value_dim), tile.rows, tile.keys
-        counted = fa2_instructions(*of_tile, causal=tile.causal, is_ragged=is_ragged(phase))
-        tiling = replace(tiling, code_instructions=counted)
+    if issue.library is not None and (code := issue.library.code) is not None and not tile.stages:
+        tiling = replace(tiling, code=fetched_code(phase, tile, tiling.residents, code, device.group_count.value))
     tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
@@ -259,6 +258,34 @@ def _resident(
         far_bytes=round(spilled_bytes * far),
     )
     return tiling, room
+
+
+def fetched_code(
+    phase: Phase, tile: BlockTile, residents: int, code: CodeSpec, cores: int
+) -> tuple[tuple[str, float], ...]:
+    """Return the instructions around its loop that a block of FlashAttention-2 waits for, by what each takes.
+
+    None where the cache next to the warps holds all, nor where wave after wave of blocks that are all alike walk
+    through the code together.  Blocks of several lengths are out of step: one's walk evicts a long loop of another.
+    """
+    dim, ragged = max(tile.head_dim, tile.value_dim), is_ragged(phase)
+    loop, around = fa2_instructions(dim, tile.rows, tile.keys, causal=tile.causal, is_ragged=ragged)
+    if loop + around <= code.cached_count.value:
+        return ()
+    counts = [sum(ceil_div(r.cols, tile.keys) for r in b.runs) for b in phase.cells]
+    # Blocks of one wave start together, and parts of cut keys pass over some of the code.
+    if residents == 1 or len(counts) <= residents * cores or fa2_cuts(dim, tile.rows, tile.keys):
+        return (("fetch_cycles", around),)
+    if len(set(counts)) == 1:
+        return ()
+    if loop + around > code.far_count.value:
+        return (("far_cycles", around),)
+    if loop <= code.loop_count.value:
+        return (("fetch_cycles", around),)
+    # Tiles that are masked one by one come before the loop (flash_fwd_kernel.h, n_masking_steps).
+    masked = ceil_div(tile.rows, tile.keys) + ragged if tile.causal else 1
+    looped = loop * max(0.0, sum(counts) / len(counts) - masked)
+    return ("fetch_cycles", around), ("crowded_cycles", around * around / (around + looped))
 
 
 def is_ragged(phase: Phase) -> bool:

@@ -30,21 +30,26 @@ FA2_TILES: Mapping[int, tuple[int, int, int]] = MappingProxyType(
 FA2_SMALL = MappingProxyType({(96, True): (64, 64, 4), (128, True): (64, 64, 4), (128, False): (128, 32, 4)})
 #: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
 TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), (64, 64, 4)
-#: Instructions of a kernel by head dim and tile: plain, with ragged rows or keys, causal, and both; 0: there is none
-#: (cuobjdump -sass of flash_fwd_kernel for float16 and sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are
-#: for ragged ones).
-FA2_INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int]] = MappingProxyType(
+#: Instructions of a kernel's loop by head dim and tile, and those around it: plain, with ragged rows or keys, causal,
+#: and both; 0: there is none (cuobjdump -sass of flash_fwd_kernel, below of flash_fwd_splitkv_kernel, for float16 and
+#: sm_90 in torch 2.11.0's libtorch_cuda.so; from 192 on all are for ragged ones).
+FA2_INSTRUCTIONS: Mapping[tuple[int, int, int], tuple[int, int, int, int, int]] = MappingProxyType(
     {
-        (32, 128, 128): (3382, 4074, 3811, 6155),
-        (64, 128, 128): (3994, 4905, 4491, 7398),
-        (96, 128, 64): (2670, 3247, 4130, 5591),
-        (96, 64, 64): (0, 0, 1814, 2644),
-        (128, 128, 64): (3360, 4151, 5370, 8014),
-        (128, 64, 64): (0, 0, 2046, 3060),
-        (128, 128, 32): (2090, 2816, 0, 0),
-        (192, 128, 64): (2561, 2561, 4337, 4337),
-        (256, 128, 64): (2936, 2936, 5235, 5235),
-        (256, 64, 64): (3049, 3049, 4578, 4578),
+        (32, 128, 128): (1377, 2010, 2691, 2438, 4771),
+        (64, 128, 128): (1625, 2357, 3273, 2870, 5784),
+        (96, 128, 64): (978, 1690, 2269, 3149, 4611),
+        (96, 64, 64): (530, 0, 0, 1285, 2109),
+        (128, 128, 64): (1171, 2170, 2991, 4182, 6854),
+        (128, 64, 64): (600, 0, 0, 1444, 2459),
+        (128, 128, 32): (661, 1428, 2154, 0, 0),
+        (192, 128, 64): (726, 1833, 1833, 3610, 3610),
+        (256, 128, 64): (862, 2071, 2071, 4372, 4372),
+        (256, 64, 64): (873, 2172, 2172, 3703, 3703),
+        (32, 64, 256): (1523, 2176, 2651, 2518, 4579),
+        (64, 64, 256): (1793, 2465, 3246, 2812, 5460),
+        (96, 64, 128): (1104, 1766, 2060, 1942, 3381),
+        (128, 64, 128): (1244, 1958, 2357, 2136, 3820),
+        (192, 64, 64): (886, 1897, 1897, 2915, 2915),
     }
 )
 #: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
@@ -101,10 +106,16 @@ def fa2_tile(problem: Any, device: DeviceSpec) -> tuple[int, int, int]:
     return TWO_BLOCKS_TILE if dim == max(FA2_TILES) and is_large else FA2_TILES[dim]
 
 
-def fa2_instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> int:
-    """Return the instructions of FlashAttention-2's kernel for a tile; 0 where they are not known."""
+def fa2_instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
+    """Return the instructions of the loop of FlashAttention-2's kernel for a tile, and around it; 0 if not known."""
     dim = min(d for d in FA2_TILES if d >= head_dim)
-    return FA2_INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0))[2 * causal + is_ragged]
+    loop, *around = FA2_INSTRUCTIONS.get((dim, rows, keys), (0,) * 5)
+    return loop, around[2 * causal + is_ragged]
+
+
+def fa2_cuts(head_dim: int, rows: int, keys: int) -> bool:
+    """Return whether a tile is that of FlashAttention-2's kernel for cut keys."""
+    return (rows, keys) == (FA2_SPLIT_ROWS, next((size for dim, size in FA2_SPLIT_KEYS if head_dim <= dim), 0))
 
 
 def chosen_fa2(tiling: Any, problem: Any, device: DeviceSpec) -> Any:
