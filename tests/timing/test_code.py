@@ -28,7 +28,11 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def test_straight_code_runs_at_full_speed_as_far_as_the_first_cache_holds_it() -> None:
-    alone = {r["line"]: r["cycles"] / r["line"] for r in rows("code.json") if (r["inner"], r["blocks"], r["warps"]) == (0, 1, 4)}
+    alone = {
+        r["line"]: r["cycles"] / r["line"]
+        for r in rows("code.json")
+        if (r["inner"], r["blocks"], r["warps"]) == (0, 1, 4)
+    }
     held = {line for line, cycles in alone.items() if cycles < 1.6}
     assert max(held) == CODE.cached_count.value
     assert min(cycles for line, cycles in alone.items() if line not in held) > 2.3
