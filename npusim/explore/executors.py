@@ -1,15 +1,18 @@
 """Executors of a search's tasks: this process, or a pool of processes.
 
-Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
-spawned, not forked: threads of numeric libraries do not survive a fork.
+Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
+where this one has a single thread on Linux (those of OpenBLAS end before a fork and begin anew), so that they have
+what it has imported and loaded; else they are spawned: another thread may hold a lock that a fork would keep.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -95,6 +98,10 @@ class ProcessExecutor(Executor):
         self._pool: ProcessPoolExecutor | None = None
         self._is_busy = False
         self._has_done = False
+        self._method = "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+        if self._method == "fork":  # now, before anybody begins a thread; all of them with the first task
+            with _interrupts_blocked():
+                self._started().submit(int)
 
     def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
@@ -136,8 +143,9 @@ class ProcessExecutor(Executor):
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context(self._method)
             self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_worker)
+            self._method = "spawn"  # one after it, where it breaks: threads have begun
         return self._pool
 
     def _shut_down(self) -> None:
@@ -176,6 +184,7 @@ def _worker() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     gc.freeze()
     gc.set_threshold(GARBAGE)
+    atexit.register(os._exit, 0)  # results are sent: letting programs go one by one takes seconds
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
