@@ -1,7 +1,8 @@
 """Executors of a search's tasks: this process, or a pool of processes.
 
-Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are
-spawned, not forked: threads of numeric libraries do not survive a fork.
+Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
+where this one has a single thread on Linux (those of OpenBLAS end before a fork and begin anew), so that they have
+what it has imported and loaded; else they are spawned: another thread may hold a lock that a fork would keep.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
-from typing import TypeVar
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar, cast
 
 from npusim.errors import NpusimError
 
@@ -40,8 +43,15 @@ class Lost:
 class Executor:
     """Evaluates one task after the other in this process."""
 
-    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the number and the result of each task as it is done, in any order; what a task raises is raised."""
+    def run(
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
+    ) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the number and the result of each task as it is done, in any order; what a task raises is raised.
+
+        ``homes`` say of each task, from the narrowest on, what it shares with others: what one process made serves
+        the next task there.
+        """
+        del homes
         yield from enumerate(map(function, tasks))
 
 
@@ -91,66 +101,121 @@ class ProcessExecutor(Executor):
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._before = set(multiprocessing.active_children())
-        self._pool: ProcessPoolExecutor | None = None
-        self._is_busy = False
+        self._running: list[_Worker] = []
+        self._owners: dict[Hashable, _Worker] = {}
         self._has_done = False
+        if _is_single():  # now, before anybody begins a thread
+            self._start()
 
-    def run(self, function: Callable[[Argument], Done], tasks: Sequence[Argument]) -> Iterator[tuple[int, Done | Lost]]:
+    def run(
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
+    ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        Tasks of a pool that broke are repeated one by one, to identify the one that breaks it.
+        A task that took its worker with it is tried once more in a new one.
         """
-        self._is_busy = True
-        pending = dict.fromkeys(range(len(tasks)))
-        yield from self._all(function, tasks, pending)
-        if pending and not self._has_done:
-            raise NpusimError(
-                "a worker process ended unexpectedly (out of memory?); in a script of your own the "
-                'call must stand under `if __name__ == "__main__":`, or use jobs=1'
-            )
-        for number in pending:
-            one = {number: None}
-            for _ in range(TRIES):
-                if one:
-                    yield from self._all(function, tasks, one)
-            if one:
-                yield number, Lost("its worker process ended unexpectedly, twice (out of memory?)")
-        self._is_busy = False
-
-    def _all(
-        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], pending: dict[int, None]
-    ) -> Iterator[tuple[int, Done]]:
-        """Yield results of the tasks that are ``left``, and take them out; some stay where the pool broke."""
+        waiting, tries = dict.fromkeys(range(len(tasks))), Counter[int]()
         try:
-            pool = self._started()
-            with _interrupts_blocked():
-                futures = {pool.submit(function, tasks[n]): n for n in list(pending)}
-            for future in as_completed(futures):
-                result = future.result()
-                self._has_done = True
-                del pending[futures[future]]
-                yield futures[future], result
-        except BrokenProcessPool:
-            self._shut_down()
+            while waiting or self._busy():
+                self._start()
+                for worker in self._running:
+                    if worker.task is None and waiting:
+                        worker.task = number = self._next(worker, waiting, homes)
+                        del waiting[number]
+                        worker.send((function, tasks[number]))
+                busy = {worker.pipe: worker for worker in self._busy()}
+                for pipe in wait(list(busy)):
+                    worker = busy[cast("Connection", pipe)]
+                    number, answer = cast("int", worker.task), worker.answer()
+                    if answer is None:
+                        self._end([worker])
+                        tries[number] += 1
+                        if not self._has_done:
+                            raise NpusimError(
+                                "a worker process ended unexpectedly (out of memory?); in a script of your own the "
+                                'call must stand under `if __name__ == "__main__":`, or use jobs=1'
+                            )
+                        if tries[number] < TRIES:
+                            waiting[number] = None
+                        else:
+                            yield number, Lost("its worker process ended unexpectedly, twice (out of memory?)")
+                        continue
+                    is_done, result = answer
+                    if not is_done:
+                        raise result
+                    self._has_done = True
+                    yield number, result
+        finally:
+            self._end(self._busy())  # where a caller stops early nobody waits for their results
 
-    def _started(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_worker)
-        return self._pool
+    def _next(self, worker: _Worker, waiting: Mapping[int, None], homes: Sequence[Sequence[Hashable]]) -> int:
+        """Return what a worker does next: a task of its own homes, else of nobody's, else of who has most to do."""
+        by_owner: dict[_Worker | None, list[int]] = defaultdict(list)
+        for number in waiting:
+            owners = (self._owners.get(home) for home in (homes[number] if homes else ()))
+            by_owner[next((owner for owner in owners if owner), None)].append(number)
+        mine = by_owner.get(worker) or by_owner.get(None)
+        number = mine[0] if mine else max(by_owner.values(), key=len)[-1]
+        for level, home in enumerate(homes[number] if homes else ()):
+            if level == 0 or home not in self._owners:
+                self._owners[home] = worker
+        return number
 
-    def _shut_down(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._pool = None
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._running if worker.task is not None]
+
+    def _start(self) -> None:
+        """Start the workers that are missing."""
+        while len(self._running) < self.workers:
+            self._running.append(_Worker())
+
+    def _end(self, workers: Sequence[_Worker]) -> None:
+        """End processes at once, and let them go."""
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.process.join()
+            worker.pipe.close()
+        self._running = [worker for worker in self._running if worker not in workers]
+        self._owners = {home: owner for home, owner in self._owners.items() if owner not in workers}
 
     def close(self) -> None:
-        """End the processes, at once where a caller stopped early (an error, Ctrl-C)."""
-        if self._is_busy:
-            for process in set(multiprocessing.active_children()) - self._before:
-                process.terminate()
-        self._shut_down()
+        """End all processes."""
+        self._end(self._running)
+
+
+class _Worker:
+    """A process at the other end of a pipe, and the number of the task that it does."""
+
+    def __init__(self) -> None:
+        self.task: int | None = None
+        self.pipe, theirs = multiprocessing.Pipe()
+        kind = multiprocessing.get_context("fork") if _is_single() else multiprocessing.get_context("spawn")
+        if kind.get_start_method() == "spawn" and sys.platform != "win32":
+            resource_tracker.ensure_running()  # which lets interrupts through when it begins
+        with _interrupts_blocked():
+            self.process = kind.Process(target=_work, args=(theirs,), daemon=True)
+            self.process.start()
+        theirs.close()
+
+    def send(self, what: object) -> None:
+        """Send a function and its task; that the process has ended is found when it should answer."""
+        with suppress(OSError):
+            self.pipe.send(what)
+
+    def answer(self) -> tuple[bool, Any] | None:
+        """Return whether the task is done, and its result or what it raised; None where the process has ended."""
+        try:
+            answer: tuple[bool, Any] = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        self.task = None
+        return answer
+
+
+def _is_single() -> bool:
+    """Return whether this process may fork: on Linux, with a single thread."""
+    return sys.platform == "linux" and threading.active_count() == 1
 
 
 @contextmanager
@@ -166,10 +231,11 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _worker() -> None:
-    """End a worker at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone.
+def _work(pipe: Connection) -> None:
+    """Do what comes through a pipe: a worker.
 
-    A parent that is killed cannot end its workers; each waits for that itself.
+    It ends at Ctrl-C without a traceback (the parent tells the user), and when the parent is gone: one that is killed
+    cannot end its workers; each waits for that itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
@@ -179,6 +245,13 @@ def _worker() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+    while True:
+        function, task = pipe.recv()
+        try:
+            pipe.send((True, function(task)))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            error.add_note(traceback.format_exc())
+            pipe.send((False, error))
 
 
 def _end_after(sentinel: int) -> None:

@@ -11,7 +11,7 @@ import math
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +128,8 @@ class Search:
         #: Families that are not opened, by the number of their first point; what waits in each group, by bound.
         self.families: dict[int, PointFamily] = {}
         self._waiting: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
+        #: What a point shares most of its work with: its family, and the families that are bounded together.
+        self._homes: dict[int, tuple[Hashable, ...]] = {}
         #: Latency and error of what no other point beats in both, by group.
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
         #: Bounds of points that were bounded, or their families; the least of those that are looked at just now.
@@ -244,7 +246,8 @@ class Search:
     ) -> Iterator[tuple[Sequence[int], list[Result]]]:
         """Yield the results of jobs; one that loses its worker is repeated point by point, without those that fail."""
         jobs, lost = [self.job(part, families) for part in parts], []
-        for number, results in workers.run(function, jobs):
+        homes = [self._homes.get(part[0], ()) for part in parts]
+        for number, results in workers.run(function, jobs, homes):
             if isinstance(results, Lost):
                 lost.append(number)
             else:
@@ -307,8 +310,9 @@ class Search:
         self._tell("bounds")
         self.families = {f.indices[0]: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
-        lightest = {i: f.lightest for i, f in self.families.items()}
-        self._bound(workers, list(chunks(lightest)), dict(self.families))
+        parts = list(chunks({i: f.lightest for i, f in self.families.items()}))
+        self._homes = {i: (first, (part[0],)) for part in parts for first in part for i in self._members(first)}
+        self._bound(workers, parts, dict(self.families))
         self._is_bounded = True
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
@@ -428,7 +432,11 @@ class Search:
         """Open families, narrow bounds and simulate points, none of which waits any more."""
         self._open(workers, opened)
         self.narrowed.update(wide)
-        for _, narrowed in self.done(workers, narrow, _parts(wide, TASK)):
+        of_family: dict[Hashable, list[int]] = defaultdict(list)
+        for index in wide:
+            of_family[self._homes[index][0]].append(index)
+        parts = [part for members in of_family.values() for part in _parts(members, TASK)]
+        for _, narrowed in self.done(workers, narrow, parts):
             for index, bound in narrowed:
                 self.bounds[index] = self.bounds[index]._replace(bound_us=bound, groups=())
                 self._least[index] = bound
