@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 # Read when numpy loads: threads cost more than they save on products as small as the tests'.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -12,7 +13,7 @@ os.environ.pop("COLUMNS", None)
 # Processes that tests start find the package compiled, as users' do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,14 @@ def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among the tests themselves: they are kept to the end."""
     gc.freeze()
     gc.set_threshold(500_000, 20, 100)
+
+
+@pytest.fixture
+def terminals_sigint() -> Iterator[None]:
+    """Processes begun in the test heed SIGINT as they do in a terminal: a shell's background ones ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -538,6 +538,7 @@ def _rows(store: Path) -> int:
         return 0
 
 
+@pytest.mark.usefixtures("terminals_sigint")
 def test_interrupted_exploration_keeps_what_it_has(elsewhere: Path) -> None:
     file = elsewhere / "sweep.csv"
     # Ten thousand points, each simulated: hours.
@@ -603,6 +604,7 @@ def test_what_explore_cannot_write_to_is_said_first(name: str, message: str, els
     assert message in _error("explore", "flash", "-f", "block_kv=128", "--seq", "256", "-j1", "-o", name)
 
 
+@pytest.mark.usefixtures("terminals_sigint")
 def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback() -> None:
     code = (
         "import os, signal, sys\n"

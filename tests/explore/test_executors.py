@@ -139,6 +139,7 @@ def test_workers_are_forked_where_there_is_one_thread(tmp_path: Path, *, has_thr
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.usefixtures("terminals_sigint")
 def test_a_worker_that_is_interrupted_while_it_starts_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
         while not (begun := multiprocessing.active_children()):
