@@ -8,15 +8,15 @@ jinja2, and the page's policy allows no scripts but its two.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npusim import __version__
+from npusim import __version__, cache
 from npusim.report.charts import PagePart, altair
 from npusim.report.compare import Comparison, compare, comparison_part
 from npusim.report.figures import load_figures
@@ -134,11 +134,16 @@ def _inline(data: object) -> str:
     )
 
 
-@cache
+@functools.cache
 def _vega() -> str:
     import vl_convert
 
-    text: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")  # without the notices of its parts
+    code = "window.vegaEmbed = vegaEmbed;"
+    stamp = cache.digest(code, vl_convert.__version__)
+    if (kept := cache.load("vega.js", stamp)) is None:
+        kept = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts; takes seconds
+        cache.store("vega.js", stamp, kept, is_silent=True)
+    text = kept.decode()
     notices = (TEMPLATES / "licences.txt").read_text(encoding="utf-8")
     return f"/*!\n{notices}*/\n{text}".replace("</script", "<\\/script")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from npusim.config.cases import MeasurementCase, load_measurements, measurements_text
+from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.load import load_device
 from npusim.errors import CheckFailedError, SpecError
 from npusim.report.findings import calibration_part
@@ -119,7 +120,8 @@ def cases(
 
 def written(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
     file = tmp_path / "measured.yaml"
-    file.write_text(measurements_text(str(file), "synthetic", rows))
+    lines = "".join(f"  - {json.dumps(row)}\n" for row in rows)
+    file.write_text(f"schema: npusim.measurements/1\nsource: synthetic\ncases:\n{lines}")
     return file
 
 
@@ -159,9 +161,10 @@ def test_planted_constants_come_back_as_near_as_the_noise_allows(tmp_path: Path,
     facts = dict(load_device(device).quantities())
     truth = {key: float(f"{facts[key].value * factor:.3g}") for key, factor in PLANTED[device][1].items()}
     truth = {key: int(value) if value.is_integer() else value for key, value in truth.items()}
-    done = calibrate(written(tmp_path, cases(device, 0.03, truth, 2000)), constants=tuple(truth))
+    # Little noise does what many cases would: reading them takes longer than the fit.
+    done = calibrate(written(tmp_path, cases(device, 0.015, truth, 500)), constants=tuple(truth))
     assert {c.key: c.after for c in done.constants} == pytest.approx(truth, rel=0.02)
-    assert done.total.kept_out < 0.03 < done.total.before
+    assert done.total.kept_out < 0.015 < done.total.before
 
 
 def test_what_was_measured_on_one_chip_is_assumed_of_another_and_written(tmp_path: Path) -> None:
