@@ -152,11 +152,11 @@ class Transfers:
         """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
         source, target, held = step.srcs[0], step.dst, self.residency
         if isinstance(source, GlobalTile):
-            return ceil(source.payload_bytes * held.read_misses[source.tensor.name] * (1 + held.pushed_out))
+            name = source.tensor.name
+            return ceil(source.payload_bytes * (held.read_misses[name] + held.read_pushes.get(name, 0.0)))
         if isinstance(target, GlobalTile):
             name = target.tensor.name
-            pushed_out = held.pushed_out * held.new_writes.get(name, 0.0)
-            return ceil(target.payload_bytes * (held.write_misses[name] + pushed_out))
+            return ceil(target.payload_bytes * (held.write_misses[name] + held.write_pushes.get(name, 0.0)))
         return 0
 
 
