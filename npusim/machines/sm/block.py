@@ -68,7 +68,7 @@ class ResidentBlock:
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
-        self.keeps_operands = tiling.stages > 1 or not frame.phase.loop_axis
+        self.keeps_operands = tiling.stages > 1 or (tiling.work is not None and not frame.phase.loop_axis)
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
         staged = (*frame.held, *self.visited) if tiling.slice_elements else self.visited
