@@ -51,14 +51,19 @@ class Residency:
 
 @by_content
 def residency(
-    program: TileProgram, group_count: int, capacity_bytes: int, writes_back: bool = False, dirty_bytes: float = 0.0
+    program: TileProgram,
+    group_count: int,
+    capacity_bytes: int,
+    writes_back: bool = False,
+    dirty_bytes: float | None = None,
 ) -> Residency:
     """Return what misses an L2 of ``capacity_bytes``.
 
     The slots between the cores live in L2 too and are subtracted.  Where writes go through, an output is always
     written beyond L2, once, and a tensor that is read later if it does not stay.  Where they go back, what is written
-    stays, like ``dirty_bytes`` of others that are there when the program starts, and each byte that is new to L2 pushes
-    out its share of those that are left (as measured: 7 MB before 16 MiB are read, 26 before 64, 36 before 128).
+    stays until L2 is full; then each byte that is new to it pushes out its share of what is still to be written back
+    (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes`` it is
+    full of others' lines when the program starts, of which so many bytes are still to be written back; None: empty.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
@@ -70,7 +75,8 @@ def residency(
         touched = sum(_scanned(*phase, group_count)[1] for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
         capacity = min(most, capacity)  # one that holds all is as good as any larger one
-    back = (capacity_bytes, dirty_bytes) if writes_back else None
+    room = capacity if dirty_bytes is None else 0
+    back = (capacity_bytes, room, dirty_bytes or 0.0) if writes_back else None
     return _residency(phases, tensors, group_count, capacity, warm_bytes, back)
 
 
@@ -81,7 +87,7 @@ def _residency(
     group_count: int,
     capacity: int,
     warm_bytes: int | None,
-    back: tuple[int, float] | None,
+    back: tuple[int, int, float] | None,
 ) -> Residency:
     """Return what misses, for all programs whose blocks touch the same in the same order."""
     cache = _Cache(capacity, warm_bytes, back)
@@ -92,12 +98,12 @@ def _residency(
             cache.step(touched)
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
     read, used = {name: cache.traffic[name] for name, _, _ in tensors}, cache.traffic.items()
-    beyond = {name: min(1.0, t.evicted / t.written) for name, t in used if t.written} if back else through
+    outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
     others_count = max(1, group_count - 1)
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
-        cache.compulsory + sum(int(t.put_out * beyond[name]) for name, t in used if t.put_out),
+        cache.compulsory + (max(0, outputs - back[0]) if back else outputs),
         {name: min(1.0, t.met / t.read / others_count) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in used if t.written},
@@ -117,7 +123,6 @@ class _Traffic:
     written: int = 0
     placed: int = 0  #: written to where nothing of them was
     put_out: int = 0  #: of outputs that were written, once each
-    evicted: float = 0.0
     read_pushes: float = 0.0
     write_pushes: float = 0.0
 
@@ -126,14 +131,15 @@ class _Cache:
     """Least recently used, by regions; remembers in which step each was touched last.
 
     ``warm_bytes``: of inputs that lie in it from the start; None: none do.  ``back``: the capacity that what is written
-    stays in, and the bytes of others that do so at the start; None: writes go through.
+    stays in, how much of it is free, and the bytes of others that are still to be written back; None: writes go
+    through.
     """
 
-    def __init__(self, capacity: int, warm_bytes: int | None = None, back: tuple[int, float] | None = None) -> None:
+    def __init__(self, capacity: int, warm_bytes: int | None, back: tuple[int, int, float] | None) -> None:
         self.capacity, self.warm_bytes = capacity, warm_bytes
-        self._back_capacity, others = back or (0, 0.0)
+        self._back_capacity, self._free, others = back or (0, 0, 0.0)
         self._dirty = {"": others}  # bytes of each tensor, and of others, that are still to be written back
-        self._passed = 0  # bytes new to it so far
+        self._passed = 0  # bytes new to it since it is full
         self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
         self.compulsory = 0
@@ -200,13 +206,13 @@ class _Cache:
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
         """Let what is new to L2, by tensor, push out its share of what is to be written back."""
         new = sum(reads.values()) + sum(writes.values())
-        if not (new and self._back_capacity):
+        self._free, beyond = max(0, self._free - new), max(0, new - self._free)
+        if not (beyond and self._back_capacity):
             return
-        self._passed += new
-        share, pushed = -expm1(-new / self._back_capacity), 0.0
+        self._passed += beyond
+        share, pushed = -expm1(-beyond / self._back_capacity), 0.0
         for name, count in self._dirty.items():
             self._dirty[name] -= count * share
-            self.traffic[name].evicted += count * share
             pushed += count * share
         for name, count in reads.items():
             self.traffic[name].read_pushes += pushed * count / new

@@ -47,7 +47,7 @@ class Transfers:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
         l2, known = self.device.memory.l2, self._program.residencies
         writes_back = l2.writes is not None and l2.writes.value == "back"
-        dirty_bytes = l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
+        dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
         by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
         if by not in known:
             known[by] = residency(self._program, *by)

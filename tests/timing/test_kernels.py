@@ -253,7 +253,7 @@ def test_what_a_share_reads_again_is_in_l2() -> None:
     assert (held.read_misses["a"], held.read_misses["b"]) == (1 / 16, 1 / 32)
     # Where C does not fit beside A and B, more of it is written back before the end.
     pushed = [residency(program, 32, size, True).write_pushes["c"] for size in (2**25, 2**27)]
-    assert 1 > pushed[0] > 2 * pushed[1] > 0
+    assert 0.2 < pushed[0] < 1 and pushed[1] == 0
     whole = run(
         "gemm", problem=GemmProblem(m=1024, n=1024, k=512), tiling=WHOLE, numerics=False, trace_groups=()
     ).program
