@@ -168,6 +168,9 @@ class LaunchSpec(SpecModel):
     """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
     kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
+    products_overhead_s: Quantity | None = Field(
+        default=None, description="the same of a call whose kernels multiply; missing: kernel_overhead_s"
+    )
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
         default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
@@ -378,10 +381,16 @@ class DeviceSpec(HardwareModel):
         return cycles / self.clock_hz.value
 
     def clocked(self, flops: int) -> DeviceSpec:
-        """Return the device at the clock it has for a program with so many operations of products."""
-        if not flops or self.products_clock_hz is None:
+        """Return the device at the clock it has for a program with so many operations of products, and its launch."""
+        launch, clock = self.launch, self.products_clock_hz
+        slower = launch.products_overhead_s if launch is not None else None
+        if not flops or (clock is None and slower is None):
             return self
-        made = self.model_copy(update={"clock_hz": self.products_clock_hz, "products_clock_hz": None})
+        update: dict[str, Any] = {"clock_hz": clock or self.clock_hz, "products_clock_hz": None}
+        if launch is not None and slower is not None:
+            overhead = {"kernel_overhead_s": slower, "products_overhead_s": None}
+            update["launch"] = launch.model_copy(update=overhead)
+        made = self.model_copy(update=update)
         made._clock_share = made.clock_hz.value / self.clock_hz.value
         return made
 

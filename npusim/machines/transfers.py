@@ -47,7 +47,7 @@ class Transfers:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
         l2, known = self.device.memory.l2, self._program.residencies
         writes_back = l2.writes is not None and l2.writes.value == "back"
-        dirty_bytes = l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
+        dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
         by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
         if by not in known:
             known[by] = residency(self._program, *by)
@@ -152,11 +152,11 @@ class Transfers:
         """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
         source, target, held = step.srcs[0], step.dst, self.residency
         if isinstance(source, GlobalTile):
-            return ceil(source.payload_bytes * held.read_misses[source.tensor.name] * (1 + held.pushed_out))
+            name = source.tensor.name
+            return ceil(source.payload_bytes * (held.read_misses[name] + held.read_pushes.get(name, 0.0)))
         if isinstance(target, GlobalTile):
             name = target.tensor.name
-            pushed_out = held.pushed_out * held.new_writes.get(name, 0.0)
-            return ceil(target.payload_bytes * (held.write_misses[name] + pushed_out))
+            return ceil(target.payload_bytes * (held.write_misses[name] + held.write_pushes.get(name, 0.0)))
         return 0
 
 

@@ -7,7 +7,7 @@ the moment, so that a long program costs no more memory than its shapes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,10 @@ class Streams:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
         own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
-        shares = (held.read_misses, held.write_misses, held.shared_reads, held.read_waits, held.new_writes)
+        shares = [s for s in (getattr(held, f.name) for f in fields(held)) if not isinstance(s, int)]
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         own = *own, self.pipes
-        l2 = (held.pushed_out, *(tuple(s.items()) for s in shares))
+        l2 = tuple([tuple(s.items()) for s in shares])
         crowds = tuple(self.costs.crowds.items())
         #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
         self._priced_by = {

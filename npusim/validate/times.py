@@ -298,7 +298,8 @@ class Predictor:
             return timing.cycles / timing.clock_hz * MICROSECONDS
         if quantity == "phase1_us" and isinstance(timing, TimingResult) and timing.account is not None:
             first = timing.account.phases[0].cycles / timing.clock_hz
-            return (first + result.device.timed_launch().kernel_overhead_s.value) * MICROSECONDS
+            launch = result.device.clocked(result.program.flops).timed_launch()
+            return (first + launch.kernel_overhead_s.value) * MICROSECONDS
         if quantity == "tokens_per_s" and isinstance(result.problem, Problem):
             return result.problem.batch * result.problem.seq_q / result.latency_us * MICROSECONDS
         if quantity == "tflops" and isinstance(result.problem, Problem):

@@ -150,8 +150,30 @@ def test_a_tensor_that_is_never_read_misses_nothing() -> None:
 
 def test_new_bytes_push_out_their_share_of_what_others_left_to_be_written_back() -> None:
     program = touching([[read(K, h)] for h in range(8)])
-    assert residency(program, 1, 16 * HEAD).pushed_out == 0.0
-    held = residency(program, 1, 16 * HEAD, False, 12 * HEAD)
-    assert held.pushed_out * 8 * HEAD == pytest.approx(12 * HEAD * (1 - exp(-8 / 16)))
+    assert residency(program, 1, 16 * HEAD, True, 0.0).read_pushes["k"] == 0.0
+    held = residency(program, 1, 16 * HEAD, True, 12 * HEAD)
+    assert held.read_pushes["k"] * 8 == pytest.approx(12 * (1 - exp(-8 / 16)))
     twice = touching([[read(K, h)] for h in (*range(8), *range(8))])
-    assert residency(twice, 1, 16 * HEAD, False, 12 * HEAD).pushed_out == held.pushed_out
+    assert residency(twice, 1, 16 * HEAD, True, 12 * HEAD).read_pushes["k"] * 2 == pytest.approx(held.read_pushes["k"])
+
+
+def test_what_was_written_is_pushed_out_by_what_comes_after_it() -> None:
+    output = tensor("o", "output")
+    writes = [[Touch(output.tile(0, h, 0, 64), 0)] for h in range(8)]
+    alone, before = (residency(touching(*p), 1, 16 * HEAD, True, 0.0) for p in ([writes], [writes, [[read(K, 0)]]]))
+    assert alone.write_misses["o"] == 0.0
+    left = sum(exp(-n / 16) for n in range(1, 9))
+    assert alone.write_pushes["o"] * 8 == pytest.approx(8 - left)
+    assert before.write_pushes == alone.write_pushes
+    assert before.read_pushes["k"] == pytest.approx(left * (1 - exp(-1 / 16)))
+    # A region that is written again is no more to be written back; nor is anything new to L2.
+    again = residency(touching([writes[0]] * 3), 1, 16 * HEAD, True, 0.0)
+    assert again.write_pushes["o"] * 3 == pytest.approx(1 - exp(-1 / 16))
+
+
+def test_nothing_is_pushed_out_of_an_l2_with_room() -> None:
+    output = tensor("o", "output")
+    writes = [[Touch(output.tile(0, h, 0, 64), 0)] for h in range(8)]
+    fits, spills = (residency(touching(writes), 1, heads * HEAD, True) for heads in (8, 7))
+    assert fits.write_pushes["o"] == 0.0
+    assert spills.write_pushes["o"] == pytest.approx(1 - exp(-1 / 7))

@@ -289,7 +289,7 @@ def test_a_slot_of_odd_width_is_aligned_only_as_one_run(device: DeviceSpec) -> N
 
 def test_slots_and_outputs_that_stay_cross_l2_only(device: DeviceSpec) -> None:
     o = GlobalTensor("o", 1, 1, 64, 64, "float16", "output")
-    source, small = ub(64, 64, "float16"), load_device("ascend_910b2", {"memory.l2.capacity_bytes": "4096"})
+    source, small = ub(64, 64, "float16"), load_device("ascend_910b2", {"memory.l2.capacity_bytes": "128"})
     slot, out = tile("gm", 64, 64, "float16"), o.tile(0, 0, 0, 64)
     both = {"l2": 8192, "hbm": 8192}
     for chip, dst, links in ((device, slot, {"l2": 8192}), (device, out, {"l2": 8192}), (small, out, both)):
@@ -421,7 +421,7 @@ def test_links_of_a_merged_operation_add_up(device: DeviceSpec) -> None:
     o = GlobalTensor("o", 1, 1, 64, 64, "float16", "output")
     steps = tuple(Step(Opcode.COPY, o.tile(0, 0, row, 16), (ub(16, 64, "float16"),)) for row in (0, 16, 32))
     op = TileOp("store", "aiv.MTE3", "aiv.MTE3", steps)
-    small = load_device("ascend_910b2", {"memory.l2.capacity_bytes": "1024"})
+    small = load_device("ascend_910b2", {"memory.l2.capacity_bytes": "128"})
     assert dict(model(small, op, tensors=(o,)).of_op(op).link_bytes) == {"l2": 3 * 2048, "hbm": 3 * 2048}
 
 

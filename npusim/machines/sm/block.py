@@ -67,8 +67,8 @@ class ResidentBlock:
                 )
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
-        #: Whether slots in shared memory are released only at the end of an iteration.
-        self.keeps_operands = tiling.stages > 1
+        #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
+        self.keeps_operands = tiling.stages > 1 or (tiling.work is not None and not frame.phase.loop_axis)
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         products = [s for s in frame.stages if s.is_product]
         staged = (*frame.held, *self.visited) if tiling.slice_elements else self.visited
@@ -476,10 +476,13 @@ class GroupBlock(ResidentBlock):
 
     def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         products = [s for s in stages if s.is_product]
+        operands = tuple(dict.fromkeys(n for s in products for n in s.rows[0].srcs if n in self.shared))
         if not tile.cols or not products:
             yield from super()._tile(stages, block, tile)
+            if operands and not self.frame.phase.loop_axis:  # the next block takes their place once this one has ended
+                held = tuple(self._slot(self.near[n], n, block, tile, first=False) for n in operands)
+                yield from (self._op("end", stages[-1], g, FMA, (), held) for g in range(len(self.warps)))
             return
-        operands = tuple(dict.fromkeys(n for s in products for n in s.rows[0].srcs if n in self.shared))
         if self.tiling.slice_elements:
             yield from self._sliced_tile(stages, block, tile)
         elif self.tiling.stages == 1 and operands:

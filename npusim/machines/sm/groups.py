@@ -60,6 +60,8 @@ SPILL_ACCESSES = 1.45
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
 #: kernels (tests/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
+#: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
+UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
 #: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
 FLEX_BOUNDS = 4.0
 
@@ -157,7 +159,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     if products is None:
         library, plain = warp_issue(device).library, one_shot_tiling(phase, device)
         cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
-        return replace(plain, combine_cycles=cycles.value) if cycles is not None else plain, ""
+        return _unrolled(phase, plain) if cycles is None else replace(plain, combine_cycles=cycles.value), ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
@@ -423,6 +425,15 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
     return replace(plain, residents=room.blocks)
+
+
+def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
+    """Return the tiling of a loop without products as a compiler unrolls it: the loads of many tiles under way."""
+    assert tiling.work is not None
+    read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
+    sizes = [prod(phase.sizes[a] for a in phase.names[n].axes) for n in read]
+    most = UNROLLED_REGISTERS * WARP_LANES * tiling.work.warps // max(sizes, default=1)
+    return replace(tiling, loaded_tiles=max(tiling.loaded_tiles, min(UNROLLED_TILES, most)))
 
 
 def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
