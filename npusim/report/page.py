@@ -136,10 +136,12 @@ def _inline(data: object) -> str:
 
 @functools.cache
 def _vega() -> str:
+    from importlib.metadata import version
+
     import vl_convert
 
     code = "window.vegaEmbed = vegaEmbed;"
-    stamp = cache.digest(code, vl_convert.__version__)
+    stamp = cache.digest(code, version("vl-convert-python"))
     if (kept := cache.load("vega.js", stamp)) is None:
         kept = vl_convert.javascript_bundle(code).encode()  # without the notices of its parts; takes seconds
         cache.store("vega.js", stamp, kept, is_silent=True)
