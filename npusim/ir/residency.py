@@ -137,8 +137,7 @@ class _Cache:
 
     def __init__(self, capacity: int, warm_bytes: int | None, back: tuple[int, int, float] | None) -> None:
         self.capacity, self.warm_bytes = capacity, warm_bytes
-        self._back_capacity, self._free, others = back or (0, 0, 0.0)
-        self._dirty = {"": others}  # bytes of each tensor, and of others, that are still to be written back
+        self._back_capacity, self._free, self._dirty_bytes = back or (0, 0, 0.0)
         self._passed = 0  # bytes new to it since it is full
         self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
@@ -174,7 +173,7 @@ class _Cache:
                 traffic.placed += placed
                 new_writes[key[0]] += placed
                 if self._back_capacity:
-                    self._dirty[key[0]] = self._dirty.get(key[0], 0.0) + self._cleaned(key) * use.rows * use.row_bytes
+                    self._dirty_bytes += self._cleaned(key) * use.rows * use.row_bytes
                     self._written_at[key] = self._passed
                 if use.role == "output":
                     traffic.put_out += new
@@ -210,10 +209,8 @@ class _Cache:
         if not (beyond and self._back_capacity):
             return
         self._passed += beyond
-        share, pushed = -expm1(-beyond / self._back_capacity), 0.0
-        for name, count in self._dirty.items():
-            self._dirty[name] -= count * share
-            pushed += count * share
+        pushed = self._dirty_bytes * -expm1(-beyond / self._back_capacity)
+        self._dirty_bytes -= pushed
         for name, count in reads.items():
             self.traffic[name].read_pushes += pushed * count / new
         for name, count in writes.items():
