@@ -125,11 +125,13 @@ class Succession(NamedTuple):
     """How blocks follow one another on a core group where one begins before the one before it is through.
 
     ``alone``: a block as it is by itself, which its values are computed by.  ``meets``: keys of the blocks that are
-    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.
+    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.  ``blocks``:
+    those of the phase as they were before they knew one another, the same objects however far they overlap.
     """
 
     alone: Callable[[Block], Block]
     meets: Callable[[Block], tuple[Hashable, Hashable]]
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True, slots=True)

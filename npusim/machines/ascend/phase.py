@@ -26,7 +26,7 @@ from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_plac
 from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Instruction, Phase, Stage
     from npusim.ir.buffers import FlagKind, Ring
@@ -222,8 +222,9 @@ class AscendPhase:
         if self.tiling.is_work_list:
             blocks, shares = as_free(blocks, count)
         if self.is_continuous:
+            meets, family = _linked(self.lag)
+            linked = {"succession": Succession(_by_itself, meets, blocks), "family": family}
             blocks = successive(Itself(blocks), shares or count, self.lag)
-            linked = _linked(self.lag)
         return program_phase(
             self.frame,
             self.items,
@@ -541,9 +542,9 @@ def _family(lag: int, block: WorkTile) -> Hashable:
 
 
 @cache
-def _linked(lag: int) -> dict[str, Any]:
-    """Return what tells apart blocks that overlap so far."""
-    return {"succession": Succession(_by_itself, partial(_meets, lag)), "family": partial(_family, lag)}
+def _linked(lag: int) -> tuple[Callable[[WorkTile], tuple[Hashable, Hashable]], Callable[[WorkTile], Hashable]]:
+    """Return what tells apart blocks that overlap so far: what they meet, and their families."""
+    return partial(_meets, lag), partial(_family, lag)
 
 
 def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:
