@@ -145,10 +145,11 @@ class ProgramPhase:
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``memo_key`` stands for all that operations depend on but blocks and depths of rings, ``body_counts`` gives bodies
-    that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
-    all that values depend on; None where a machine does not say.  ``succession``: where blocks overlap one another.
-    ``is_joined``: it is of the launch of the phase before, behind a barrier of all cores.
+    ``memo_key`` stands for all that operations depend on but blocks, depths of rings and, where ``placed`` has them,
+    addresses that cost the same.  ``body_counts`` gives bodies that blocks do, with a key, and how often each of the
+    blocks does them, in whatever order, ``bits`` what stands for all that values depend on; None where a machine does
+    not say.  ``succession``: where blocks overlap one another.  ``is_joined``: it is of the launch of the phase before,
+    behind a barrier of all cores.
     """
 
     name: str
@@ -160,6 +161,7 @@ class ProgramPhase:
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     memo_key: Hashable = None
+    placed: Hashable = None
     body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
     family: Callable[[Block], Hashable] | None = None
@@ -275,7 +277,7 @@ def program_key(program: TileProgram) -> Hashable:
         for r in program.rings
     )
     tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
-    return rings, tensors, program.queues, program.l2, blocks_key(program)
+    return rings, tensors, program.queues, program.l2, blocks_key(program), *(p.placed for p in program.phases)
 
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:

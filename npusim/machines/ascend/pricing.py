@@ -357,6 +357,16 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     return _group(address, banks), address // span
 
 
+def place_of(start: int, size: int, banks: BankSpec) -> Hashable:
+    """Return what tells in which banks the addresses of some bytes are: where they begin in a row of all groups.
+
+    And which span they lie in; of bytes in two, their address.
+    """
+    row = banks.row_bytes.value * banks.group_count.value
+    span, last = start // (row * banks.rows_count.value), (start + size - 1) // (row * banks.rows_count.value)
+    return (start % row, span) if span == last else start
+
+
 Instructions = list[tuple[str, int]]
 
 
