@@ -125,8 +125,8 @@ class Succession(NamedTuple):
     """How blocks follow one another on a core group where one begins before the one before it is through.
 
     ``alone``: a block as it is by itself, which its values are computed by.  ``meets``: keys of the blocks that are
-    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.  ``blocks``:
-    those of the phase as they were before they knew one another, the same objects however far they overlap.
+    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.  ``blocks``
+    are those of the phase by themselves; from them, who deals and ``meets`` the others follow.
     """
 
     alone: Callable[[Block], Block]
@@ -167,6 +167,11 @@ class ProgramPhase:
     family: Callable[[Block], Hashable] | None = None
     succession: Succession | None = None
     is_joined: bool = False
+
+    @property
+    def alone(self) -> Sequence[Block]:
+        """Its blocks as they are by themselves: one object however far they overlap one another."""
+        return self.succession.blocks if self.succession else self.blocks
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
@@ -277,12 +282,13 @@ def program_key(program: TileProgram) -> Hashable:
         for r in program.rings
     )
     tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
-    return rings, tensors, program.queues, program.l2, blocks_key(program), *(p.placed for p in program.phases)
+    phases = tuple((p.placed, p.succession and p.succession.meets) for p in program.phases)
+    return rings, tensors, program.queues, program.l2, blocks_key(program), phases
 
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
-    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
-    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+    """Return what programs share whose blocks are alike and cost alike, but for depths of rings and overlaps."""
+    return tuple((p.memo_key, _content(Itself(p.alone)), tuple(map(tuple, p.dealt))) for p in program.phases)
 
 
 @kept_by_blocks(lambda _content, blocks: len(blocks.thing))

@@ -7,6 +7,7 @@ work at the same time.  Without products each vector core goes through its own s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, compress
@@ -26,7 +27,7 @@ from npusim.machines.frame import Emit, Emitter, Frame, block_at, body, shape_an
 from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from npusim.algorithms.phase import Instruction, Phase, Stage
     from npusim.ir.buffers import FlagKind, Ring
@@ -72,7 +73,7 @@ class AscendPhase:
         ]
         group.allocator.check()
         self._content, self.placed = self._contents(first_ring)
-        self._banks = self._banks_of(frame.stages)
+        self._banks = tuple([self._banks_of([s]) for s in self.rows])
         self.memo_key = interned((self._content, self._banks))
         # One function a part for all blocks: bodies are shared by what they are made of.
         self._check_states()
@@ -230,14 +231,15 @@ class AscendPhase:
         """Return the phase of the program."""
         body_counts = self._body_counts if self.parts else None
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
-        blocks, shares = self.phase.cells, tuple[tuple[int, ...], ...]()
+        blocks: Sequence[WorkTile] = self.phase.cells
+        shares = tuple[tuple[int, ...], ...]()
         count, linked = self.group.device.group_count.value, dict[str, Any]()
         if self.tiling.is_work_list:
             blocks, shares = as_free(blocks, count)
         if self.is_continuous:
             meets, family = _linked(self.lag)
             linked = {"succession": Succession(_by_itself, meets, blocks), "family": family}
-            blocks = successive(Itself(blocks), shares or count, self.lag)
+            blocks = _successive(Itself(blocks), shares or count, self.lag)
         return program_phase(
             self.frame,
             self.items,
@@ -494,25 +496,44 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     return list(shapes.values())
 
 
-@kept_by_blocks(lambda blocks, *_: len(blocks))
-def successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> tuple[WorkTile, ...]:
-    """Return blocks that know what is under way when they begin.
+class Successive(Sequence[WorkTile]):
+    """Blocks that know what is under way when they begin; those of a core group do once somebody asks for one.
 
     ``shares``: numbers of those of each core group, in order; or how many groups they are dealt to in turn.
     """
-    listed: Sequence[WorkTile] = blocks.thing
-    if isinstance(shares, int):
-        shares = [range(group, len(listed), shares) for group in range(shares)]
-    linked = list(listed)
-    for numbers in shares:
+
+    def __init__(self, blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int) -> None:
+        self._alone, self._lag, self._linked = blocks, lag, dict[int, WorkTile]()
+        listed = [range(n, len(blocks), shares) for n in range(shares)] if isinstance(shares, int) else shares
+        self._mates = {number: numbers for numbers in listed for number in numbers}
+
+    def __len__(self) -> int:
+        return len(self._alone)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        if at not in self._linked:
+            self._link(self._mates[at])
+        return self._linked[at]
+
+    def __iter__(self) -> Iterator[WorkTile]:
+        return (self[n] for n in range(len(self)))
+
+    def _link(self, numbers: Sequence[int]) -> None:
         before: tuple[WorkTile, ...] = ()
         for left, number in enumerate(numbers, 1 - len(numbers)):
-            b = listed[number]
-            linked[number] = WorkTile(
+            b = self._alone[number]
+            self._linked[number] = WorkTile(
                 b.batch, b.head, b.spans, b.runs, b.causal_offset, b.place, before, leaves_open=left < 0
             )
-            before = _under_way((*before, b), lag)
-    return tuple(linked)
+            before = _under_way((*before, b), self._lag)
+
+
+@kept_by_blocks(lambda blocks, *_: len(blocks))
+def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> Successive:
+    """Return blocks that know one another, one object for all tilings that have them."""
+    return Successive(blocks.thing, shares, lag)
 
 
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
