@@ -273,10 +273,11 @@ class _Facts:
 def _transposed(rows: Sequence[int], width: int) -> list[int]:
     """Return for each of ``width`` bits the rows in which it is set, as bits of one number."""
     size = ceil_div(width, 8)
-    listed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in rows), np.uint8).reshape(len(rows), size)
+    listed = np.frombuffer(b"".join([row.to_bytes(size, "little") for row in rows]), np.uint8).reshape(len(rows), size)
     bits = np.unpackbits(listed, axis=1, count=width, bitorder="little")
     columns = np.packbits(bits.T, axis=1, bitorder="little")
-    return [int.from_bytes(column, "little") for column in map(bytes, columns)]
+    packed, size = columns.tobytes(), columns.shape[1]
+    return [int.from_bytes(packed[n * size : (n + 1) * size], "little") for n in range(width)]
 
 
 def _bits(mask: int) -> Iterator[int]:

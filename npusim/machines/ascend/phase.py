@@ -129,7 +129,7 @@ class AscendPhase:
     def _banks_of(self, stages: Sequence[Stage]) -> Hashable:
         """Return what of addresses the templates and costs of stages depend on: the banks of what rows work on."""
         names = {n for s in stages if s in self.rows for n in (*self.rows[s].names, *self.rows[s].masks)}
-        return interned(tuple([v.banks_of(names) for v in self.vectors]))
+        return interned(self.vectors[0].banks_of(names)) if names else ()  # vector cores are alike
 
     def _emitter(self, name: Hashable, emit: Emit, stages: Sequence[Stage] | None = None) -> Emitter:
         """Return a function of a tile, told apart by its name and the banks of some stages; of all by default."""
@@ -300,7 +300,7 @@ class AscendPhase:
         for s, p in self.products.items():
             if part in (None, self._part_of(s)):
                 yield from p.open(block, tile)
-        states = [n for n, first in self._parts_of_states().items() if part in (None, first)]
+        states = [n for n, first in self._parts_of_states.items() if part in (None, first)]
         for v in self.vectors:
             yield from v.start(v.mine(self._height(block)), states)
 
@@ -308,14 +308,15 @@ class AscendPhase:
         for s, p in self.products.items():
             if part in (None, self._part_of(s)):
                 yield from p.close(block, tile)
-        lasting = [n for n in self._lasting() if self._parts_of_states()[n] == part]
+        lasting = [n for n in self._lasting() if self._parts_of_states[n] == part]
         for v in self.vectors if lasting else ():
             yield from v.keep(v.mine(self._height(block)), lasting)
         if part in (None, len(self.cuts) - 1):
             yield from self._stages(self.phase.finish, self.vectors, block, tile)
 
+    @cached_property
     def _parts_of_states(self) -> dict[str, int]:
-        """Return the part of the pipeline that uses each state."""
+        """The part of the pipeline that uses each state."""
         parts: dict[str, int] = {}
         for state, what in self.phase.names.items():
             if what.start is not None:
@@ -331,8 +332,8 @@ class AscendPhase:
         """Return the states that end before the block does, with their copies: so many blocks may be under way."""
         if not self.is_continuous:
             return {}
-        read = {n for n in self._parts_of_states() if any(self._is_used(n, s) for s in self.phase.finish)}
-        return {n: self.lag + 2 for n in read if self._parts_of_states()[n] < len(self.cuts) - 1}
+        read = {n for n in self._parts_of_states if any(self._is_used(n, s) for s in self.phase.finish)}
+        return {n: self.lag + 2 for n in read if self._parts_of_states[n] < len(self.cuts) - 1}
 
     def _stages(
         self, stages: Sequence[Stage], cores: list[VectorShare], block: WorkTile, tile: Visit, *, is_work: bool = False
@@ -461,7 +462,7 @@ class AscendPhase:
 
     def _alone(self, block: WorkTile) -> Iterator[Item]:
         """Yield each vector core's slices: loops run inside a slice, no core waits for another."""
-        loops, finish, states = self.phase.loops, self.phase.finish, list(self._parts_of_states())
+        loops, finish, states = self.phase.loops, self.phase.finish, list(self._parts_of_states)
         height = next(iter(self.rows.values())).height
         for v in self.vectors:
             mine = v.mine(self._height(block))

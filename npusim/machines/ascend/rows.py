@@ -7,7 +7,7 @@ slot in global memory, or lies in UB; what a product reads goes to a slot there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
@@ -290,21 +290,26 @@ class VectorShare:
         for parts in alike.values():
             yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
 
+    @cached_property
+    def _wide(self) -> list[tuple[str, int, int, int]]:
+        """What has more than a column: where each begins, its bytes, and bytes from row to row, 0 where these vary."""
+        frame, spilled = self.frame, self.spilled.items()
+        slots = [(n, slot) for n, at in spilled for slot in (at.slot, at.back)]
+        kinds = (self.ins, self.outs, self.masks, self.cross, self.carried, self.lasting)
+        rings = [*slots, *(named for kind in kinds for named in kind.items())]
+        runs = [(n, r.offset_bytes, r.slot_bytes) for n, r in rings if r.space == self.core.ub]
+        runs += [(n, t.offset_bytes, frame.size_bytes(n, t.rows * t.stride)) for n, t in self.tiles.items()]
+        pitches = {n: 0 if n in self.dropped else frame.row_bytes(n, 1) for n, _, _ in runs if frame.width(n) > 1}
+        return [(n, start, size, pitches[n]) for n, start, size in runs if n in pitches]
+
     def banks_of(self, names: Collection[str]) -> Hashable:
         """Return where names lie as far as costs depend on it: in which banks, of what has more than a column."""
-        banks, frame = banks_of(self.group.device, AIV, "VECTOR"), self.frame
+        banks = banks_of(self.group.device, AIV, "VECTOR")
         if banks is None:
             return ()
-        known = {n for n in (*names, *(frame.storage.get(n, n) for n in names)) if frame.width(n) > 1}
-        spilled = [(n, slot) for n, at in self.spilled.items() for slot in (at.slot, at.back)]
-        kinds = (self.ins, self.outs, self.masks, self.cross, self.carried, self.lasting)
-        rings = [(n, r) for n, r in (*spilled, *(named for kind in kinds for named in kind.items())) if n in known]
-        listed = [(n, r.offset_bytes, r.slot_bytes) for n, r in rings if r.space == self.core.ub]
-        tiles = [(n, t) for n, t in self.tiles.items() if n in known]
-        listed += [(n, t.offset_bytes, frame.size_bytes(n, t.rows * t.stride)) for n, t in tiles]
-        # Of what comes in parts of slots rows are as far apart as a tile is wide.
-        pitches = [0 if n in self.dropped else frame.row_bytes(n, 1) for n, _, _ in listed]
-        return tuple(n for n, _, _ in listed), places_in([(a, b) for _, a, b in listed], pitches, banks)
+        known = {*names, *(self.frame.storage.get(n, n) for n in names)}
+        wide = [place for place in self._wide if place[0] in known]
+        return tuple([n for n, *_ in wide]), places_in([place[1:] for place in wide], banks)
 
     def _banks_of(self, s: RowsStage, part: RowSlice) -> Hashable:
         """Return the banks in which a slice's rows of states begin: what slices may differ in, besides their size."""
