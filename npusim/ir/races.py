@@ -81,9 +81,10 @@ class _Facts:
         self.places = automaton.alike if isinstance(automaton.alike, PlaceTable) else PlaceTable(automaton)
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.queues = len(self.program.queues)
-        waited = {p for e in self.endpoints for p in e.peers}
+        #: Who waits for each endpoint's flags.
+        self._waiting = [[e for e in self.endpoints if peer.index in e.peers] for peer in self.endpoints]
         #: Where each endpoint's flags begin among the agents: as many as its ring has slots can still be waited for.
-        counts = (e.depth if e.index in waited else 0 for e in self.endpoints)
+        counts = (e.depth if self._waiting[e.index] else 0 for e in self.endpoints)
         self.flags = list(accumulate(counts, initial=self.queues))
         self._visited: set[int] = set()
         self._resolved: dict[int, tuple[list[Resolved], list[int], int]] = {}
@@ -124,10 +125,9 @@ class _Facts:
         cursors = [c + a for c, a in zip(node.cursors, node.advance, strict=True)]
         agents = (1 << self.queues) - 1
         for peer, (first, end) in enumerate(pairwise(self.flags)):
-            awaited = (required_count(e, cursors[e.index]) for e in self.endpoints if peer in e.peers)
+            awaited = [required_count(e, cursors[e.index]) for e in self._waiting[peer]]
             oldest = max(0, min(awaited, default=0) - 1 - cursors[peer] + end - first)
-            for agent in range(first + oldest, end):
-                agents |= 1 << agent
+            agents |= max(0, (1 << end) - (1 << first + oldest))
         return agents
 
     # ---------------------------------------------------------------- facts
