@@ -120,7 +120,8 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[Any], Ints, I
     """Return bodies, how often a block of each class does each, and how many blocks of each class core groups have."""
     families = families_of(phase) if phase.body_counts is None else None
     if families is None:
-        examples, class_counts = _dealt(Itself(phase.blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
+        blocks = phase.blocks if phase.body_counts is None else phase.alone
+        examples, class_counts = _dealt(Itself(blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
         if phase.body_counts is None:  # a block is a body
             return examples, np.eye(len(examples), dtype=np.int64), class_counts
         bodies, counts = zip(*phase.body_counts(examples), strict=True)

@@ -150,7 +150,7 @@ def methods_of(kind: Any) -> tuple[object, ...]:
     return tuple(f for base in getattr(kind, "__mro__", ()) for f in vars(base).values() if callable(f)) or (kind,)
 
 
-@lru_cache(maxsize=48)
+@lru_cache(maxsize=192)
 def memo(memo_key: Hashable, ends: Hashable, kind: str) -> dict[Any, Any]:
     """Return what was made so far of the bodies of one key, in programs of these queues and rings; to be added to."""
     return {}

@@ -125,11 +125,13 @@ class Succession(NamedTuple):
     """How blocks follow one another on a core group where one begins before the one before it is through.
 
     ``alone``: a block as it is by itself, which its values are computed by.  ``meets``: keys of the blocks that are
-    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.
+    under way when it begins, and when it hands on; a block follows those alone that leave what it meets.  ``blocks``
+    are those of the phase by themselves; from them, who deals and ``meets`` the others follow.
     """
 
     alone: Callable[[Block], Block]
     meets: Callable[[Block], tuple[Hashable, Hashable]]
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,11 @@ class ProgramPhase:
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``memo_key`` stands for all that operations depend on but blocks and depths of rings, ``body_counts`` gives bodies
-    that blocks do, with a key, and how often each of the blocks does them, in whatever order, ``bits`` what stands for
-    all that values depend on; None where a machine does not say.  ``succession``: where blocks overlap one another.
-    ``is_joined``: it is of the launch of the phase before, behind a barrier of all cores.
+    ``memo_key`` stands for all that operations depend on but blocks, depths of rings and, where ``placed`` has them,
+    addresses that cost the same.  ``body_counts`` gives bodies that blocks do, with a key, and how often each of the
+    blocks does them, in whatever order, ``bits`` what stands for all that values depend on; None where a machine does
+    not say.  ``succession``: where blocks overlap one another.  ``is_joined``: it is of the launch of the phase before,
+    behind a barrier of all cores.
     """
 
     name: str
@@ -158,11 +161,17 @@ class ProgramPhase:
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     memo_key: Hashable = None
+    placed: Hashable = None
     body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
     family: Callable[[Block], Hashable] | None = None
     succession: Succession | None = None
     is_joined: bool = False
+
+    @property
+    def alone(self) -> Sequence[Block]:
+        """Its blocks as they are by themselves: one object however far they overlap one another."""
+        return self.succession.blocks if self.succession else self.blocks
 
     def blocks_of_group(self, group: int, group_count: int) -> Sequence[Block]:
         """Return the blocks that core group ``group`` of ``group_count`` runs, in order."""
@@ -273,12 +282,13 @@ def program_key(program: TileProgram) -> Hashable:
         for r in program.rings
     )
     tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
-    return rings, tensors, program.queues, program.l2, blocks_key(program)
+    phases = tuple((p.placed, p.succession and p.succession.meets) for p in program.phases)
+    return rings, tensors, program.queues, program.l2, blocks_key(program), phases
 
 
 def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
-    """Return what programs share whose blocks are alike and do alike, but for depths of rings."""
-    return tuple((p.memo_key, _content(Itself(p.blocks)), tuple(map(tuple, p.dealt))) for p in program.phases)
+    """Return what programs share whose blocks are alike and cost alike, but for depths of rings and overlaps."""
+    return tuple((p.memo_key, _content(Itself(p.alone)), tuple(map(tuple, p.dealt))) for p in program.phases)
 
 
 @kept_by_blocks(lambda _content, blocks: len(blocks.thing))

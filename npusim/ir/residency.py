@@ -67,7 +67,7 @@ def residency(
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input")
-    phases = tuple([(Itself(phase.blocks), phase.footprint) for phase in program.phases])
+    phases = tuple([(Itself(phase.alone), phase.footprint) for phase in program.phases])
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     warm_bytes = inputs if program.l2 == "warm" else None
     capacity = max(0, capacity_bytes - slots)

@@ -230,6 +230,7 @@ class Builder:
         self._sizes: dict[str, Callable[[int], int]] = {}
         self._tensors = dict(program.tensors)
         self._block: Any = None
+        self._placed: Hashable = None
 
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase, families where operations are condensed (`npusim.ir.families`).
@@ -239,7 +240,7 @@ class Builder:
         Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
         not to be written or leaves its slot, or a body that looks at what it must not depend on.
         """
-        self._bodies = {}
+        self._bodies, self._placed = {}, phase.placed
         families = families_of(phase) if self.condense is condensed and not one_by_one else None
         if families is not None:
             return [self._of_family(phase, family) for family in families]
@@ -319,7 +320,7 @@ class Builder:
         except ProgramError as error:
             raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
         if body.memo_key is not None:
-            known = memo(body.memo_key, self.walker.ends, self.condense.__name__)
+            known = memo((body.memo_key, self._placed), self.walker.ends, self.condense.__name__)
         if key not in known:
             symbols: list[Symbol] = []
             at = opaque(body.at, "at", symbols)

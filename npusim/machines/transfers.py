@@ -150,12 +150,12 @@ class Transfers:
 
     def _beyond(self, step: Step) -> int:
         """Return how many bytes of a move come from or go beyond L2, by the share of its tensor that does."""
-        source, target, held = step.srcs[0], step.dst, self.residency
+        source, target = step.srcs[0], step.dst
         if isinstance(source, GlobalTile):
-            name = source.tensor.name
+            name, held = source.tensor.name, self.residency
             return ceil(source.payload_bytes * (held.read_misses[name] + held.read_pushes.get(name, 0.0)))
         if isinstance(target, GlobalTile):
-            name = target.tensor.name
+            name, held = target.tensor.name, self.residency
             return ceil(target.payload_bytes * (held.write_misses[name] + held.write_pushes.get(name, 0.0)))
         return 0
 

@@ -7,6 +7,7 @@ work at the same time.  Without products each vector core goes through its own s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import accumulate, compress
@@ -22,11 +23,11 @@ from npusim.machines.ascend.group import CUBE, FIXP, GM, L1, MTE1, MTE2, PING_PO
 from npusim.machines.ascend.product import CubeProduct, cube_rings
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.base import program_phase
-from npusim.machines.frame import Emitter, Frame, block_at, body, shape_and_place
+from npusim.machines.frame import Emit, Emitter, Frame, block_at, body, shape_and_place
 from npusim.units import round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from npusim.algorithms.phase import Instruction, Phase, Stage
     from npusim.ir.buffers import FlagKind, Ring
@@ -71,17 +72,21 @@ class AscendPhase:
             for core in (group.vector_cores if self.rows else ())
         ]
         group.allocator.check()
-        self.memo_key = memo_key = interned(self._content(first_ring))
+        self._content, self.placed = self._contents(first_ring)
+        self._banks = tuple([self._banks_of([s]) for s in self.rows])
+        self.memo_key = interned((self._content, self._banks))
         # One function a part for all blocks: bodies are shared by what they are made of.
         self._check_states()
         self._check_handed()
-        self.parts = [Emitter(memo_key, n, partial(self._stages, cut, self.vectors)) for n, cut in enumerate(self.cuts)]
+        self.parts = [
+            self._emitter(n, partial(self._stages, cut, self.vectors), cut) for n, cut in enumerate(self.cuts)
+        ]
         #: With the tiles by which each is behind the first.
         self.lagging = [(part, tiling.ahead * i) for i, part in enumerate(self.parts)]
-        self.start, self.end = Emitter(memo_key, "start", self._open), Emitter(memo_key, "finish", self._close)
+        self.start, self.end = self._emitter("start", self._open), self._emitter("finish", self._close)
         numbers = range(len(self.cuts))
-        self.opens = [Emitter(memo_key, f"start {n}", partial(self._open, part=n)) for n in numbers]
-        self.closes = [Emitter(memo_key, f"finish {n}", partial(self._close, part=n)) for n in numbers]
+        self.opens = [self._emitter(f"start {n}", partial(self._open, part=n)) for n in numbers]
+        self.closes = [self._emitter(f"finish {n}", partial(self._close, part=n)) for n in numbers]
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
@@ -95,31 +100,40 @@ class AscendPhase:
         Products depend on less than the phase: tilings that differ in their slices of rows alone share them.
         """
         of_products = interned(("products", self._products_content))
+        emits = {s: partial(self._stages, (s,), self.vectors[:1], is_work=True) for s in self.parts_of_loop}
+        works = ((s, ("work", s.name), emit) for s, emit in emits.items())
         return tuple(
-            Emitter(
-                of_products if s.is_product else self.memo_key,
-                ("work", s.name),
-                partial(self._stages, (s,), self.vectors[:1], is_work=True),
-            )
-            for s in (self.phase.loops[0].stages if self.parts else ())
+            Emitter(of_products, name, emit) if s.is_product else self._emitter(name, emit, [s])
+            for s, name, emit in works
         )
 
-    def _content(self, first_ring: int) -> Hashable:
-        """Return what operations depend on: all but blocks, coordinates, lengths of tensors, depths of rings."""
+    def _contents(self, first_ring: int) -> tuple[Hashable, Hashable]:
+        """Return what operations depend on but for addresses, and those: the check looks at them, costs at few.
+
+        All but blocks, coordinates, lengths of tensors, depths of rings.
+        """
         group, tiling = self.group, self.tiling
         placed = group.allocator.rings[first_ring:]
-        rings = tuple(
-            (r.name, r.space, r.space != GM and r.offset_bytes, r.slot_bytes, r.producers, r.consumers, r.flag, r.peeks)
-            for r in placed
-        )
-        tiles = [tuple(v.tiles.items()) for v in self.vectors]
+        rings = tuple((r.name, r.space, r.slot_bytes, r.producers, r.consumers, r.flag, r.peeks) for r in placed)
+        tiles = tuple(tuple((n, t.rows, t.cols, t.stride, t.fmt) for n, t in v.tiles.items()) for v in self.vectors)
         plans = tuple((p.name, p.plan) for p in self.products.values())
         pace = tiling.barriers, tiling.together, tiling.extra, tiling.code
         order = tiling.order, tiling.slots, self.is_continuous
         by = Itself(group.device), self.frame.content, *map(methods_of, (AscendPhase, CubeProduct, VectorShare)), plans
         of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
         self._products_content = *by, tuple(compress(rings, of_products))
-        return *by, rings, tuple(tiles), tiling.elements, tiling.spilled, pace, order
+        addresses = tuple(t.offset_bytes for v in self.vectors for t in v.tiles.values())
+        content = interned((*by, rings, tiles, tiling.elements, tiling.spilled, pace, order))
+        return content, interned((*(r.space != GM and r.offset_bytes for r in placed), *addresses))
+
+    def _banks_of(self, stages: Sequence[Stage]) -> Hashable:
+        """Return what of addresses the templates and costs of stages depend on: the banks of what rows work on."""
+        names = {n for s in stages if s in self.rows for n in (*self.rows[s].names, *self.rows[s].masks)}
+        return interned(tuple([v.banks_of(names) for v in self.vectors]))
+
+    def _emitter(self, name: Hashable, emit: Emit, stages: Sequence[Stage] | None = None) -> Emitter:
+        """Return a function of a tile, told apart by its name and the banks of some stages; of all by default."""
+        return Emitter(self._content, (name, self._banks if stages is None else self._banks_of(stages)), emit)
 
     def _place_turn(self) -> Ring | None:
         """Place the slot that the core takes before it loads, and that is given back when others are through."""
@@ -217,13 +231,15 @@ class AscendPhase:
         """Return the phase of the program."""
         body_counts = self._body_counts if self.parts else None
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)
-        blocks, shares = self.phase.cells, tuple[tuple[int, ...], ...]()
+        blocks: Sequence[WorkTile] = self.phase.cells
+        shares = tuple[tuple[int, ...], ...]()
         count, linked = self.group.device.group_count.value, dict[str, Any]()
         if self.tiling.is_work_list:
             blocks, shares = as_free(blocks, count)
         if self.is_continuous:
-            blocks = successive(Itself(blocks), shares or count, self.lag)
-            linked = _linked(self.lag)
+            meets, family = _linked(self.lag)
+            linked = {"succession": Succession(_by_itself, meets, blocks), "family": family}
+            blocks = _successive(Itself(blocks), shares or count, self.lag)
         return program_phase(
             self.frame,
             self.items,
@@ -233,6 +249,7 @@ class AscendPhase:
             blocks=blocks,
             dealt=shares,
             memo_key=self.memo_key,
+            placed=self.placed,
             body_counts=body_counts,
             bits=self._bits,
             **linked,
@@ -479,25 +496,44 @@ def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
     return list(shapes.values())
 
 
-@kept_by_blocks(lambda blocks, *_: len(blocks))
-def successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> tuple[WorkTile, ...]:
-    """Return blocks that know what is under way when they begin.
+class Successive(Sequence[WorkTile]):
+    """Blocks that know what is under way when they begin; those of a core group do once somebody asks for one.
 
     ``shares``: numbers of those of each core group, in order; or how many groups they are dealt to in turn.
     """
-    listed: Sequence[WorkTile] = blocks.thing
-    if isinstance(shares, int):
-        shares = [range(group, len(listed), shares) for group in range(shares)]
-    linked = list(listed)
-    for numbers in shares:
+
+    def __init__(self, blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int) -> None:
+        self._alone, self._lag, self._linked = blocks, lag, dict[int, WorkTile]()
+        listed = [range(n, len(blocks), shares) for n in range(shares)] if isinstance(shares, int) else shares
+        self._mates = {number: numbers for numbers in listed for number in numbers}
+
+    def __len__(self) -> int:
+        return len(self._alone)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(self[n] for n in range(*at.indices(len(self))))
+        if at not in self._linked:
+            self._link(self._mates[at])
+        return self._linked[at]
+
+    def __iter__(self) -> Iterator[WorkTile]:
+        return (self[n] for n in range(len(self)))
+
+    def _link(self, numbers: Sequence[int]) -> None:
         before: tuple[WorkTile, ...] = ()
         for left, number in enumerate(numbers, 1 - len(numbers)):
-            b = listed[number]
-            linked[number] = WorkTile(
+            b = self._alone[number]
+            self._linked[number] = WorkTile(
                 b.batch, b.head, b.spans, b.runs, b.causal_offset, b.place, before, leaves_open=left < 0
             )
-            before = _under_way((*before, b), lag)
-    return tuple(linked)
+            before = _under_way((*before, b), self._lag)
+
+
+@kept_by_blocks(lambda blocks, *_: len(blocks))
+def _successive(blocks: Itself, shares: Sequence[Sequence[int]] | int, lag: int) -> Successive:
+    """Return blocks that know one another, one object for all tilings that have them."""
+    return Successive(blocks.thing, shares, lag)
 
 
 def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
@@ -541,9 +577,9 @@ def _family(lag: int, block: WorkTile) -> Hashable:
 
 
 @cache
-def _linked(lag: int) -> dict[str, Any]:
-    """Return what tells apart blocks that overlap so far."""
-    return {"succession": Succession(_by_itself, partial(_meets, lag)), "family": partial(_family, lag)}
+def _linked(lag: int) -> tuple[Callable[[WorkTile], tuple[Hashable, Hashable]], Callable[[WorkTile], Hashable]]:
+    """Return what tells apart blocks that overlap so far: what they meet, and their families."""
+    return partial(_meets, lag), partial(_family, lag)
 
 
 def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:

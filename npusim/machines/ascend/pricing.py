@@ -357,6 +357,21 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     return _group(address, banks), address // span
 
 
+def places_in(runs: Sequence[tuple[int, int]], pitches: Sequence[int], banks: BankSpec) -> Hashable:
+    """Return what says which rows of some tiles lie in one bank, or group of banks: alike, work on them costs the same.
+
+    ``runs``: where each tile begins, and its bytes; ``pitches``: bytes from row to row, 0 where these vary.
+    """
+    row = banks.row_bytes.value * banks.group_count.value
+    span = row * banks.rows_count.value
+    if any(start // span != (start + size - 1) // span for start, size in runs):
+        return tuple(start for start, _ in runs)
+    if not all(pitch and pitch % row == 0 for pitch in pitches):
+        return tuple((start % row, start // span) for start, _ in runs)
+    groups: dict[int, int] = {}  # all rows of a tile begin in one
+    return tuple((groups.setdefault(_group(start, banks), len(groups)), start // span) for start, _ in runs)
+
+
 Instructions = list[tuple[str, int]]
 
 

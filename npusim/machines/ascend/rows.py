@@ -15,12 +15,12 @@ from npusim.ir.op import Opcode, Pace, Step
 from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
 from npusim.machines.ascend.group import AIV, GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
-from npusim.machines.ascend.pricing import bank_of, banks_of
+from npusim.machines.ascend.pricing import bank_of, banks_of, places_in
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -289,6 +289,22 @@ class VectorShare:
             alike.setdefault((part.rows, self._pace(s, part), self._banks_of(s, part)), []).append(part)
         for parts in alike.values():
             yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
+
+    def banks_of(self, names: Collection[str]) -> Hashable:
+        """Return where names lie as far as costs depend on it: in which banks, of what has more than a column."""
+        banks, frame = banks_of(self.group.device, AIV, "VECTOR"), self.frame
+        if banks is None:
+            return ()
+        known = {n for n in (*names, *(frame.storage.get(n, n) for n in names)) if frame.width(n) > 1}
+        spilled = [(n, slot) for n, at in self.spilled.items() for slot in (at.slot, at.back)]
+        kinds = (self.ins, self.outs, self.masks, self.cross, self.carried, self.lasting)
+        rings = [(n, r) for n, r in (*spilled, *(named for kind in kinds for named in kind.items())) if n in known]
+        listed = [(n, r.offset_bytes, r.slot_bytes) for n, r in rings if r.space == self.core.ub]
+        tiles = [(n, t) for n, t in self.tiles.items() if n in known]
+        listed += [(n, t.offset_bytes, frame.size_bytes(n, t.rows * t.stride)) for n, t in tiles]
+        # Of what comes in parts of slots rows are as far apart as a tile is wide.
+        pitches = [0 if n in self.dropped else frame.row_bytes(n, 1) for n, _, _ in listed]
+        return tuple(n for n, _, _ in listed), places_in([(a, b) for _, a, b in listed], pitches, banks)
 
     def _banks_of(self, s: RowsStage, part: RowSlice) -> Hashable:
         """Return the banks in which a slice's rows of states begin: what slices may differ in, besides their size."""
