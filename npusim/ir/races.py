@@ -330,14 +330,16 @@ class PlaceTable:
     """
 
     def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
-        self.automaton, self.program = automaton, automaton.program
+        # Not the automaton itself, which keeps this: what refers to one another is not given up with its last user.
+        self.program, self.endpoints = automaton.program, automaton.endpoints
+        self.bases, self.ranges = automaton.bases, automaton.ranges
         self.rings = [Places(ring.depth) for ring in self.program.rings]
         self.memories: dict[str, Places] = defaultdict(lambda: Places(1))
         self.regions = Places(1)
         self._overlaid: set[int] = set()
         pieces = {id(p): p for shape in automaton.shapes for p in pieces_of(shape.parts)}.values()
         self._unasked = {r for piece in pieces for r in self._rings_unasked(piece)}
-        self._number_places(pieces)
+        self._number_places(pieces, automaton.nodes)
         base = 0
         for places in self._all():
             _find_conflicts(places, self._meet)
@@ -360,7 +362,7 @@ class PlaceTable:
         asked: set[int] = set()
         for op in piece.operations:
             for index, first, last in op.uses:
-                endpoint = self.automaton.endpoints[index]
+                endpoint = self.endpoints[index]
                 if first:
                     asked.add(index)
                 if last and endpoint.peers and index not in asked:
@@ -373,12 +375,12 @@ class PlaceTable:
         yield from op.slots
         for is_set in (False, True):
             for index, *when in op.uses:
-                endpoint = self.automaton.endpoints[index]
+                endpoint = self.endpoints[index]
                 if when[is_set] and endpoint.ring_number in self._unasked:
                     for setter in (index,) if is_set else endpoint.peers:
                         yield RingAccess(endpoint.ring_number, index, _flag(setter), is_set)
 
-    def _number_places(self, pieces: Iterable[Piece]) -> None:
+    def _number_places(self, pieces: Iterable[Piece], nodes: Iterable[Node]) -> None:
         """Find every use of every place."""
         used: dict[int, set[tuple[int, bool]]] = defaultdict(set)
         queues: dict[str, set[int]] = defaultdict(set)
@@ -396,7 +398,7 @@ class PlaceTable:
         for space, use in tiles:
             if len(queues[space]) > 1:
                 self.memories[space].add(use, use)
-        for node in self.automaton.nodes:
+        for node in nodes:
             for op, accesses in zip(node.piece.operations, node.regions, strict=False):
                 for access in accesses:
                     self.regions.add(*self._region_use(op, access))
@@ -427,7 +429,7 @@ class PlaceTable:
     def _meet(self, a: Use, b: Use) -> bool:
         if isinstance(a.where, Bytes) and isinstance(b.where, Bytes):
             return a.where.overlaps(b.where)
-        return may_meet(a.where, b.where, self.automaton.ranges)  # type: ignore[arg-type]
+        return may_meet(a.where, b.where, self.ranges)  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- what operations touch
 
@@ -443,7 +445,7 @@ class PlaceTable:
             places = self.rings[slot.ring]
             use = places.uses[Use(slot.where, op.queue, slot.is_write)]
             if places.conflicts[use]:
-                generation = cursors[slot.endpoint] - start[self.automaton.bases[slot.endpoint]]
+                generation = cursors[slot.endpoint] - start[self.bases[slot.endpoint]]
                 first = places.base + generation % places.depth * len(places.listed)
                 yield first + use, tuple(first + c for c in places.conflicts[use])
         for slot in op.slots:
@@ -459,7 +461,7 @@ class PlaceTable:
 
     def __call__(self, piece: Piece) -> Hashable:
         """Return what pieces share that touch the same places and hand on the same slots, operation by operation."""
-        at = [0] * len(self.automaton.endpoints)
+        at = [0] * len(self.endpoints)
         ops = piece.operations
         ends = [tuple(sorted({slot.endpoint for slot in op.slots})) for op in ops]
         return tuple(
@@ -469,7 +471,7 @@ class PlaceTable:
     def renamed(self, node: Node) -> list[int]:
         """Return each place as counted from where the rings stand after the node."""
         names = list(range(len(self.dangers)))
-        bases = {e.ring_number: self.automaton.bases[e.index] for e in self.automaton.endpoints}
+        bases = {e.ring_number: self.bases[e.index] for e in self.endpoints}
         for ring, places in enumerate(self.rings):
             shift = node.advance[bases[ring]] if ring in bases else 0
             count = len(places.listed)
@@ -487,7 +489,7 @@ class PlaceTable:
                 slot, use = divmod(place - places.base, len(places.listed))
                 touch = places.listed[use]
                 if touch.where.start < 0:  # type: ignore[union-attr]
-                    setter = self.automaton.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
+                    setter = self.endpoints[-1 - touch.where.start]  # type: ignore[union-attr]
                     ready = "ready" if setter.is_producer else "free"
                     return (f"the flag '{ring.name} {ready}' of a slot, set again before it is waited for,", touch)
                 start = ring.offset_bytes + slot * ring.slot_bytes

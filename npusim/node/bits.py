@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 #: Builds the tile program of a kernel's child on the node's device.
 ChildProgram = Callable[[Child], "TileProgram"]
+#: Shares of W_o that are kept; larger ones are made again for each row block.
+KEPT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class LayerEvaluation:
         self.computed: Array = np.zeros(0, np.bool_)
         self.attended: list[Array] = []
         self.partial: list[Array] = []
+        self.shares: dict[int, Array] = {}
         self.outputs: dict[int, Array] = {}
         self.references: dict[int, Array] = {}
         calls = [op for op in self.operations if isinstance(op, CollectiveOp)]
@@ -186,7 +189,16 @@ class LayerEvaluation:
 
     def _matrix(self, rank: int, name: str, _batch: int, _head: int) -> Array:
         """Return what a rank multiplies: its attention ``a``, its share of W_o ``b``."""
-        return self.attended[rank] if name == "a" else self.inputs.share(self.layer, rank)
+        return self.attended[rank] if name == "a" else self._share(rank)
+
+    def _share(self, rank: int) -> Array:
+        """Return a rank's share of W_o: kept for every row block where all shares fit, as drawing one takes long."""
+        if rank in self.shares:
+            return self.shares[rank]
+        share = self.inputs.share(self.layer, rank)
+        if share.nbytes * self.layer.ranks <= KEPT_BYTES:
+            self.shares[rank] = share
+        return share
 
     # ---------------------------------------------------------------- collectives
 
@@ -230,7 +242,7 @@ class LayerEvaluation:
                     seen = layer.seen.union(first, first + rows - 1)[-1][1]
                     k, v = (self.inputs.heads(n, batch, kv)[:seen] for n in ("k", "v"))
                     heads[start : start + rows, self._columns(head)] = attention(q, k, v, layer, first)
-            total += heads @ self.inputs.share(self.layer, rank).astype(np.float64)
+            total += heads @ self._share(rank).astype(np.float64)
         return total
 
     def _result(self) -> LayerBits:

@@ -13,6 +13,7 @@ groups are two classes: sixteen groups with seven blocks, eight with six.
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
@@ -336,7 +337,8 @@ def blocks_by_group(code: Code, phase: ProgramPhase, groups: Sequence[int] | Non
 def code_of(streams: Streams) -> Code:
     """Return the code of a program's bodies, the same for every method that asks."""
     if streams.code is None:
-        streams.code = Code(streams)
+        # The code's own streams know no code: what refers to one another is not given up with its last user.
+        streams.code = Code(copy(streams))
     return streams.code
 
 

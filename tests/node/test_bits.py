@@ -204,7 +204,7 @@ def test_heads_that_ranks_cannot_share_and_rows_that_are_not_there_are_refused()
 
 
 def test_a_node_of_v100s_has_bits_too() -> None:
-    result = npusim.run("tiling_allreduce", hw="v100_x8", seq=256, trace_groups=())
+    result = layer(hw="v100_x8")
     assert result.numerics is not None
     assert result.numerics.error.rmse < 1e-3
 

@@ -36,15 +36,16 @@ N, HEADS = 139, 4
 SMALL = {"block_q": 64, "block_kv": 32}
 #: With all that npusim would otherwise choose by trying.
 NAMED = {**SMALL, "deal": "balanced", "depth": 2, "vector_rows": 16}
+GPU = {**SMALL, "stages": 2, "warps": 4, "launch": "in_order"}
 #: Schedule, device and tiling; E4M3 inputs where products are FP8.
 RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "flash": ("flash", "ascend_910b2", NAMED),
     "computed": ("flash", "ascend_950", {**NAMED, "mask": "computed"}),
     "split_kv": ("split_kv", "ascend_910b2", {**NAMED, "splits": 3, "mask": "loaded"}),
-    "gpu": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4}),
-    "flex": ("flash", "h200", {**SMALL, "stages": 2, "warps": 4, "kernel": "triton"}),
-    "gpu splits": ("split_kv", "h200", {**SMALL, "splits": 2}),
-    "volta": ("volta_flash", "v100", {"block_q": 128, "block_kv": 32}),
+    "gpu": ("flash", "h200", GPU),
+    "flex": ("flash", "h200", {**GPU, "kernel": "triton"}),
+    "gpu splits": ("split_kv", "h200", {**GPU, "splits": 2}),
+    "volta": ("volta_flash", "v100", {"block_q": 128, "block_kv": 32, "launch": "in_order"}),
     "fp8": ("fp8_attention", "ascend_910b2", NAMED),
     "pasa": ("pasa", "ascend_910b2", NAMED),
     "unfused": ("standard", "ascend_910b2", {}),

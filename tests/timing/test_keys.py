@@ -175,6 +175,9 @@ def values(key: str, value: Any) -> Iterator[object]:
     if isinstance(value, str):
         yield {"pipe": "scalar", "back": "through", "idle": "always"}.get(value, "hopper.wgmma.k16.f16.f32")
         return
+    yield value * 64 + 1
+    if key.endswith(("_interval_cycles", "chained_latency_cycles", "elements_per_cycle", "_min_bytes", "_unit_count")):
+        yield value * 64 + 1
     if key.endswith(("alignment_bytes", "memory_unit_bytes")):
         yield value << 20
         yield value + 1
@@ -186,7 +189,6 @@ def values(key: str, value: Any) -> Iterator[object]:
         yield 1024
     yield value * 4 if value else 7
     yield value // 8 if isinstance(value, int) else value / 8
-    yield value * 64 + 1
 
 
 def changes(device: DeviceSpec, name: str, changed: DeviceSpec) -> bool:
