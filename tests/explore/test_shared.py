@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from npusim.explore.bounds import work_bound
 from npusim.ir import content
 from npusim.machines.ascend import rows
 from npusim.simulation.request import Request
 from npusim.simulation.variants import Variants
+
+if TYPE_CHECKING:
+    import pytest
 
 #: Ping-pong of a row of sums moves the output by 128 bytes for each tile ahead: its bank meets that of PV at some.
 POINTS = [{"block_q": 64, "block_kv": keys, "depth": depth} for keys in (128, 208) for depth in (1, 2, 3, 4, 5)]
