@@ -234,7 +234,9 @@ def _narrow(wide: Array, plan: CastPlan, mode: int) -> Array:
     else:
         with np.errstate(invalid="ignore"):  # signalling NaN
             doubles = wide.astype(np.float64, copy=False).reshape(-1)
-        cast_kernels.narrow_float64(doubles.view(np.int64), out, plan.numbers, mode)
+        narrow: Any = cast_kernels.narrow_float64
+        narrow = narrow if out.size > 1 else narrow.function  # a constant is not worth machine code
+        narrow(doubles.view(np.int64), out, plan.numbers, mode)
     return out.view(target.dtype)
 
 

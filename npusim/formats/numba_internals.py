@@ -2,7 +2,8 @@
 
 **Parts.**  numba optimises every function by itself, emits machine code and wrappers for it, and does so again at
 each level of calls: a function five calls deep is optimised five times.  A part is only translated; the kernel
-that calls it, directly or through other parts, links all of them once and optimises the whole once.
+that calls it, directly or through other parts, links all of them once and optimises the whole once.  Passes over what
+no kernel has (`_NEEDLESS`) are left out of both.
 
 **Machine code.**  numba keeps its own in a form that only numba reads, and importing it takes a third of a second.
 A kernel's object code is called by address instead (`npusim.formats.jit`), without the wrappers for Python.  Without
@@ -28,7 +29,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, errors
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
@@ -46,13 +47,20 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
     Raises `TypeError` for a kernel whose code would need more than the processor, or returns something else.
     """
     dispatcher = numba.njit(
-        nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+        nogil=True,
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        pipeline_class=_LeanCompiler,
+        _nrt=False,
     )(jit.with_globals(function, _part_of))
-    is_collected = gc.isenabled()
+    is_collected, colours = gc.isenabled(), errors._termcolor_inst
     gc.disable()  # a tenth of the time: what a compiler makes lives until it is through
+    errors._termcolor_inst = _NoColours()
     try:
         dispatcher.compile(tuple(map(_type_of, kinds)))
     finally:
+        errors._termcolor_inst = colours
         if is_collected:
             gc.enable()
     (compiled,) = dispatcher.overloads.values()
@@ -119,7 +127,40 @@ class _NoEntry(dict[str, str]):
         raise TypeError(f"{self['name']} is compiled into the kernels that call it and cannot be called from Python")
 
 
-class _PartCompiler(Compiler):
+class _NoColours:
+    """Gives messages as they are: numba words one for each overload that does not fit, and nobody reads it."""
+
+    def __getattr__(self, _colour: str) -> Any:
+        return str
+
+
+#: Passes over closures, ``with``, expressions of arrays, and functions to be inlined before they are typed.
+_NEEDLESS = frozenset(
+    {
+        "WithLifting",
+        "InlineClosureLikes",
+        "MakeFunctionToJitFunction",
+        "InlineInlinables",
+        "InlineOverloads",
+        "LiteralUnroll",
+        "LiteralPropagationSubPipelinePass",
+        "NopythonRewrites",
+        "AnnotateTypes",
+    }
+)
+
+
+class _LeanCompiler(Compiler):
+    """Compiles without the passes that change nothing here."""
+
+    def define_pipelines(self) -> Any:
+        pipelines = super().define_pipelines()
+        for pipeline in pipelines:
+            pipeline.passes = [step for step in pipeline.passes if step[0].__name__ not in _NEEDLESS]
+        return pipelines
+
+
+class _PartCompiler(_LeanCompiler):
     """Translates a function, and registers it for its callers."""
 
     def compile_extra(self, func: Any) -> Any:
