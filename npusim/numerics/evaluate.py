@@ -177,8 +177,11 @@ class _Alternatives:
         if not of:
             return
         rows = {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
-        self.at = batch, head, row = compared_rows(rows)[0]
-        blocks = needed_blocks(program, [row], {head}, batches={batch}, most=COMPARED_ROWS)
+        (batch, head, _), self.count = compared_rows(rows)
+        # All of the block's rows are computed, so that lanes are of one shape with the run's own: fewer steps.
+        self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))
+        self.last = row + rows[self.at] - 1
+        blocks = needed_blocks(program, [self.last], {head}, batches={batch}, most=rows[self.at])
         for name, other in of.items():
             changes = changed_attributes(program, other, blocks)
             if changes is not None:
@@ -190,11 +193,12 @@ class _Alternatives:
         return {name: self._rows(name, stores.get(name), inputs) for name in self.of}
 
     def _rows(self, name: str, tensors: TensorStore | None, inputs: HeadSource) -> Array:
-        (batch, head, row), program = self.at, self.of[name]
+        (batch, head, _), program = self.at, self.of[name]
         if tensors is not None:
-            return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at]
-        only: Any = {"batches": {batch}, "most": COMPARED_ROWS}
-        return execute_rows(program, inputs, [row], {head}, **only)[1][self.at]
+            return _written(program, self.lanes[name].blocks, {head}, tensors)[self.at][-self.count :]
+        only: Any = {"batches": {batch}, "most": self.count}
+        (rows,) = execute_rows(program, inputs, [self.last], {head}, **only)[1].values()
+        return rows[-self.count :]
 
 
 def numeric_result(error: ErrorSummary, log: EventLog, programs: Iterable[TileProgram], **values: Any) -> NumericResult:
