@@ -104,8 +104,10 @@ def widen(x: Array) -> Array:
 
     Raises `FormatError` if the dtype is none of these.
     """
-    if x.dtype in (np.float32, np.float64):
+    if x.dtype == np.float32 or x.dtype == np.float64:  # noqa: PLR1714 - a tuple's comparison makes dtypes of both
         return x
+    if x.dtype == np.float16:
+        return _widen_float16(x)
     if x.dtype.kind in "iub" and x.dtype.itemsize <= 4:
         return x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
     if x.dtype.names == ("element", "scale"):
@@ -116,8 +118,10 @@ def widen(x: Array) -> Array:
         raise FormatError(f"dtype {x.dtype} is no number format; formats: {names}")
     if fmt.size_bytes == 1:
         return np.take(fmt.values, x.view(np.uint8))
-    if fmt.name == "bfloat16":
-        return np.left_shift(x.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
+    return np.left_shift(x.view(np.uint16), 16, dtype=np.uint32).view(np.float32)  # bfloat16
+
+
+def _widen_float16(x: Array) -> Array:
     from npusim.formats import cast_kernels
 
     out = np.empty(x.shape, np.float32)

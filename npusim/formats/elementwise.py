@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -50,11 +51,11 @@ def _rounded_once(operation: Callable[..., Array], arrays: tuple[Any, ...], name
     """Apply an IEEE ``operation`` and round its result once, to ``name``."""
     fmt = get_format(name)
     operands = check_operands(arrays, fmt)
+    if fmt.name == "float16" and operation in _COMBINED:
+        return _combined(_COMBINED[operation], operands, fmt)
     with np.errstate(all="ignore"):
         if fmt.name in _NATIVE:
             return with_canonical_nan(np.asarray(operation(*operands)), fmt)
-        if fmt.name == "float16" and operation in _COMBINED:
-            return _combined(_COMBINED[operation], operands, fmt)
         return cast(np.asarray(operation(*(_lanes(item, fmt) for item in operands))), fmt)
 
 
@@ -66,7 +67,8 @@ def _combined(operation: int, operands: Sequence[Array], fmt: FloatFormat) -> Ar
     """Return float16 operands combined, each result rounded once."""
     from npusim.formats import cast_kernels
 
-    shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+    first, second = (operand.shape for operand in operands)
+    shape = first if first == second else np.broadcast_shapes(first, second)
     out = np.empty(shape, fmt.dtype)
     if not out.size:
         return out
@@ -74,14 +76,22 @@ def _combined(operation: int, operands: Sequence[Array], fmt: FloatFormat) -> Ar
     x, y = (_rows(operand, shape, columns) for operand in operands)
     scratch = np.empty((2, columns), np.float32)
     patterns = out.reshape(-1, columns).view(np.int16)
-    cast_kernels.combine_float16(x, y, patterns, scratch, plan_cast(fmt, None, "canonical").numbers, operation)
+    cast_kernels.combine_float16(x, y, patterns, scratch, _plan_of(fmt.name), operation)
     return out
+
+
+@functools.cache
+def _plan_of(name: str) -> tuple[int, ...]:
+    """Return how results of a format are rounded, as kernels read it; a format's hash takes longer than its name's."""
+    return plan_cast(get_format(name), None, "canonical").numbers
 
 
 def _rows(values: Array, shape: tuple[int, ...], columns: int) -> Array:
     """Return an operand's patterns as rows of ``columns``; one row where it is one number, one column where that is."""
     if values.size == 1:
         return values.reshape(1, 1).view(np.int16)
+    if values.shape == shape:
+        return np.ascontiguousarray(values).reshape(-1, columns).view(np.int16)
     width = 1 if values.ndim == len(shape) and values.shape[-1] == 1 != shape[-1] else columns
     whole = np.broadcast_to(values, (*shape[:-1], values.shape[-1] if width == 1 else shape[-1]))
     return np.ascontiguousarray(whole).reshape(-1, width).view(np.int16)

@@ -175,6 +175,8 @@ class Execution:
     events: EventLog = field(default_factory=EventLog)
     observers: Sequence[Observer] = ()
     variants: Sequence[TensorStore] = ()
+    #: Memories of the lanes that ran last, by name: the next ones fill them anew.
+    memories: dict[str, Array] = field(default_factory=dict)
 
 
 class Alternative(NamedTuple):
@@ -294,7 +296,7 @@ class Lockstep:
         self.events, self.observers = state.events, state.observers
         #: Blocks of the program itself.
         self.blocks = [lane.block for lane in lanes if lane.tensors is state.tensors]
-        self.store = BufferStore(program, len(lanes))
+        self.store = BufferStore(program, len(lanes), state.memories)
         self.events.phase = phase.name
         self.events.lanes = [str(b) for b in self.blocks]
         self._constants: dict[tuple[float, str], Array] = {}
@@ -412,17 +414,21 @@ POISON = 0xFF
 
 
 class BufferStore:
-    """One core group's memories for ``lanes`` blocks that run in step, as bytes."""
+    """One core group's memories for ``lanes`` blocks that run in step, as bytes.
 
-    def __init__(self, program: TileProgram, lanes: int) -> None:
-        self.lanes = lanes
-        self._bytes = {space: np.full((lanes, used), POISON, np.uint8) for space, used in program.used_bytes.items()}
+    ``kept`` are memories, by name, of lanes that are done: to take new ones from the system takes longer than to fill
+    them.
+    """
+
+    def __init__(self, program: TileProgram, lanes: int, kept: dict[str, Array]) -> None:
+        self.lanes, self._used, self._kept = lanes, program.used_bytes, kept
+        self._bytes: dict[str, Array] = {}
         #: What lies in blocks, by memory: an element and its scale, at twice the address where a byte holds two.
         self._pairs: dict[str, Array] = {}
 
     def view(self, tile: Tile) -> Array:
         """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
-        memory = self._bytes[tile.space]
+        memory = self._bytes[tile.space] if tile.space in self._bytes else self._fresh(tile.space)
         fmt = stored_format(tile.fmt)
         offset, pitch, size = tile.offset_bytes, fmt.row_bytes(tile.stride), fmt.size_bytes
         if fmt.scale_block:
@@ -433,6 +439,15 @@ class BufferStore:
         return np.ndarray(
             (self.lanes, tile.rows, tile.cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size)
         )
+
+    def _fresh(self, space: str) -> Array:
+        """Return a memory in which nothing is written yet."""
+        memory = self._kept.get(space)
+        if memory is None or len(memory) < self.lanes:
+            memory = self._kept[space] = np.empty((self.lanes, self._used[space]), np.uint8)
+        memory = self._bytes[space] = memory[: self.lanes]
+        memory.fill(POISON)
+        return memory
 
 
 class TensorStore:
