@@ -117,13 +117,13 @@ def attention_cells(
         runs.append(tuple(t for run in sorted(squares, key=lambda r: not r.only) for t in _cut(run, block_kv)))
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
-    visits = list(zip(chunks(problem.seq_q, block_q), runs, strict=True))
+    visits = [((("row", *rows),), one) for rows, one in zip(chunks(problem.seq_q, block_q), runs, strict=True)]
     is_placed = problem.causal or problem.alibi or any(run.only for one in runs for run in one)
     return tuple(
-        WorkTile(batch, head, (("row", row, count),), visited, offset if is_placed else None)
+        WorkTile(batch, head, spans, visited, offset if is_placed else None)
         for batch in range(problem.batch)
         for head in range(problem.heads)
-        for (row, count), visited in visits
+        for spans, visited in visits
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import accumulate
 from math import gcd
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -275,10 +276,11 @@ def _evaluated(
 
     A hull is first and one past last of batch, head, row and column: ``(hulls, 4, 2)`` int64.
     """
-    boxes, owners, sources = [], [], []
-    for number, group in enumerate(groups):
-        shape = group[0].shape
-        box = np.empty((len(shape.numbers), 4, 2), np.int64)
+    counts = [len(group[0].shape.numbers) for group in groups]
+    boxes, owners = np.empty((sum(counts), 4, 2), np.int64), np.empty(sum(counts), np.int64)
+    for last, count, group in zip(accumulate(counts), counts, groups, strict=True):
+        shape, box = group[0].shape, boxes[last - count : last]
+        owners[last - count : last] = shape.numbers
         for axis in range(4):
             extents = [t.access.region.extents[axis] for t in group]
             low: Any = min(constant_of(v) for v, _ in extents)
@@ -294,10 +296,7 @@ def _evaluated(
                     base = factor * np.asarray(shape.coordinates[symbol], np.int64)
                     low, high = low + base, high + base
             box[:, axis, 0], box[:, axis, 1] = low, high
-        boxes.append(box)
-        owners.append(np.asarray(shape.numbers, np.int64))
-        sources.append(np.full(len(shape.numbers), number, np.int64))
-    return np.concatenate(boxes), np.concatenate(owners), np.concatenate(sources)
+    return boxes, owners, np.repeat(np.arange(len(groups)), counts)
 
 
 def _first_meeting(

@@ -142,8 +142,7 @@ class _Cache:
         self._written_at: dict[Key, int] = {}  # how many had passed when a region was written last
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
         self.compulsory = 0
-        self._last: dict[Key, tuple[int, int]] = {}  # (rows, step) of the last touch
-        self._furthest: dict[Key, int] = {}  # rows ever touched
+        self._last: dict[Key, tuple[int, int, int]] = {}  # (rows, step) of the last touch, and rows ever touched
         self._step_bytes: list[int] = []  # bytes whose last touch was in that step
         self._kept_from = self._kept_bytes = 0  # what was touched in that step or later, so many bytes, is there
         self._new_bytes = 0  # of regions that are no inputs
@@ -157,13 +156,12 @@ class _Cache:
             traffic = self.traffic[key[0]]
             traffic.read += use.read_bytes
             traffic.met += use.read_bytes * (use.readers - 1)
-            rows, at = self._last.get(key, (0, 0))
+            rows, at, furthest = self._last.get(key, (0, 0, 0))
             begun = self._begun.setdefault(key[0], now)
             # What another phase cut otherwise is there if all of its tensor is.
             is_cut = not rows and use.role == "workspace" and begun < now
             is_kept = (rows > 0 and at >= kept_from) or (is_cut and begun >= kept_from)
-            new = max(0, use.rows - self._furthest.get(key, 0)) * use.row_bytes
-            self._furthest[key] = max(use.rows, self._furthest.get(key, 0))
+            new = max(0, use.rows - furthest) * use.row_bytes
             if use.role != "input":
                 self._new_bytes += new
             if use.is_write:
@@ -220,11 +218,11 @@ class _Cache:
         now, last, step_bytes, kept_from = len(self._step_bytes), self._last, self._step_bytes, self._kept_from
         step_bytes.append(0)
         for key, use in touched.items():
-            rows, at = last.get(key, (0, now))
+            rows, at, furthest = last.get(key, (0, now, 0))
             step_bytes[at] -= rows * use.row_bytes
             step_bytes[now] += use.rows * use.row_bytes
             self._kept_bytes += (use.rows - (rows if at >= kept_from else 0)) * use.row_bytes
-            last[key] = use.rows, now
+            last[key] = use.rows, now, max(use.rows, furthest)
         # Scanned in step, a byte comes up again once every other region touched since has passed.
         while self._kept_bytes > self.capacity:
             self._kept_bytes -= self._step_bytes[self._kept_from]

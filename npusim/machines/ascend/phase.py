@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, lru_cache, cached_property, partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
@@ -552,13 +552,19 @@ def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
 
 def _cut_to(block: WorkTile, count: int) -> WorkTile:
     """Return a block with its last tiles alone."""
-    runs: list[TileRun] = []
-    for run in reversed(block.runs):
+    return WorkTile(block.batch, block.head, block.spans, _last(block.runs, count), block.causal_offset, block.place)
+
+
+@lru_cache(maxsize=1024)  # blocks of the heads have the same, a few of these at a time
+def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
+    """Return the last ``count`` tiles."""
+    kept: list[TileRun] = []
+    for run in reversed(runs):
         taken = min(run.count, count)
         left = run.count - taken
-        runs += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
+        kept += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
         count -= taken
-    return WorkTile(block.batch, block.head, block.spans, tuple(reversed(runs)), block.causal_offset, block.place)
+    return tuple(reversed(kept))
 
 
 def _by_itself(block: WorkTile) -> WorkTile:
