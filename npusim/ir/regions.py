@@ -278,9 +278,9 @@ def _evaluated(
     """
     counts = [len(group[0].shape.numbers) for group in groups]
     boxes, owners = np.empty((sum(counts), 4, 2), np.int64), np.empty(sum(counts), np.int64)
-    for last, count, group in zip(accumulate(counts), counts, groups, strict=True):
-        shape, box = group[0].shape, boxes[last - count : last]
-        owners[last - count : last] = shape.numbers
+    for end, count, group in zip(accumulate(counts), counts, groups, strict=True):
+        shape, box = group[0].shape, boxes[end - count : end]
+        owners[end - count : end] = shape.numbers
         for axis in range(4):
             extents = [t.access.region.extents[axis] for t in group]
             low: Any = min(constant_of(v) for v, _ in extents)

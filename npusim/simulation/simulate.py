@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from npusim.simulation.robustness import (
 )
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS, auto
-from npusim.timing.precompile import compiled_meanwhile
+from npusim.timing.precompile import compiled_before, compiled_meanwhile
 from npusim.timing.stream import Streams
 from npusim.timing.summary import check_sanity
 from npusim.timing.trace_head import first_spans
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from npusim.timing.result import TimingResult
 
 
+#: Rows of the output of all heads beyond which a run alone takes most of half a gigabyte.
+LONG_ROWS = 1 << 23
+
+
 def run_request(request: Request) -> RunData:
     """Predict bits and cycles of a request; `npusim.run` describes it."""
     return run_plan(plan_of(request))
@@ -57,9 +61,7 @@ def run_plan(plan: Plan) -> RunData:
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
     groups = traced_groups(r.trace_groups, device.group_count.value)
-    words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(plan.problem, "dtype", ""))
-    is_twofold = r.numerics and device.is_timed and r.method != "des" and all(isinstance(word, str) for word in words)
-    with compiled_meanwhile("npusim.simulation.warm", *map(str, words)) if is_twofold else nullcontext():
+    with _compiled(plan):
         plan, program = program_of(plan)
         built = BuiltPlan(plan, program)
         built.check()
@@ -68,6 +70,18 @@ def run_plan(plan: Plan) -> RunData:
         presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
     notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
+
+
+def _compiled(plan: Plan) -> AbstractContextManager[object]:
+    """Return a context in which another process compiles what it can for a run."""
+    r, device, problem = plan.request, plan.device, plan.problem
+    if not device.is_timed or r.method == "des":
+        return nullcontext()
+    words = (r.schedule, device.name if r.hw is None else r.hw, plan.precision.name, getattr(problem, "dtype", ""))
+    if r.numerics and all(isinstance(word, str) for word in words):
+        return compiled_meanwhile("npusim.simulation.warm", *map(str, words))
+    is_long = isinstance(problem, Problem) and problem.heads * problem.query_count > LONG_ROWS
+    return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:

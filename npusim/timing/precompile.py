@@ -1,4 +1,7 @@
-"""Machine code where none is kept yet: another process compiles that of bits while this one compiles the engine."""
+"""Machine code where none is kept yet: another process compiles that of bits while this one compiles the engine.
+
+Or the engine, before a call that takes much memory: a compiler's 150 MB stay with the process that had it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from npusim import cache
+from npusim.formats.jit import PLAIN_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,23 +26,42 @@ def compiled_meanwhile(module: str, *words: str) -> Iterator[bool]:
     Give whether one does: what it is at when this process comes to it, this process waits for (`npusim.cache.alone`).
     It ends with the context at the latest; should it fail, this process compiles all.
     """
+    null, is_alone = subprocess.DEVNULL, (os.cpu_count() or 1) == 1
+    process = None if is_alone else _started(null, module, *words)
+    try:
+        yield process is not None
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def compiled_before(module: str) -> Iterator[None]:
+    """Let another process run a module, and wait for it, unless the engine is compiled; it may fail."""
+    process = _started(None, module)  # it says what takes so long
+    try:
+        if process is not None:
+            process.wait()
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+
+
+def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[bytes] | None:
+    """Return a process that runs a module; None where the engine is compiled or cannot be kept, or none starts."""
     from npusim.timing.periodic import run_engine
 
-    if not run_engine.is_missing() or (os.cpu_count() or 1) == 1:  # type: ignore[attr-defined]
-        yield False
-        return
+    is_kept = not run_engine.is_missing()  # type: ignore[attr-defined]
+    if is_kept or cache.folder() is None or os.environ.get(PLAIN_VARIABLE) == "1":
+        return None
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     # -P: no file of the current folder is imported in place of a module; so too by what that process starts.
     command, null = [sys.executable, "-P", "-m", module, *words], subprocess.DEVNULL
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     try:
-        process = subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=null)
+        return subprocess.Popen(command, env=env, stdin=null, stdout=null, stderr=errors)
     except OSError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        process.kill()
-        process.wait()
+        return None

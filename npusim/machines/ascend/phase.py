@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
@@ -504,9 +504,13 @@ class Successive(Sequence[WorkTile]):
     """
 
     def __init__(self, blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int) -> None:
-        self._alone, self._lag, self._linked = blocks, lag, dict[int, WorkTile]()
+        self._alone, self._lag = blocks, lag
+        self._linked: list[WorkTile | None] = [None] * len(blocks)
+        self._mates: list[Sequence[int]] = [()] * len(blocks)
         listed = [range(n, len(blocks), shares) for n in range(shares)] if isinstance(shares, int) else shares
-        self._mates = {number: numbers for numbers in listed for number in numbers}
+        for numbers in listed:
+            for number in numbers:
+                self._mates[number] = numbers
 
     def __len__(self) -> int:
         return len(self._alone)
@@ -514,7 +518,7 @@ class Successive(Sequence[WorkTile]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return tuple(self[n] for n in range(*at.indices(len(self))))
-        if at not in self._linked:
+        if self._linked[at] is None:
             self._link(self._mates[at])
         return self._linked[at]
 
