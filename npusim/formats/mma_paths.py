@@ -266,31 +266,41 @@ def _check_kernel(unit: MmaArithmetic) -> None:
 def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
     """Yield the outputs in pieces that share a prepared B; at least two a thread if possible."""
     rows, columns = problem.out.shape[1:]
-    for b_index in np.unique(problem.b_of):
-        tiles = tuple(
-            (int(n), slice(row, min(row + TILE_ROWS, rows)))
-            for n in np.flatnonzero(problem.b_of == b_index)
-            for row in range(0, rows, TILE_ROWS)
-        )
+    matrices: dict[int, list[int]] = {}
+    for n, b_index in enumerate(problem.b_of.tolist()):
+        matrices.setdefault(b_index, []).append(n)
+    parts = [slice(row, min(row + TILE_ROWS, rows)) for row in range(0, rows, TILE_ROWS)]
+    for b_index, those in matrices.items():
+        tiles = tuple((n, part) for n in those for part in parts)
         groups = len(problem.b) * -(-columns // TILE_COLUMNS)
         pieces = 1 if threads == 1 else max(1, min(len(tiles), -(-2 * threads // groups)))
         for left in range(0, columns, TILE_COLUMNS):
             for piece in range(pieces):
-                yield MmaWork(int(b_index), slice(left, left + TILE_COLUMNS), tiles[piece::pieces])
+                yield MmaWork(b_index, slice(left, left + TILE_COLUMNS), tiles[piece::pieces])
 
 
 def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
-    unit = problem.arithmetic
+    unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
+
+    def prepared_a(n: int, rows: slice) -> Lanes:
+        """Return rows of a matrix's A prepared; what was prepared last, where that is the same: a constant."""
+        raw = problem.a[problem.a_of[n], rows]
+        scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows]
+        if scale is None and last:
+            before, lanes = last[0]
+            if before[0].tobytes() == raw[0].tobytes() and before.tobytes() == raw.tobytes():
+                return lanes
+        lanes = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, is_left=True)
+        last[:] = [(raw, lanes)]
+        return lanes
 
     def one(work: MmaWork) -> None:
         raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
         scale = None if problem.b_scale is None else problem.b_scale[work.b_index, :, work.columns]
         b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), scale, is_left=False)
         for n, rows in work.tiles:
-            raw = problem.a[problem.a_of[n], rows]
-            scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows]
-            a = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, is_left=True)
+            a = prepared_a(n, rows)
             view = problem.out[n, rows, work.columns]
             c = np.ascontiguousarray(view)
             multiplier.run(a, b, c)

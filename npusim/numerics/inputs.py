@@ -39,8 +39,8 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     @cache
     def source(name: str, batch: int, head: int) -> Array:
         rng = np.random.default_rng([start, NAMES.index(name), batch, head])
-        drawn = _draw(problem.sequence(batch), name, rng) / getattr(problem, f"{name}_scale")
-        return formats.cast(drawn, problem.dtype)
+        drawn, scale = _draw(problem.sequence(batch), name, rng), getattr(problem, f"{name}_scale")
+        return formats.cast(drawn if scale == 1.0 else drawn / scale, problem.dtype)
 
     return source
 
@@ -163,7 +163,9 @@ def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
     match recipe:
         case NormalData():
             narrow = rng.standard_normal(shape, np.float32)
-            return np.float32(recipe.mean) + np.float32(recipe.deviation) * narrow
+            narrow *= np.float32(recipe.deviation)
+            narrow += np.float32(recipe.mean)
+            return narrow
         case UniformData():
             return rng.uniform(recipe.x0 - recipe.amplitude, recipe.x0 + recipe.amplitude, shape)
         case HybridData():
