@@ -279,7 +279,7 @@ CASES = (
     ("acc_fp16", True, 1024, {"launch": "longest_first", "smem": "plain"}, 4),
     ("acc_fp16", False, 200, {"arrangement": "2x2", "block_q": 64, "q": "shared"}, 2),
     ("acc_fp16", False, 257, {"warps": 8, "block_q": 256}, 2),
-    ("acc_fp16,acc_qk=float32", False, 4096, {"block_kv": 32}, 5),
+    ("acc_fp16,acc_qk=float32", False, 2048, {"block_kv": 32}, 5),
 )
 
 
