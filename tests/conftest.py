@@ -59,7 +59,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_finish() -> None:
     """Look for garbage less often, and not among the tests themselves: they are kept to the end."""
     gc.freeze()
-    gc.set_threshold(500_000, 20, 100)
+    gc.set_threshold(5_000_000, 20, 100)
 
 
 @pytest.fixture

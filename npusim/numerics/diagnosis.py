@@ -129,7 +129,7 @@ class Underflow:
     ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
     those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
     the row sum that zeroed pairs should have had; ``saturated`` counts values that a saturating cast cut to the largest
-    finite one.  A row whose sum is not finite has no mass and is left out of ``rows``.
+    finite one.  A row whose sum is not finite, or 0 of nothing lost, has no mass and is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -214,9 +214,11 @@ class Underflow:
         """Add the lost share of finished rows."""
         if not isinstance(row_sum, Tile | RingTile):
             return
-        share = np.divide(self._lost_rows(row_sum), total, out=np.zeros_like(total), where=np.isfinite(total))
+        lost = self._lost_rows(row_sum)
+        has_mass = np.isfinite(total) & ((total != 0) | (lost != 0))
+        share = np.divide(lost, total, out=np.zeros_like(total), where=has_mass)
         self.lost_mass += float(summed(share.ravel()))
-        self.rows += int(np.isfinite(total).sum())
+        self.rows += int(has_mass.sum())
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
         """Return the lost sums of some rows, (lanes, rows), kept where the row sum ``l`` lies."""

@@ -35,7 +35,6 @@ _CROWDED_S, _COMPILING_S = 60, 120
 _WARMING = """run flash --seq 64 --report
 run pasa --seq 64 --hw h200 --sensitivity
 run volta_flash --hw v100 --seq 64
-run tiling_allreduce --seq 64
 explore flash --seq 64 -f depth=1,2 -j1 --pareto
 compare one two --html a.html
 invariant split_kv --seq 64 --vary batch
@@ -50,11 +49,6 @@ run gemm --problem m=64,n=64,k=64
 run standard --seq 64
 run mine.py:mine --seq 64
 run layer --seq 64
-run flash --method des --seq 64
-run flash --method reserved --seq 64
-run flash --method steady --seq 64
-run flash --method fold --seq 64
-run flash --method block --seq 64
 explore flash --seq 64 -f depth=1 -j1 -o a.csv"""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _CHANGING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")

@@ -123,13 +123,13 @@ def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run
 
 
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
-    fields = {"seq": [256, 512], "group_count": [12, 24], "block_kv": [128, 256], "vector_rows": [8]}
+    fields = {"seq": [128, 256], "group_count": [12, 24], "block_kv": [64, 128], "vector_rows": [8]}
     found = explore(["flash", "two_level"], fields, out=tmp_path / "s.sqlite")
     assert len(found.outcomes) == 16
     assert found.setting.scene_names == ("schedule", "seq", "group_count")
-    for seq, count in ((256, 12), (512, 24)):
+    for seq, count in ((128, 12), (256, 24)):
         keys, rows = {"group_count": str(count)}, {"vector_rows": 8}
-        alone = explore("flash", {"block_kv": [128, 256]}, seq=seq, overrides=keys, tiling=rows)
+        alone = explore("flash", {"block_kv": [64, 128]}, seq=seq, overrides=keys, tiling=rows)
         wanted = {"schedule": "flash", "seq": seq, "group_count": count}
         same = [o for o in found.feasible if o.point.items() >= wanted.items()]
         assert alone.best is not None

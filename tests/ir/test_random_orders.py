@@ -161,8 +161,8 @@ def assert_told_something(counts: Counter[str]) -> None:
 
 def test_what_the_check_passes_computes_the_same_in_random_legal_orders() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(60):
-        examine(seed, 3, counts, enough=5)
+    for seed in range(30):
+        examine(seed, 3, counts, enough=3)
     assert_told_something(counts)
 
 

@@ -330,4 +330,6 @@ def test_a_workload_of_amplified_tensors_brings_them_along() -> None:
     # Gain 800 is beyond the 724 at which the largest |Q K^T| reaches 65504 (shared/qkv/README.md).
     assert 65504 < max(-found.raw_score_min, found.raw_score_max) < 65504 * 800 / 724 * 1.01
     assert found.nan_row_percent > 0
+    assert found.zeroed_mass_percent is not None
+    assert 0 <= found.zeroed_mass_percent < 100  # rows whose sum is 0 have no share of it
     assert result.numerics.overflow_counts

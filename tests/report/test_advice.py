@@ -139,13 +139,13 @@ def _latency_us(command: str) -> float:
     [
         ("few blocks", "flash", {"seq": 256, "tiling": {"block_q": 128}}, "block_q=64"),
         ("few blocks", "volta_flash", {"seq": 1024, "tiling": {"block_q": 256}}, "block_q=64,arrangement=2x2"),
-        ("imbalance", "flash", {"seq": 2048, "tiling": {"kernel": "pto", "deal": "round_robin"}}, "deal=balanced"),
+        ("imbalance", "flash", {"seq": 1024, "tiling": {"kernel": "pto", "deal": "round_robin"}}, "deal=balanced"),
         ("imbalance", "flash", {"seq": 2048, "hw": "h200", "tiling": {"launch": "in_order"}}, "launch=longest_first"),
         ("vector", "pasa", {"tiling": {"vector_rows": 8}}, "vector_rows=32"),
         (
             "link",
             "flash",
-            {"seq": 2048, "tiling": {"block_q": 32}, "overrides": {"links.l2.bytes_per_s": "3e11"}},
+            {"seq": 1024, "tiling": {"block_q": 32}, "overrides": {"links.l2.bytes_per_s": "3e11"}},
             "block_q=64",
         ),
         (

@@ -175,8 +175,10 @@ def values(key: str, value: Any) -> Iterator[object]:
     if isinstance(value, str):
         yield {"pipe": "scalar", "back": "through", "idle": "always"}.get(value, "hopper.wgmma.k16.f16.f32")
         return
-    yield value * 64 + 1
-    if key.endswith(("_interval_cycles", "chained_latency_cycles", "elements_per_cycle", "_min_bytes", "_unit_count")):
+    less = value // 8 if isinstance(value, int) else value / 8
+    if key.endswith("_per_cycle"):
+        yield less
+    if key.endswith(("_min_bytes", "_unit_count")):
         yield value * 64 + 1
     if key.endswith(("alignment_bytes", "memory_unit_bytes")):
         yield value << 20
@@ -187,8 +189,9 @@ def values(key: str, value: Any) -> Iterator[object]:
         yield max(1, value // 64)
         yield max(1, value // 2)
         yield 1024
+    yield value * 64 + 1
     yield value * 4 if value else 7
-    yield value // 8 if isinstance(value, int) else value / 8
+    yield less
 
 
 def changes(device: DeviceSpec, name: str, changed: DeviceSpec) -> bool:

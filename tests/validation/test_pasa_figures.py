@@ -102,7 +102,7 @@ FACTOR = 1.7
 
 @cache
 def rmse(case: Case, name: str) -> float:
-    posed = problem(case, heads=5, queries=64)
+    posed = problem(case, heads=5, queries=32)
     found = finite_rmse(allocate(ALLOCATIONS[name], posed))
     assert isinstance(found, float), f"{name} at {case}: {found}"
     return found
