@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -118,6 +119,18 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(message, total=None, note="")
         yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
+
+
+@contextmanager
+def late_progress(message: str) -> Iterator[Callable[..., None]]:
+    """As `progress`, whose thread begins with the first news: a process forks where it has no other thread."""
+    with ExitStack() as stack:
+        begun = cache(lambda: stack.enter_context(progress(message)))
+
+        def advance(*news: object) -> None:
+            begun()(*news)
+
+        yield advance
 
 
 def in_percent(advance: Callable[..., None]) -> Callable[[float], None]:

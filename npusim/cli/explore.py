@@ -2,14 +2,13 @@
 
 import json as json_text
 import os
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import progress, say, show_either, write
+from npusim.cli.console import late_progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import TilingError
 from npusim.simulation.request import Request, TensorOptions, short_name
@@ -160,16 +159,14 @@ def _searched(
             words = f"{size.points:,} points in {size.families:,} families, about {long}"
             say(f"{name}: {words} with {options.jobs} processes{end}")
 
-    with ExitStack() as stack:
-        # Its thread begins when there is something to tell: processes are forked where there is no other.
-        advance = cache(lambda: stack.enter_context(progress(f"exploring {name}")))
+    with late_progress(f"exploring {name}") as advance:
 
         def on_progress(now: Progress) -> None:
             nonlocal last
             last = now
             best = "" if now.best_us is None else f", best {now.best_us:,.2f} us"
             least = "" if now.remaining_us is None else f", none left below {now.remaining_us:,.2f}"
-            advance()(now.decided, now.points, f"{now.stage}{best}{least}" if is_long else "")
+            advance(now.decided, now.points, f"{now.stage}{best}{least}" if is_long else "")
 
         told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first

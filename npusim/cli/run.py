@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import in_percent, progress, say, show_either
+from npusim.cli.console import in_percent, late_progress, say, show_either
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
@@ -140,7 +140,7 @@ def run(
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
-    with progress(f"simulating {short_name(request.schedule)}") as advance:
+    with late_progress(f"simulating {short_name(request.schedule)}") as advance:
         request = replace(plan.request, progress=in_percent(advance), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)

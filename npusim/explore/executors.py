@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar, cast
 
 from npusim.errors import NpusimError
+from npusim.simulation.apart import is_single
 
 Argument = TypeVar("Argument")
 Done = TypeVar("Done")
@@ -104,7 +105,7 @@ class ProcessExecutor(Executor):
         self._running: list[_Worker] = []
         self._owners: dict[Hashable, _Worker] = {}
         self._has_done = False
-        if _is_single():  # now, before anybody begins a thread
+        if is_single():  # now, before anybody begins a thread
             self._start()
 
     def run(
@@ -190,7 +191,7 @@ class _Worker:
     def __init__(self) -> None:
         self.task: int | None = None
         self.pipe, theirs = multiprocessing.Pipe()
-        kind = multiprocessing.get_context("fork") if _is_single() else multiprocessing.get_context("spawn")
+        kind = multiprocessing.get_context("fork") if is_single() else multiprocessing.get_context("spawn")
         if kind.get_start_method() == "spawn" and sys.platform != "win32":
             resource_tracker.ensure_running()  # which lets interrupts through when it begins
         with _interrupts_blocked():
@@ -211,11 +212,6 @@ class _Worker:
             return None
         self.task = None
         return answer
-
-
-def _is_single() -> bool:
-    """Return whether this process may fork: on Linux, with a single thread."""
-    return sys.platform == "linux" and threading.active_count() == 1
 
 
 @contextmanager

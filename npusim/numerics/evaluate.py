@@ -156,6 +156,29 @@ def evaluate(
     )
 
 
+def variant_rows(
+    program: TileProgram,
+    problem: Problem | KernelOutput,
+    inputs: HeadSource,
+    variants: Programs,
+    *,
+    rows: Choice,
+    heads: Choice,
+) -> tuple[BlockRows, int, dict[str, Array]]:
+    """Return `compared_rows` of what `evaluate` would compute, and what the variants compute for them, alone."""
+    wanted = chosen_heads(problem, heads)
+    needed = needed_blocks(program, chosen("rows", rows, problem.seq_q), wanted)
+    among = _Alternatives(program, needed, wanted, variants)
+    none: Blocks = dict.fromkeys(needed, ())
+    done = execute(program, inputs, none, variants=list(among.lanes.values()))
+    return *compared_rows(_counts(program, needed, wanted)), among.rows(done, inputs)
+
+
+def _counts(program: TileProgram, needed: Blocks, heads: Container[int]) -> dict[BlockRows, int]:
+    """Return how many rows the last phase's blocks write, by batch, head and first row."""
+    return {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
+
+
 def compared_rows(rows: Mapping[BlockRows, int]) -> tuple[BlockRows, int]:
     """Return the rows of computed blocks on which variants are: the last of the first head, at most `COMPARED_ROWS`.
 
@@ -176,7 +199,7 @@ class _Alternatives:
         self.of, self.lanes = of, dict[str, Alternative]()
         if not of:
             return
-        rows = {at: count for at, (_, count, _) in _outputs(program, needed, heads, "o").items()}
+        rows = _counts(program, needed, heads)
         (batch, head, _), self.count = compared_rows(rows)
         # All of the block's rows are computed, so that lanes are of one shape with the run's own: fewer steps.
         self.at = _, _, row = max(at for at in rows if at[:2] == (batch, head))

@@ -21,7 +21,16 @@ from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.cast import widen
-from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, evaluate, execute_rows, indices
+from npusim.numerics.evaluate import (
+    SAMPLE_ROWS,
+    KernelOutput,
+    chosen,
+    chosen_heads,
+    evaluate,
+    execute_rows,
+    indices,
+    variant_rows,
+)
 from npusim.numerics.inputs import array_source, drawn_source, kernel_source, stored_source, without_padding
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Choice, References
+    from npusim.numerics.evaluate import BlockRows, Choice, Programs, References
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
@@ -136,6 +145,11 @@ class Plan:
         if isinstance(subject, KernelOutput):
             how["exact_rows_of"] = partial(self._exact_rows, subject)
         return evaluate(program, subject, self.source(subject), reference=self.reference, exact=self.exact, **how)
+
+    def variant_rows(self, program: TileProgram, variants: Programs) -> tuple[BlockRows, int, dict[str, NDArray[Any]]]:
+        """Return `compared_rows` of the run, and what variants of its program compute for them."""
+        subject, r = self.subject(program), self.request
+        return variant_rows(program, subject, self.source(subject), variants, rows=r.rows, heads=r.heads)
 
     def _exact_rows(self, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
         """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""

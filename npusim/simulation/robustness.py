@@ -82,12 +82,6 @@ class Compared:
         of_batch = f" of batch {batch}" if self.batch_count > 1 else ""
         return f"rows {row}..{row + len(self.rows) - 1} of head {head}{of_batch}"
 
-    def under(self, program: TileProgram, plan: Plan) -> NDArray[Any]:
-        """Return what another program of the plan computes for them."""
-        (batch, head, row), problem = self.at, plan.subject(program)
-        only: Any = {"batches": {batch}, "most": len(self.rows)}
-        return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][self.at]
-
     def rmse(self, rows: NDArray[Any], plan: Plan) -> tuple[float | None, float]:
         """Return the relative RMSE of some values of them, and the standard error of its ratio to the run's own.
 
@@ -100,6 +94,13 @@ class Compared:
             return None, 0.0
         mine, own = (((x.astype(np.float64) - reference) ** 2).sum(axis=1) for x in (rows, self.rows))
         return summarise_errors([rows], [reference], fmt.name).rmse, standard_error(mine, own)
+
+
+def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
+    """Return what another program of the plan computes for so many rows."""
+    (batch, head, row), problem = at, plan.subject(program)
+    only: Any = {"batches": {batch}, "most": count}
+    return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][at]
 
 
 #: What a precision's field says the rounding of.

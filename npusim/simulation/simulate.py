@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.node import NodeDevice
@@ -11,6 +12,7 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
+from npusim.simulation.apart import done_apart
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
 from npusim.simulation.robustness import (
@@ -20,6 +22,7 @@ from npusim.simulation.robustness import (
     assumed_roundings,
     assumed_variants,
     finite_choices,
+    rows_under,
 )
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS, auto
@@ -30,13 +33,14 @@ from npusim.timing.trace_head import first_spans
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
     from npusim.ir.walk import Templates
+    from npusim.numerics.evaluate import BlockRows
     from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Groups, Request
     from npusim.timing.result import TimingResult
@@ -61,13 +65,16 @@ def run_plan(plan: Plan) -> RunData:
     bits_of = (r.rows, r.heads) if r.numerics else None
     refuse_beyond(r.limit_s, estimate(plan.problem, plan.tiling, r.method, bits_of))
     groups = traced_groups(r.trace_groups, device.group_count.value)
-    with _compiled(plan):
+    with ExitStack() as stack:
+        is_compiling = stack.enter_context(_compiled(plan))
         plan, program = program_of(plan)
         built = BuiltPlan(plan, program)
         built.check()
+        is_much = r.numerics and r.presets and plan.schedule.beside and not is_compiling
+        others = stack.enter_context(done_apart(partial(_others, plan, program))) if is_much else None
         timing = built.timing(groups, r.progress, r.timeline)
-        bits = evaluate_plan(plan, program) if r.numerics else ComputedBits()
-        presets = _beside(plan, bits.numerics, timing) if r.presets and bits.numerics else ()
+        bits = evaluate_plan(plan, program, others) if r.numerics else ComputedBits()
+        presets = _beside(plan, bits.numerics, timing, others) if r.presets and bits.numerics else ()
     notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
     return plan.result(program, timing, bits, notes, presets)
 
@@ -132,35 +139,60 @@ class BuiltPlan:
         return simulate_program(self.program, device, method, trace_groups, progress, window)
 
 
-def evaluate_plan(plan: Plan, program: TileProgram) -> ComputedBits:
-    """Return the bits of an attention program, with their uncertainty and finite alternatives."""
+@dataclass(frozen=True)
+class Others:
+    """What a run's other programs compute for `compared_rows`: of its variants, and presets with latencies in us."""
+
+    variants: dict[str, NDArray[Any]]
+    presets: tuple[tuple[str, NDArray[Any], float | None], ...]
+
+
+def _others(plan: Plan, program: TileProgram) -> Others:
+    """Return what another process computes while this one does the run's own."""
+    if not isinstance(plan.problem, Problem):
+        return Others({}, ())
+    at, count, variants = plan.variant_rows(program, assumed_variants(program, plan))
+    return Others(variants, tuple(_presets(plan, at, count)))
+
+
+def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others] | None = None) -> ComputedBits:
+    """Return the bits of an attention program, with their uncertainty and finite alternatives.
+
+    ``others`` gives variants that are computed elsewhere.
+    """
     r = plan.request
     if not isinstance(plan.problem, Problem | KernelProblem):
         return ComputedBits()
-    variants = assumed_variants(program, plan)
+    variants = None if others else assumed_variants(program, plan)
     bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
+    if others:
+        bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
     return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
 
 
-def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) -> tuple[PresetOutcome, ...]:
+def _beside(
+    plan: Plan, bits: NumericResult, own_timing: TimingResult | None, others: Callable[[], Others] | None
+) -> tuple[PresetOutcome, ...]:
     """Return what the run's precision and the schedule's other presets give, with the same matrix arithmetic.
 
     Their errors are those of the same rows, a sample of the run's: `Compared`.
     """
-    outcomes: list[PresetOutcome] = []
-
-    def add(name: str, rows: NDArray[Any], timing: TimingResult | None) -> None:
-        latency_us = None if timing is None else timing.latency_s * 1e6
-        rmse, standard_error = compared.rmse(rows, plan)
-        outcomes.append(PresetOutcome(name, rmse, latency_us, standard_error))
-
-    if not bits.rows:
+    if not (bits.rows and isinstance(plan.problem, Problem)):
         return ()
     compared = Compared.of(bits)
+    presets = list(others().presets if others else _presets(plan, compared.at, len(compared.rows)))
+    if presets:
+        presets.insert(0, (plan.precision.name, compared.rows, _in_us(own_timing)))
+    found = ((name, *compared.rmse(rows, plan), latency_us) for name, rows, latency_us in presets)
+    return tuple(PresetOutcome(name, rmse, latency_us, error) for name, rmse, error, latency_us in found)
+
+
+def _presets(plan: Plan, at: BlockRows, count: int) -> Iterator[tuple[str, NDArray[Any], float | None]]:
+    """Yield the schedule's other presets: name, what it computes for so many rows, and its latency in us."""
     for name in plan.schedule.beside:
-        if name == plan.precision.name or not isinstance(plan.problem, Problem):
+        if name == plan.precision.name:
             continue
         arithmetic = getattr(plan.precision, "arithmetic", "")
         preset = f"{name},arithmetic={arithmetic}" if arithmetic else name
@@ -172,10 +204,11 @@ def _beside(plan: Plan, bits: NumericResult, own_timing: TimingResult | None) ->
         timing = None
         if plan.device.is_timed:
             timing = simulate_program(program, plan.device, plan.request.method)
-        if not outcomes:
-            add(plan.precision.name, compared.rows, own_timing)
-        add(name, compared.under(program, plan), timing)
-    return tuple(outcomes)
+        yield name, rows_under(program, plan, at, count), _in_us(timing)
+
+
+def _in_us(timing: TimingResult | None) -> float | None:
+    return None if timing is None else timing.latency_s * 1e6
 
 
 def simulate_program(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npusim.config.problem import Problem
-from npusim.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks
+from npusim.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks, variant_rows
 from npusim.numerics.executor import changed_attributes
 from npusim.numerics.inputs import recipe_source
 from npusim.simulation.plan import plan_of
@@ -88,7 +88,10 @@ def test_variants_beside_a_program_have_the_bits_that_they_have_alone(
         plain.output[plain.computed].tobytes(),
         plain.events,
     )
+    apart = variant_rows(program, problem, inputs, variants, rows="sample", heads="sample")
+    assert apart[:2] == (at, count)
     for name, variant in variants.items():
+        assert apart[2][name].tobytes() == found.variants[name].tobytes()
         alone = evaluate(variant, problem, inputs, heads=[0]).rows[at]
         assert found.variants[name].tobytes() == alone.tobytes() != found.rows[at].tobytes()
 

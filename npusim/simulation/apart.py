@@ -1,0 +1,69 @@
+"""Work that another process does meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Value = TypeVar("Value")
+
+
+def is_single() -> bool:
+    """Return whether this process may fork: on Linux, with a single thread."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+@contextmanager
+def done_apart(function: Callable[[], Value]) -> Iterator[Callable[[], Value] | None]:
+    """Give what returns the function's value: a forked process computes it meanwhile, this one if that fails.
+
+    None where this process may not fork, or there is no core for another one.
+    """
+    if not is_single() or (os.cpu_count() or 1) == 1:
+        yield None
+        return
+    source, sink = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(source)
+        _work(function, sink)
+    os.close(sink)
+
+    @cache
+    def result() -> Value:
+        with open(source, "rb", closefd=False) as pipe:
+            told = pipe.read()
+        try:
+            value: Value = pickle.loads(told)
+        except (EOFError, pickle.UnpicklingError):  # it was ended, or has raised what this raises again
+            value = function()
+        return value
+
+    try:
+        yield result
+    finally:
+        os.close(source)
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _work(function: Callable[[], object], sink: int) -> NoReturn:
+    """Write the function's value and end, without a word and without what ends the parent."""
+    with suppress(BaseException):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        told = pickle.dumps(function())
+        with open(sink, "wb") as pipe:
+            pipe.write(told)
+    os._exit(0)
