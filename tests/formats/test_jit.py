@@ -61,7 +61,8 @@ def test_a_kernel_refuses_what_its_code_could_not_read() -> None:
 PRODUCT = """
 import numpy as np, npusim.formats as f
 x = f.cast(np.sin(np.arange(48.0)).reshape(3, 16), "float16")
-print(f.matmul(x, x.T, arithmetic="hopper.wgmma.k16.f16.f32").tobytes().hex())
+for name in ("hopper.wgmma.k16.f16.f32", "ascend.cube.k16.f16.f32"):
+    print(f.matmul(x, x.T, arithmetic=name).tobytes().hex())
 """
 #: A numba whose internals are others, as a later version's may be.
 OTHER_INTERNALS = "import numba.core.codegen as c; del c.JITCodeLibrary\n"

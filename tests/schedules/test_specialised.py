@@ -86,7 +86,7 @@ def test_bits_are_those_of_scalar_lines_in_the_kernels_order_of_keys(kernel: str
 )
 @pytest.mark.parametrize("kernel", SMALL)
 def test_all_layouts_pass_the_checks_and_methods_agree_to_the_tick(kernel: str, sizes: dict[str, Any]) -> None:
-    program = program_of(kernel, heads=34, seq_q=577, seq_kv=700, **sizes)
+    program = program_of(kernel, heads=34, seq_q=577, seq_kv=1000, **sizes)
     check(program, H200.flags)
     cycles = {METHODS[name](program, H200).cycles for name in ("des", "block", "steady")}
     assert len(cycles) == 1
@@ -154,16 +154,11 @@ def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository:
 def test_times_hold_on_shapes_measured_afterwards(repository: Path) -> None:
     cudnn, fa2 = (
         errors_of(repository / "tests" / "silicon" / "h200_production.yaml", names)
-        for names in ("cudnn_b[13]*s[!3]*d*", "fa2_*")  # two of 32768 causal keys take as long as all others
+        for names in ("cudnn_b[13]*", "fa2_*")
     )
     assert statistics.median(cudnn) < 0.05
     assert cudnn[int(0.9 * len(cudnn))] < 0.10
     assert statistics.median(fa2) < 0.10
-
-
-@pytest.mark.exhaustive
-def test_times_hold_on_the_longest_of_them(repository: Path) -> None:
-    assert max(errors_of(repository / "tests" / "silicon" / "h200_production.yaml", "cudnn_b[13]*s3*d*")) < 0.10
 
 
 def test_times_of_flashattention_2_where_it_cuts_keys(shared_folder: Path) -> None:

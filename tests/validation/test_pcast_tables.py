@@ -34,7 +34,7 @@ ROW_DEVIATIONS = {
     10: (1.0, 3.1),
     12: (1.0, 0.5),
 }
-HEADS_1 = 5
+HEADS_1 = 10
 
 
 @pytest.mark.parametrize("gap", list(pcast.TABLE_1))
@@ -112,7 +112,7 @@ def test_reverse_over_forward_scale_at_blocks_of_64() -> None:
 
 
 def test_blocks_of_128_give_another_ratio() -> None:
-    posed = pcast_study.sink_problem(7.0, 4096, 6, seed=5)
+    posed = pcast_study.sink_problem(7.0, 4096, 12, seed=5)
     plain, scaled = (
         pcast_study.error_by_head(posed, pcast_study.PRECISIONS[n], block=128)
         for n in ("reverse, S=1", "reverse, S=256")
