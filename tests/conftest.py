@@ -62,6 +62,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(5_000_000, 20, 100)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Look for garbage once at the end: what is still there then is not looked through again, twice more."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def terminals_sigint() -> Iterator[None]:
     """Processes begun in the test heed SIGINT as they do in a terminal: a shell's background ones ignore it."""
