@@ -56,17 +56,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, 8)
 
 
-# Garbage is looked for seldom: modules and tests, of which there are more and more while they are collected, stay.
-gc.set_threshold(5_000_000, 20, 100)
+# While tests are collected garbage is hardly looked for: there are ever more modules and tests, and they stay.
+gc.set_threshold(5_000_000)
 
 
 def pytest_collection_finish() -> None:
-    """Look for no garbage among the tests themselves: they are kept to the end.
+    """Look for garbage among new objects, while processors' caches have them, and hardly ever among older ones.
 
-    Hypothesis looks through everything before its first example: now there is least.
+    Millions at once take seconds.  The tests themselves are kept to the end.  Hypothesis looks through everything
+    before its first example: now there is least.
     """
     _first_example()
     gc.freeze()
+    gc.set_threshold(25_000, 100, 1000)
 
 
 @settings(database=None, max_examples=1)
