@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import typer.testing
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings, strategies
 
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
@@ -56,10 +56,32 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, 8)
 
 
+# While tests are collected garbage is hardly looked for: there are ever more modules and tests, and they stay.
+gc.set_threshold(5_000_000)
+
+
 def pytest_collection_finish() -> None:
-    """Look for garbage less often, and not among the tests themselves: they are kept to the end."""
+    """Look for garbage among new objects, while processors' caches have them, and hardly ever among older ones.
+
+    Millions at once take seconds.  The tests themselves are kept to the end.  Hypothesis looks through everything
+    before its first example: now there is least.
+    """
+    _first_example()
     gc.freeze()
-    gc.set_threshold(5_000_000, 20, 100)
+    gc.set_threshold(25_000, 100, 1000)
+
+
+@settings(database=None, max_examples=1)
+@given(strategies.none())
+def _first_example(_nothing: None) -> None:
+    pass
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Look for garbage once at the end: what is still there then is not looked through again, twice more."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ mapping and its bound: papers.md section 3.1).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -60,8 +61,7 @@ class TilingMask:
     def values(self) -> npt.NDArray[np.int8]:
         """Return the matrix, (1, 1, rows, 2M) int8, ones on the diagonal and below, as far as the band goes."""
         shape = self.tensor()
-        lower = np.tril(np.ones((1, 1, shape.rows, shape.cols), np.int8))
-        return lower if self.window is None else lower - np.tril(lower, -self._band)
+        return _lower(shape.rows, shape.cols, None if self.window is None else self._band)
 
     def check(self, rows: int, cols: int) -> None:
         """Raise :class:`TilingError` if masks of ``rows`` x ``cols`` cannot all be cut from it."""
@@ -92,6 +92,15 @@ class TilingMask:
         if max(-diagonal, 0) + cols > 2 * self.m:
             raise TilingError(f"tiling-mask: a wholly masked block of {rows}x{cols} has no cut with M = {self.m}")
         return max(diagonal, 0), max(-diagonal, 0)
+
+
+@lru_cache(maxsize=8)
+def _lower(rows: int, cols: int, band: int | None) -> npt.NDArray[np.int8]:
+    """Return a lower-triangular matrix, (1, 1, rows, cols), or a band of it; it cannot be written."""
+    lower = np.tril(np.ones((1, 1, rows, cols), np.int8))
+    lower = lower if band is None else lower - np.tril(lower, -band)
+    lower.flags.writeable = False
+    return lower
 
 
 @dataclass(frozen=True, slots=True)

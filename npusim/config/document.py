@@ -54,6 +54,11 @@ class Document:
     data: dict[str, object]
     places: Mapping[str, FilePosition]
 
+    @functools.cached_property
+    def text(self) -> str:
+        """What its data say: the same for files that say the same."""
+        return repr(self.data)
+
     def position_of(self, key: str) -> FilePosition:
         """Return where ``key`` stands, or its nearest parent that stands somewhere."""
         while key and key not in self.places:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from npusim.config.device import DeviceSpec
 from npusim.config.document import Document, read_inherited
 from npusim.config.messages import explain, suggest
-from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve
+from npusim.config.packaged import is_node_name, list_packaged, packaged_folder, resolve, yaml_files
 from npusim.config.workload import Workload
 from npusim.errors import SpecError
 from npusim.units import parse_count
@@ -69,7 +69,7 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
         raise document.error("schema", f"{schema!r} is another kind of file; {expected!r} is needed here")
     try:
         # Which families there are hangs on the packages that can be found.
-        instance = _model_of(model, _Content(repr((document.data, sys.path)), document))
+        instance = _model_of(model, _Content(document.text, tuple(sys.path), document))
     except ValidationError as error:
         lines = [document.line(key, text) for key, text in explain(error, document.data, model)]
         raise SpecError("\n".join(lines)) from None
@@ -83,6 +83,7 @@ class _Content:
     """A document's data, told apart by what it says."""
 
     text: str
+    path: tuple[str, ...]
     document: Document = field(compare=False)
 
 
@@ -121,7 +122,7 @@ def _read(what: str, path: Path) -> Document:
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    stats = [(path.name, path.stat()) for path in sorted(folder.glob("*.yaml"))]
+    stats = [(entry.name, entry.stat()) for entry in yaml_files(folder)]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: about 60 bits (18 digits); float16 and bfloat16 need fewer.
 DIGITS = 60
 _CONTEXT = Context(prec=DIGITS, Emin=-(10**9), Emax=10**9)
+#: For rationals as decimals: binary floats are exact enough.
+_OF_RATIONALS = Context(prec=400, Emin=-(10**9), Emax=10**9)
+_LN_2 = _CONTEXT.ln(Decimal(2))
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 
 
@@ -36,9 +39,8 @@ def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
 
 
 def _decimal(value: Fraction) -> Decimal:
-    """Return a rational as a decimal of working precision (binary floats: exact enough)."""
-    exact = Context(prec=400, Emin=-(10**9), Emax=10**9)
-    return exact.divide(Decimal(value.numerator), Decimal(value.denominator))
+    """Return a rational as a decimal of working precision."""
+    return _OF_RATIONALS.divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
 def _square_root(value: Fraction) -> Fraction | None:
@@ -63,14 +65,14 @@ def function_value(name: str, x: Fraction) -> Fraction:
         case "exp2":
             if x.denominator == 1:
                 return Fraction(2) ** x.numerator
-            return Fraction(context.exp(context.multiply(_decimal(x), context.ln(Decimal(2)))))
+            return Fraction(context.exp(context.multiply(_decimal(x), _LN_2)))
         case "log":
             return Fraction(0) if x == 1 else Fraction(context.ln(_decimal(x)))
         case "log2":
             whole = x.numerator.bit_length() - x.denominator.bit_length()
             if x == Fraction(2) ** whole:
                 return Fraction(whole)
-            return Fraction(context.divide(context.ln(_decimal(x)), context.ln(Decimal(2))))
+            return Fraction(context.divide(context.ln(_decimal(x)), _LN_2))
         case "rcp":
             return 1 / x
         case "rsqrt":

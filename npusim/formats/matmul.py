@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -168,5 +169,7 @@ def matmul(
 
 def _batch_index(lead: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     """Return for each matrix of the result which matrix of an operand it uses."""
-    index = np.arange(int(np.prod(lead, dtype=np.int64))).reshape(lead)
-    return np.ascontiguousarray(np.broadcast_to(index, shape)).reshape(-1)
+    index = np.arange(math.prod(lead))
+    if lead == shape:
+        return index
+    return np.ascontiguousarray(np.broadcast_to(index.reshape(lead), shape)).reshape(-1)

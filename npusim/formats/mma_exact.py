@@ -46,22 +46,23 @@ def is_multiple(x: Any, unit: Any) -> Any:
 
 @kernel
 def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
-    """Largest magnitude and largest common power of two of each column's blocks of ``x`` (K, N).
+    """Largest magnitude and largest common power of two of each column's blocks of ``x`` (matrices, K, N).
 
     NaN counts as Inf, a block of zeros has unit 1.
     """
-    for kb in range(x.shape[0] // block):
-        for j in range(x.shape[1]):
-            largest[kb, j] = 0.0
-            unit[kb, j] = np.inf
-        for k in range(kb * block, (kb + 1) * block):
-            for j in range(x.shape[1]):
-                value = x[k, j]
-                size = np.inf if np.isnan(value) else abs(value)
-                largest[kb, j] = max(largest[kb, j], size)
-                unit[kb, j] = min(unit[kb, j], lowest_bit(value) if value != 0.0 else np.inf)
-        for j in range(x.shape[1]):
-            unit[kb, j] = unit[kb, j] if largest[kb, j] > 0.0 else 1.0
+    for n in range(x.shape[0]):
+        for kb in range(x.shape[1] // block):
+            for j in range(x.shape[2]):
+                largest[n, kb, j] = 0.0
+                unit[n, kb, j] = np.inf
+            for k in range(kb * block, (kb + 1) * block):
+                for j in range(x.shape[2]):
+                    value = x[n, k, j]
+                    size = np.inf if np.isnan(value) else abs(value)
+                    largest[n, kb, j] = max(largest[n, kb, j], size)
+                    unit[n, kb, j] = min(unit[n, kb, j], lowest_bit(value) if value != 0.0 else np.inf)
+            for j in range(x.shape[2]):
+                unit[n, kb, j] = unit[n, kb, j] if largest[n, kb, j] > 0.0 else 1.0
 
 
 @inline
@@ -125,51 +126,58 @@ def scratch(columns: int) -> tuple[Any, ...]:
 
 @functools.cache
 def exact_kernel(block: int) -> Callable[..., None]:
-    """Return the kernel of exact sums of ``block`` products; see the module's first lines."""
+    """Return the kernel of exact sums of ``block`` products; see the module's first lines.
+
+    It takes A and B with their ranges, all (matrices, ...), contiguous C (matrices, M, N), and in ``which`` the number
+    of each C's A and B: (2, matrices).
+    """
 
     @kernel
-    def exact(operands: Any, a_ranges: Any, b_ranges: Any, c: Any, scratch: Any) -> None:
-        (a, b), (a_range, a_unit), (b_range, b_unit) = operands, a_ranges, b_ranges
+    def exact(operands: Any, a_ranges: Any, b_ranges: Any, out: Any, which: Any, scratch: Any) -> None:
         before, totals, doubtful, parts = scratch
-        columns = c.shape[1]
-        for kb in range(a.shape[1] // block):
-            k0 = kb * block
-            right = (b[k0 : k0 + block], b_unit[kb])
-            widest, least = 0.0, np.inf  # of all columns: a row whose terms span few bits even so needs no closer look
-            for j in range(columns):
-                widest, least = max(widest, b_range[kb, j]), min(least, b_unit[kb, j])
-            for i in range(c.shape[0]):
-                reach, step = block * a_range[kb, i], a_unit[kb, i]
-                limit = step * least * 2.0**51
-                room, count = limit - reach * widest, 0
+        columns = out.shape[2]
+        for n in range(out.shape[0]):
+            p, q, c = which[0, n], which[1, n], out[n]
+            a, b, a_range, a_unit = operands[0][p], operands[1][q], a_ranges[0][p], a_ranges[1][p]
+            b_range, b_unit = b_ranges[0][q], b_ranges[1][q]
+            for kb in range(a.shape[1] // block):
+                k0 = kb * block
+                right = (b[k0 : k0 + block], b_unit[kb])
+                widest, least = 0.0, np.inf  # of all columns: a row whose terms span few bits needs no closer look
                 for j in range(columns):
-                    old = np.float64(c[i, j])
-                    total, size = old, abs(old)
-                    for k in range(block):
-                        total = fma64(a[i, k0 + k], b[k0 + k, j], total)
-                    before[j], totals[j] = c[i, j], total
-                    count += 0 if size <= room and (size + 3.0 * limit) - 3.0 * limit == size else 1
-                    c[i, j] = np.float32(total + 0.0)  # never -0
-                if count > 0:
-                    count = 0
+                    widest, least = max(widest, b_range[kb, j]), min(least, b_unit[kb, j])
+                for i in range(c.shape[0]):
+                    reach, step = block * a_range[kb, i], a_unit[kb, i]
+                    limit = step * least * 2.0**51
+                    room, count = limit - reach * widest, 0
                     for j in range(columns):
-                        old, unit = np.float64(before[j]), step * b_unit[kb, j]
-                        bound = abs(old) + reach * b_range[kb, j]
-                        narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
-                        error = bound * ERROR_BOUND
-                        low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
-                        # NaN bounds belong to NaN and Inf sums, which are right in any order.
-                        doubt = low < high or (low == np.float32(0.0) and error != 0.0)
-                        doubtful[j] = doubt and not narrow
-                        count += 1 if doubt and not narrow else 0
-                if count > columns // FEW:
-                    left = (a[i, k0 : k0 + block], step)
-                    count = sum_again(left, right, before, (c[i], doubtful), block)
-                if count > 0:
-                    for j in range(columns):
-                        if doubtful[j]:
-                            where = (i, j, k0, k0 + block)
-                            c[i, j] = exact_block(operands, where, before[j], parts)
+                        old = np.float64(c[i, j])
+                        total, size = old, abs(old)
+                        for k in range(block):
+                            total = fma64(a[i, k0 + k], b[k0 + k, j], total)
+                        before[j], totals[j] = c[i, j], total
+                        count += 0 if size <= room and (size + 3.0 * limit) - 3.0 * limit == size else 1
+                        c[i, j] = np.float32(total + 0.0)  # never -0
+                    if count > 0:
+                        count = 0
+                        for j in range(columns):
+                            old, unit = np.float64(before[j]), step * b_unit[kb, j]
+                            bound = abs(old) + reach * b_range[kb, j]
+                            narrow = bound <= unit * 2.0**51 and is_multiple(old, unit)
+                            error = bound * ERROR_BOUND
+                            low, high = np.float32(totals[j] - error), np.float32(totals[j] + error)
+                            # NaN bounds belong to NaN and Inf sums, which are right in any order.
+                            doubt = low < high or (low == np.float32(0.0) and error != 0.0)
+                            doubtful[j] = doubt and not narrow
+                            count += 1 if doubt and not narrow else 0
+                    if count > columns // FEW:
+                        left = (a[i, k0 : k0 + block], step)
+                        count = sum_again(left, right, before, (c[i], doubtful), block)
+                    if count > 0:
+                        for j in range(columns):
+                            if doubtful[j]:
+                                where = (i, j, k0, k0 + block)
+                                c[i, j] = exact_block((a, b), where, before[j], parts)
 
     result: Callable[..., None] = exact
     return result

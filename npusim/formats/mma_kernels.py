@@ -25,23 +25,27 @@ COLUMNS = 256
 
 
 @kernel
-def sequential_float32(a: Any, b: Any, c: Any) -> None:
-    """Overwrite c with a chain of float32 fused multiply-adds, ascending k."""
-    for i in range(c.shape[0]):
-        for k in range(a.shape[1]):
-            x = a[i, k]
-            for j in range(c.shape[1]):
-                c[i, j] = fma32(x, b[k, j], c[i, j])
+def sequential_float32(left: Any, right: Any, out: Any, which: Any) -> None:
+    """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: its A and B."""
+    for n in range(out.shape[0]):
+        a, b, c = left[which[0, n]], right[which[1, n]], out[n]
+        for i in range(c.shape[0]):
+            for k in range(a.shape[1]):
+                x = a[i, k]
+                for j in range(c.shape[1]):
+                    c[i, j] = fma32(x, b[k, j], c[i, j])
 
 
 @kernel
-def sequential_float64(a: Any, b: Any, c: Any) -> None:
-    """Overwrite c with a chain of float64 fused multiply-adds, ascending k."""
-    for i in range(c.shape[0]):
-        for k in range(a.shape[1]):
-            x = a[i, k]
-            for j in range(c.shape[1]):
-                c[i, j] = fma64(x, b[k, j], c[i, j])
+def sequential_float64(left: Any, right: Any, out: Any, which: Any) -> None:
+    """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: its A and B."""
+    for n in range(out.shape[0]):
+        a, b, c = left[which[0, n]], right[which[1, n]], out[n]
+        for i in range(c.shape[0]):
+            for k in range(a.shape[1]):
+                x = a[i, k]
+                for j in range(c.shape[1]):
+                    c[i, j] = fma64(x, b[k, j], c[i, j])
 
 
 @kernel
@@ -171,52 +175,56 @@ def scratch(columns: int, lane: Any) -> tuple[Any, ...]:
 def fused_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of fused dot-adds of ``block`` products (4, 8, 16 or 32).
 
-    The kernel takes A (M, K) and B (K, N) as (values with 0 for NaN and Inf, exponents, the values themselves, whether
-    the block that starts at a k has NaN or Inf: (M, K) and (1, K)), contiguous C (M, N), and (F, smallest alignment
-    exponent, mask of the result's pattern, 1 for float16 results).  The block length is a constant of the compiled
-    code, so that its loops unroll and the loops over columns become the innermost, vectorised ones.
+    The kernel takes A (matrices, M, K) and B (matrices, K, N) as (values with 0 for NaN and Inf, exponents, the values
+    themselves, whether the block that starts at a k has NaN or Inf: (M, K) and (1, K)), contiguous C (matrices, M, N),
+    the numbers of each C's A and B: (2, matrices), and (F, smallest alignment exponent, mask of the result's pattern,
+    1 for float16 results).  The block length is a constant of the compiled code, so that its loops unroll and the loops
+    over columns become the innermost, vectorised ones.
     """
     part = min(block, 16)  # 16 truncated products of at most 27 bits fit an int32 sum
     parts = block // part
 
     @kernel
-    def fused(left: Any, right: Any, c: Any, plan: Any, scratch: Any) -> None:
-        (a, ea, a_all, a_marks), (b, eb, b_all, b_marks) = left, right
+    def fused(left: Any, right: Any, out: Any, which: Any, plan: Any, scratch: Any) -> None:
         fraction, floor, keep, half = plan
-        columns = c.shape[1]
+        columns = out.shape[2]
         largest, exponents, scales, sums, special = scratch
         bits, mask = np.int32(fraction), np.int32(keep)
         limits = (bits, np.int32(floor), np.int32(-14 if half == 1 else -126))
-        for k0 in range(0, a.shape[1], block):
-            for i in range(c.shape[0]):
-                for j in range(columns):
-                    largest[j] = np.int16(2 * ZERO_EXPONENT)
-                for first in range(k0, k0 + block, part):
+        for n in range(out.shape[0]):
+            p, q, c = which[0, n], which[1, n], out[n]
+            a, ea, a_all, a_marks = left[0][p], left[1][p], left[2][p], left[3][p]
+            b, eb, b_all, b_marks = right[0][q], right[1][q], right[2][q], right[3][q]
+            for k0 in range(0, a.shape[1], block):
+                for i in range(c.shape[0]):
                     for j in range(columns):
-                        top = largest[j]
-                        for k in range(part):
-                            both = np.int16(ea[i, first + k] + eb[first + k, j])
-                            top = both if both > top else top
-                        largest[j] = top
-                align_row(largest, c[i], exponents, scales, limits)
-                for p in range(parts):
-                    first = k0 + p * part
-                    for j in range(columns):
-                        scale = scales[j]
-                        total = np.int32(0)
-                        for k in range(part):
-                            term = (a[i, first + k] * b[first + k, j]) * scale
-                            total = np.int32(total + np.int32(term))
-                        sums[p, j] = total
-                has_specials = a_marks[i, k0] or b_marks[0, k0]
-                if has_specials:
-                    special_row((a_all, b_all), (i, k0, k0 + block), c[i], special)
-                if half == 1:
-                    finish_float16(sums, exponents, c[i], bits)
-                else:
-                    finish_float32(sums, exponents, c[i], bits, mask)
-                if has_specials:
-                    replace_specials(special, c[i])
+                        largest[j] = np.int16(2 * ZERO_EXPONENT)
+                    for first in range(k0, k0 + block, part):
+                        for j in range(columns):
+                            top = largest[j]
+                            for k in range(part):
+                                both = np.int16(ea[i, first + k] + eb[first + k, j])
+                                top = both if both > top else top
+                            largest[j] = top
+                    align_row(largest, c[i], exponents, scales, limits)
+                    for at in range(parts):
+                        first = k0 + at * part
+                        for j in range(columns):
+                            scale = scales[j]
+                            total = np.int32(0)
+                            for k in range(part):
+                                term = (a[i, first + k] * b[first + k, j]) * scale
+                                total = np.int32(total + np.int32(term))
+                            sums[at, j] = total
+                    has_specials = a_marks[i, k0] or b_marks[0, k0]
+                    if has_specials:
+                        special_row((a_all, b_all), (i, k0, k0 + block), c[i], special)
+                    if half == 1:
+                        finish_float16(sums, exponents, c[i], bits)
+                    else:
+                        finish_float32(sums, exponents, c[i], bits, mask)
+                    if has_specials:
+                        replace_specials(special, c[i])
 
     result: Callable[..., None] = fused
     return result

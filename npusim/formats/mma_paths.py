@@ -50,8 +50,13 @@ class MmaWork:
     tiles: tuple[tuple[int, slice], ...]
 
 
-#: What a kernel reads of one operand: its exact values first, (M, K) or (K, N), or what they are split into.
+#: What a kernel reads of an operand's matrices: their exact values first, (matrices, M, K) or (matrices, K, N), or what
+#: they are split into.
 Lanes = tuple[Array, ...]
+#: Elements of operands and outputs up to which all matrices are prepared and multiplied at once.
+TOGETHER = 1 << 18
+#: The A and B of each C, of one each.
+_FIRST = np.zeros((2, 1), np.int64)
 
 
 class Multiplier:
@@ -61,23 +66,23 @@ class Multiplier:
         self.unit = unit
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return contiguous A (M, K) or B (K, N) prepared, float32 or float64; ``scale``: of their blocks along k."""
+        """Return contiguous matrices of A or B prepared, float32 or float64; ``scale``: of their blocks along k."""
         return (values,)
 
-    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
-        """Overwrite contiguous C (M, N) with D."""
+    def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
+        """Overwrite contiguous C (matrices, M, N) with D; ``which``: the numbers of each one's A and B."""
         raise NotImplementedError
 
 
 class SequentialMultiplier(Multiplier):
     """Chains of IEEE fused multiply-adds; nothing to prepare."""
 
-    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_kernels
 
         chain = mma_kernels.sequential_float64 if c.dtype == np.float64 else mma_kernels.sequential_float32
-        chain(a[0], b[0], c)
+        chain(a[0], b[0], c, which)
 
 
 class ExactMultiplier(Multiplier):
@@ -90,17 +95,18 @@ class ExactMultiplier(Multiplier):
         lanes, block = values.astype(np.float64), self.unit.block
         if scale is not None:
             lanes *= expanded(scale, self.unit.scale_block, is_left=is_left)
-        columns = np.ascontiguousarray(lanes.T) if is_left else lanes
-        largest, step = np.empty((2, columns.shape[0] // block, columns.shape[1]))
+        columns = np.ascontiguousarray(lanes.swapaxes(1, 2)) if is_left else lanes
+        count, depth, width = columns.shape
+        largest, step = np.empty((2, count, depth // block, width))
         mma_exact.block_ranges(columns, block, largest, step)
         return lanes, largest, step
 
-    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """See :class:`Multiplier`."""
         from npusim.formats import mma_exact
 
         exact = mma_exact.exact_kernel(self.unit.block)
-        exact((a[0], b[0]), a[1:], b[1:], c, mma_exact.scratch(c.shape[1]))
+        exact((a[0], b[0]), a[1:], b[1:], c, which, mma_exact.scratch(c.shape[2]))
 
 
 class FusedMultiplier(Multiplier):
@@ -128,31 +134,32 @@ class FusedMultiplier(Multiplier):
             finite = np.where(np.isnan(powers), 1.0, powers)
             np.multiply(lanes, finite, out=lanes)
             exponents += np.where(lanes == 0, 0, np.frexp(finite)[1] - 1).astype(np.int16)
-        rows, depth = values.shape if is_left else (1, values.shape[0])
-        marks = np.zeros((rows, depth), np.bool_)
+        count, rows, depth = values.shape if is_left else (len(values), 1, values.shape[1])
+        marks = np.zeros((count, rows, depth), np.bool_)
         if specials == 0:
             return lanes, exponents, lanes, marks
         unusual: Array = np.isnan(values) | np.isinf(values)
         if not is_left:
-            unusual = np.any(unusual, axis=1, keepdims=True)
+            unusual = np.any(unusual, axis=2, keepdims=True)
         block = self.unit.block
-        marks[:, ::block] = unusual.reshape(rows, -1, block).any(axis=2)
+        marks[..., ::block] = unusual.reshape(count, rows, -1, block).any(axis=3)
         return lanes, exponents, values.astype(self._lane), marks
 
-    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """Overwrite C with D; where c is added last, each instruction sums from 0 and is added by an IEEE addition."""
         if self.unit.c_mode == "aligned":
-            self._run_chain(a, b, c)
+            self._run_chain(a, b, c, which)
             return
-        for start in range(0, a[0].shape[1], self.unit.k):
+        for start in range(0, a[0].shape[2], self.unit.k):
             part, products = slice(start, start + self.unit.k), np.zeros_like(c)
-            left = tuple(np.ascontiguousarray(lane[:, part]) for lane in a)
-            self._run_chain(left, (*(lane[part] for lane in b[:-1]), b[-1][:, part]), products)
+            left = tuple(np.ascontiguousarray(lane[..., part]) for lane in a)
+            right = (*(np.ascontiguousarray(lane[:, part]) for lane in b[:-1]), np.ascontiguousarray(b[-1][..., part]))
+            self._run_chain(left, right, products, which)
             c += products
             if self.unit.acc.name == "float16":
                 c[...] = widen(cast(c, "float16"))
 
-    def _run_chain(self, left: Lanes, right: Lanes, c: Array) -> None:
+    def _run_chain(self, left: Lanes, right: Lanes, c: Array, which: Array) -> None:
         """Chain all blocks onto c."""
         from npusim.formats import mma_kernels
 
@@ -164,7 +171,7 @@ class FusedMultiplier(Multiplier):
             -1 if kept is None else -(1 << (unit.acc.mantissa_bits - kept)),
             int(unit.acc.name == "float16"),
         )
-        mma_kernels.fused_kernel(unit.block)(left, right, c, plan, mma_kernels.scratch(c.shape[1], self._lane))
+        mma_kernels.fused_kernel(unit.block)(left, right, c, which, plan, mma_kernels.scratch(c.shape[2], self._lane))
 
 
 class GroupedMultiplier(Multiplier):
@@ -172,6 +179,11 @@ class GroupedMultiplier(Multiplier):
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
         """Return the values, groups first, and their scales as significands and exponents."""
+        each = [self._prepared(x, None if scale is None else scale[n], is_left=is_left) for n, x in enumerate(values)]
+        return tuple(map(np.stack, zip(*each, strict=True)))
+
+    def _prepared(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
+        """Return one matrix prepared."""
         unit = self.unit
         groups = (values if is_left else values.T).reshape(-1, values.shape[int(is_left)] // unit.group, unit.group)
         if scale is None:
@@ -187,8 +199,12 @@ class GroupedMultiplier(Multiplier):
         shape = (1, 0, 2) if is_left else (1, 2, 0)
         return groups.astype(np.float64).transpose(shape), significands.T, exponents.T
 
-    def run(self, a: Lanes, b: Lanes, c: Array) -> None:
+    def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """See :class:`Multiplier`."""
+        for n, one in enumerate(c):
+            self._run_one(tuple(x[which[0, n]] for x in a), tuple(x[which[1, n]] for x in b), one)
+
+    def _run_one(self, a: Lanes, b: Lanes, c: Array) -> None:
         unit, (left, a_part, a_power), (right, b_part, b_power) = self.unit, a, b
         fraction = unit.fraction_bits or 0
         for first in range(0, len(left), unit.block // unit.group):
@@ -213,7 +229,7 @@ class GroupedMultiplier(Multiplier):
 
 def expanded(scale: Array, block: int, *, is_left: bool) -> Array:
     """Return one float64 scale an operand's element."""
-    return np.repeat(scale.astype(np.float64), block, axis=int(is_left))
+    return np.repeat(scale.astype(np.float64), block, axis=2 if is_left else 1)
 
 
 def operand_values(array: Array, fmt: FloatFormat, arithmetic: MmaArithmetic, axis: int) -> Array:
@@ -282,28 +298,33 @@ def works_of(problem: MmaProblem, threads: int) -> Iterator[MmaWork]:
 def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
+    if threads == 1 and problem.a.size + problem.b.size + problem.out.size <= TOGETHER:
+        left = multiplier.prepare(operand_values(problem.a, unit.a, unit, 2), problem.a_scale, is_left=True)
+        right = multiplier.prepare(operand_values(problem.b, unit.b, unit, 1), problem.b_scale, is_left=False)
+        multiplier.run(left, right, problem.out, np.array((problem.a_of, problem.b_of)))
+        return
 
     def prepared_a(n: int, rows: slice) -> Lanes:
         """Return rows of a matrix's A prepared; what was prepared last, where that is the same: a constant."""
-        raw = problem.a[problem.a_of[n], rows]
-        scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows]
+        raw = problem.a[problem.a_of[n], rows][None]
+        scale = None if problem.a_scale is None else problem.a_scale[problem.a_of[n], rows][None]
         if scale is None and last:
             before, lanes = last[0]
-            if before[0].tobytes() == raw[0].tobytes() and before.tobytes() == raw.tobytes():
+            if before[0, 0].tobytes() == raw[0, 0].tobytes() and before.tobytes() == raw.tobytes():
                 return lanes
-        lanes = multiplier.prepare(operand_values(raw, unit.a, unit, 1), scale, is_left=True)
+        lanes = multiplier.prepare(operand_values(raw, unit.a, unit, 2), scale, is_left=True)
         last[:] = [(raw, lanes)]
         return lanes
 
     def one(work: MmaWork) -> None:
-        raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])
-        scale = None if problem.b_scale is None else problem.b_scale[work.b_index, :, work.columns]
-        b = multiplier.prepare(operand_values(raw, unit.b, unit, 0), scale, is_left=False)
+        raw = np.ascontiguousarray(problem.b[work.b_index, :, work.columns])[None]
+        scale = None if problem.b_scale is None else problem.b_scale[work.b_index, :, work.columns][None]
+        b = multiplier.prepare(operand_values(raw, unit.b, unit, 1), scale, is_left=False)
         for n, rows in work.tiles:
             a = prepared_a(n, rows)
             view = problem.out[n, rows, work.columns]
             c = np.ascontiguousarray(view)
-            multiplier.run(a, b, c)
+            multiplier.run(a, b, c[None], _FIRST)
             if not np.may_share_memory(c, view):
                 view[...] = c
 

@@ -156,6 +156,8 @@ def _chains(values: Array, target: FloatFormat) -> Array:
 def _filled(values: Array, multiple: int) -> Array:
     """Return rows as long as a multiple of some columns, the last ones -0: the one value that changes no sum."""
     missing = -values.shape[-1] % multiple
+    if not missing:
+        return values
     return np.concatenate([values, np.full((*values.shape[:-1], missing), -0.0, values.dtype)], -1)
 
 

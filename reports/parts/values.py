@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import Choice
+    from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource, Observer
     from npusim.numerics.result import NumericResult
 
@@ -61,8 +61,14 @@ def values(
 ) -> NumericResult:
     """Return bits, errors and events; inputs come from the problem's recipe unless given."""
     program = program_of(schedule, problem, precision, hw=hw, tiling=tiling)
-    inputs = source if source is not None else recipe_source(problem)
-    return evaluate(program, problem, inputs, rows=rows, heads=heads, diagnose=diagnose)
+    inputs, exact = _drawn(problem) if source is None else (source, {})
+    return evaluate(program, problem, inputs, rows=rows, heads=heads, diagnose=diagnose, exact=exact)
+
+
+@lru_cache(maxsize=2)
+def _drawn(problem: Problem) -> tuple[HeadSource, References]:
+    """Return the inputs of a problem's recipe, and what is known of its reference: precisions are compared on one."""
+    return recipe_source(problem), {}
 
 
 def observe(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from npusim.errors import FormatError
+from npusim.formats.float_format import get_format
 
 if TYPE_CHECKING:
     from npusim.formats.float_format import FloatFormat
@@ -93,6 +94,12 @@ def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_e
 
 def decode(pattern: int, fmt: FloatFormat) -> Number:
     """Return what a stored pattern of ``fmt`` means; low bits tf32 does not use are dropped."""
+    return _decoded(pattern, fmt.name)  # a format's hash takes longer than its name's
+
+
+@lru_cache(maxsize=1 << 16)
+def _decoded(pattern: int, name: str) -> Number:
+    fmt = get_format(name)
     code = pattern >> fmt.storage_shift
     is_negative = bool(code >> (fmt.bits - 1))
     magnitude = code & ((1 << (fmt.bits - 1)) - 1)
