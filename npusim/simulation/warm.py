@@ -29,10 +29,10 @@ USUAL = (
 )
 
 
-def run_bits(schedule: str, hw: str, precision: str, dtype: str) -> None:
+def run_bits(schedule: str, hw: str, precision: str | None, dtype: str) -> None:
     """Compute bits on a short call, of the schedule's other presets too: what a run of it compiles but the engine."""
     plan = plan_of(Request(schedule, hw=hw, seq=256, precision=precision, dtype=dtype or None))  # type: ignore[arg-type]
-    for name in dict.fromkeys((precision, *plan.schedule.beside)):
+    for name in dict.fromkeys((plan.precision.name, *plan.schedule.beside)):
         preset = replace(plan, precision=plan.schedule.precision(name))
         evaluate_plan(preset, preset.program())
 
@@ -63,7 +63,11 @@ def run_times() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        run_bits(*sys.argv[1:])
-    else:
+    if not sys.argv[1:]:
         run_times()
+    else:
+        run_bits(*sys.argv[1:])
+        # While the engine is still being compiled: what other devices' first runs would compile.
+        for schedule, hw, dtype in sorted(USUAL, key=lambda usual: usual[1] == sys.argv[2]):
+            if not hw.endswith("_x8"):
+                run_bits(schedule, hw, None, dtype)
