@@ -108,7 +108,7 @@ def fa2_tile(problem: Any, device: DeviceSpec) -> tuple[int, int, int]:
 
 def fa2_instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
     """Return the instructions of the loop of FlashAttention-2's kernel for a tile, and around it; 0 if not known."""
-    dim = min(d for d in FA2_TILES if d >= head_dim)
+    dim = min((d for d in FA2_TILES if d >= head_dim), default=0)
     if (counted := FA2_INSTRUCTIONS.get((dim, rows, keys))) is None:
         return 0, 0
     loop, *around = counted
