@@ -110,10 +110,20 @@ class MemorySpec(SpecModel):
     l2: L2Spec
 
 
+class CatchUpSpec(SpecModel):
+    """What a link makes up for after it was idle: some cores were served late, and ask again while others compute."""
+
+    idle_cycles: WholeQuantity = Field(description="that it makes up for at most")
+    rate_factor: PositiveWhole = Field(description="of its rate meanwhile")
+
+
 class LinkSpec(SpecModel):
     """A bandwidth that all cores share."""
 
     bytes_per_s: Positive = Field(description="reached, summed over all cores, by reads and writes together")
+    catch_up: CatchUpSpec | None = Field(
+        default=None, description="how cores that queue for it fall out of step; absent: they stay in step"
+    )
 
 
 class FlagsSpec(SpecModel):

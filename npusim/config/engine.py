@@ -332,9 +332,9 @@ class SharingSpec(IssueSpec):
     load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
         description="of a warp for a load of 16 bytes a thread into registers"
     )
+    special_wait_factor: Quantity = Field(description="of a warp's wait for special functions over their time")
     reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
-    arrival_factor: Positive = Field(description="latency of a tile's last bytes over that of its first")
-    new_head_factor: Quantity = Field(description="share of a first wave's misses that later blocks see of new heads")
+    in_step_count: WholeQuantity = Field(description="tiles of a loop before blocks on one head's keys are out of step")
     specialised: SpecialisedSpec | None = Field(default=None, description="of kernels whose warps specialise")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
@@ -441,8 +441,14 @@ class GroupProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
+    issue_cycles: WholeQuantity = Field(description="until a warp issues the next, where it waits for none")
     drain_cycles: WholeQuantity = Field(description="from the last product's end until the warps go on")
-    gap_cycles: Positive = Field(description="of arithmetic that compilers move beside a product waited for alone")
+    gap_cycles: Positive = Field(
+        description="of arithmetic that compilers move beside a product waited for alone, by 16 columns of its operand"
+    )
+    turn_cycles: WholeQuantity = Field(
+        description="by which each block that a core holds is behind the one before: their products take turns"
+    )
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:

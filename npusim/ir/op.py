@@ -277,6 +277,9 @@ class GroupWork:
         Of a warp beside those, as counted in the compiled kernel.
     passes
         Of each of those through shared memory, which is one with the cache that loads come through.
+    behind
+        The product that goes on beside it, as the warps wait for its start alone: rows and columns of its result, and
+        bytes of a row of its left operand; none: ().
     block_bytes
         That a block moves at its start and end; none but in its first operation.
     code
@@ -315,6 +318,7 @@ class GroupWork:
     passes: int = 1
     spilled_bytes: int = 0
     far_bytes: int = 0
+    behind: tuple[int, ...] = ()
     block_bytes: int = 0
     code: tuple[tuple[str, float], ...] = ()
     is_step: bool = False

@@ -93,13 +93,15 @@ class Queue:
     """An in-order instruction queue of a core group.
 
     ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes
-    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.
+    its entries (on an Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: how many blocks
+    that the core holds as well have their turn before the queue's.
     """
 
     name: str
     core: str
     engine: str
     issuer: str
+    turn: int = 0
 
 
 @record

@@ -420,7 +420,9 @@ class _Simulation:
 
     def _run(self, phase: ProgramPhase) -> None:
         streams, env = self.streams, self.env
-        dispatch = self.device.timed_launch().block_dispatch_cycles.value
+        starts = streams.starts(phase)
+        for link, catch_up in zip(self.links.values(), streams.catch_up(phase), strict=True):
+            link.begin_phase(*catch_up)
         dispatchers = []
         for group in self.groups:
             blocks = phase.blocks_of_group(group, len(self.groups))
@@ -429,10 +431,10 @@ class _Simulation:
             engines, cursors = self.engines[group], self.cursors[group]
             for engine in engines:
                 engine.reopen(int(env.now))
-            for issuer in streams.issuers:
+            for issuer, start in zip(streams.issuers, starts, strict=True):
                 stream = streams.stream(phase, self._begun(blocks), list(cursors), issuer)
                 dispatchers.append(Dispatcher(self, group, issuer, stream))
-                dispatchers[-1].start(dispatch)
+                dispatchers[-1].start(start)
             self.cursors[group] = streams.advanced(phase, blocks, cursors)
         env.run()
         stuck = [e for engines in self.engines for e in engines if e.stuck or e.entries]

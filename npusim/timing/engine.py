@@ -104,16 +104,18 @@ class Run:
         from npusim.timing.periodic import UNUSED, run_engine
 
         m, queues, issuers = self.state, len(self.program.queue), len(self.streams.issuers)
-        dispatch = self.streams.device.timed_launch().block_dispatch_cycles.value
-        begin, engines = self.now, len(m.engine)
+        of_phase, begin, engines = self.streams.program.phases[phase], self.now, len(m.engine)
+        starts, catch_up = self.streams.starts(of_phase), self.streams.catch_up(of_phase)
+        m.link["idle"] = -1
+        self.program.link["idle"], self.program.link["catch_up"] = zip(*catch_up, strict=True)
         self.done_before = m.engine["done"].copy()
         for member, start in enumerate(self.starts[phase]):
             if start < 0:
                 continue
-            self.now = begin + dispatch
+            self.now = begin + min(starts)
             m.engine["free"][member * queues : (member + 1) * queues] = begin
             for d in range(member * issuers, (member + 1) * issuers):
-                m.dispatcher[d] = (self.now, -1, start, 0)
+                m.dispatcher[d] = (begin + starts[d % issuers], -1, start, 0)
                 m.todo[m.size[TODO]] = engines + d
                 m.is_todo[engines + d] = 1
                 m.size[TODO] += 1

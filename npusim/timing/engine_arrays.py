@@ -78,8 +78,9 @@ PROGRAM_TYPES: Mapping[str, Any] = MappingProxyType(
         "endpoint": record("lag period latency owner"),
         "pair": record("own peer"),
         "queue": record("depth issuer"),
-        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside.
-        "link": record("rate unit others"),
+        # Units of its clock a cycle; the weight of one transfer; the weight of transfers from outside; of a phase:
+        # cycles without transfers that it makes up for at most, and how many times its rate it has meanwhile.
+        "link": record("rate unit others idle catch_up"),
         # Core groups that the member stands for, and whether its spans are kept.
         "member": record("weight is_traced"),
         "rule": record("product_issue product_compare issue_product"),
@@ -144,8 +145,9 @@ STATE_TYPES: Mapping[str, Any] = MappingProxyType(
         # ``entry``: how often a loop or call was entered at this level.
         "stack": record("pc operand left entry"),
         # ``units``: served to each transfer.  ``load``: weight in flight.  ``due``: when the next one ends.
-        # ``flow_cycles``: transfers in flight, summed over cycles.
-        "link": record("units updated load due flows bytes flow_cycles"),
+        # ``flow_cycles``: transfers in flight, summed over cycles.  ``idle``: cycles that it has to make up for,
+        # -1 before a phase's first transfer.
+        "link": record("units updated load due flows bytes flow_cycles idle"),
         "transfer": HEAP_TYPE,
         "event": HEAP_TYPE,
         "request": HEAP_TYPE,

@@ -23,7 +23,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.ir.content import uncollected
 from npusim.timing.engine_arrays import CALL, END, HALT, LOOP, OP, RANGE_BITS, REPEAT, RET, Program, build_program
-from npusim.timing.link import FRACTION_BITS, bytes_per_cycle
+from npusim.timing.link import FRACTION_BITS, NO_CATCH_UP, bytes_per_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -373,7 +373,7 @@ def build_tables(streams: Streams, operations: Sequence[TimedOp]) -> Program:
         endpoint=ends,
         pair=[(e.index, q) for e in endpoints for q in e.peers],
         queue=list(depths),
-        link=[(rate, 1, 0) for rate in link_rates(streams)],
+        link=[(rate, 1, 0, *NO_CATCH_UP) for rate in link_rates(streams)],
         rule=[streams.sharing] if streams.sharing else (),
     )
 

@@ -301,6 +301,7 @@ def join(p: Program, m: EngineState, e: int) -> None:
     for at in range(p.op[op].flows, p.op[op + 1].flows):
         link, size = p.flow[at].link, p.flow[at].bytes
         serve(p, m, link, begin)
+        m.link[link].idle = max(m.link[link].idle, 0)
         m.link[link].load += weight * p.link[link].unit
         m.link[link].bytes += weight * size
         key = m.link[link].units + (size << FRACTION_BITS)
@@ -314,9 +315,14 @@ def serve(p: Program, m: EngineState, link: int, now: int) -> None:
     """Move a link's clock on to ``now``."""
     elapsed = now - m.link[link].updated
     if elapsed > 0:
+        idle = m.link[link].idle
         if m.link[link].load:
-            m.link[link].units += elapsed * p.link[link].rate // m.link[link].load
+            made_up = min(max(idle, 0), (p.link[link].catch_up - 1) * elapsed)
+            m.link[link].units += (elapsed + made_up) * p.link[link].rate // m.link[link].load
             m.link[link].flow_cycles += elapsed * m.link[link].flows
+            m.link[link].idle = idle - made_up
+        elif idle >= 0:
+            m.link[link].idle = min(idle + elapsed, p.link[link].idle)
         m.link[link].updated = now
 
 
@@ -347,7 +353,8 @@ def settle(p: Program, m: EngineState, link: int, now: int) -> None:
             heap[at].key -= units
         m.link[link].units = units = 0
     rest = (heap[0].key - units) * m.link[link].load
-    m.link[link].due = now - (-rest // p.link[link].rate)
+    left = -(-rest // p.link[link].rate)
+    m.link[link].due = now + max(left - m.link[link].idle, -(-left // p.link[link].catch_up))
 
 
 # ---------------------------------------------------------------- pipes of a core: shared by all (processor sharing)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from npusim.config.engine import WarpIssue
+from npusim.config.engine import GroupMatrixEngine, WarpIssue
 from npusim.ir.program import Share
 from npusim.timing.link import AFTER_ALL, Alarm, Wake
 from npusim.timing.result import QueueUse, Span
@@ -54,6 +54,13 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
             factors = s.product_issue_factor, s.product_compare_factor, s.issue_product_factor
             return Rules(*(round(f.value * ONE) for f in factors))
     return None
+
+
+def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
+    """Return by how much each block that a core holds is behind the one before it, where their products take turns."""
+    cores = {queue.core for queue in program.queues if queue.turn}
+    engines = (engine for core in cores for engine in device.core(core).engines.values())
+    return next((e.wgmma.turn_cycles.value for e in engines if isinstance(e, GroupMatrixEngine) and e.wgmma), 0)
 
 
 def speeds(rules: Rules, issue: int, compare: int, special: int, tensor: int, memory: int) -> tuple[int, int]:

@@ -4,6 +4,10 @@ Everything is an integer: the link's virtual clock counts bytes served to each t
 rounded down whenever the number of transfers changes (an error below 1e-6 byte an event).  It changes only at the ticks
 at which some transfer starts or ends, whatever the order within a tick, so that cores in step can be folded into one
 weighted transfer without changing a single tick.
+
+Cores that queue do not stay in step: those served last ask again while the others compute.  A link of which a device
+file says so (``catch_up``) makes up for what it was idle since a phase's first transfer, at a multiple of its rate;
+in all of the phase it carries no more than its rate allows.
 """
 
 from __future__ import annotations
@@ -26,11 +30,19 @@ if TYPE_CHECKING:
 FRACTION_BITS = 20
 #: After everything else that happens in a tick.
 AFTER_ALL = EventPriority(NORMAL + 1)
+#: Idle cycles that a link makes up for, and how many times its rate it has then, where cores stay in step.
+NO_CATCH_UP = 0, 1
 
 
 def bytes_per_cycle(device: DeviceSpec, link: str) -> float:
     """Return what a shared link carries in a cycle, for all cores together."""
     return float(device.link(link).bytes_per_s.value) / float(device.clock_hz.value)
+
+
+def catch_up(device: DeviceSpec, link: str) -> tuple[int, int]:
+    """Return the cycles without transfers that a link makes up for at most, and how many times its rate it has then."""
+    spec = device.link(link).catch_up
+    return NO_CATCH_UP if spec is None else (spec.idle_cycles.value, spec.rate_factor.value)
 
 
 class Alarm:
@@ -84,6 +96,8 @@ class SharedLink:
 
     def __init__(self, env: Environment, name: str, bytes_per_tick: float, fraction_bits: int = FRACTION_BITS) -> None:
         self.env, self.name = env, name
+        self._most_idle, self._catch_up = NO_CATCH_UP
+        self._idle = -1
         self.fraction_bits = fraction_bits
         self.rate = max(1, round(bytes_per_tick * (1 << fraction_bits)))
         self.total_bytes = 0
@@ -97,6 +111,7 @@ class SharedLink:
     def join(self, size_bytes: int, done: Callable[[], None], weight: int = 1) -> None:
         """Start ``weight`` equal transfers of ``size_bytes``; call ``done`` when they are through."""
         self._advance()
+        self._idle = max(self._idle, 0)
         self._sequence += 1
         self._weight += weight
         self.total_bytes += size_bytes * weight
@@ -111,24 +126,36 @@ class SharedLink:
         if self._flows:
             self._arm()
 
+    def begin_phase(self, most_idle: int, catch_up: int) -> None:
+        """Let cores begin in step; the link makes up for so many cycles that it is idle from now on."""
+        self._most_idle, self._catch_up, self._idle = most_idle, catch_up, -1
+
+    def _reached(self, now: int) -> tuple[int, int]:
+        """Return the virtual clock at ``now``, and the idle cycles still to be made up for."""
+        elapsed = now - self._updated
+        if self._weight and elapsed > 0:
+            made_up = min(self._idle, (self._catch_up - 1) * elapsed)
+            return self._virtual + (elapsed + made_up) * self.rate // self._weight, self._idle - made_up
+        return self._virtual, self._idle if self._idle < 0 else min(self._idle + elapsed, self._most_idle)
+
     def _advance(self) -> None:
         now = int(self.env.now)
-        if self._weight and now > self._updated:
-            self._virtual += (now - self._updated) * self.rate // self._weight
+        self._virtual, self._idle = self._reached(now)
         self._updated = now
 
     def _arm(self) -> None:
         """Make sure the link wakes when its next transfer ends."""
         # A transfer that ends at this very tick may not have left yet: its rest is then negative.
         rest = max(0, self._flows[0][0] - self._virtual)
-        self._wake.at(self._updated + ceil_div(rest * self._weight, self.rate))
+        left = ceil_div(rest * self._weight, self.rate)
+        self._wake.at(self._updated + max(left - max(self._idle, 0), ceil_div(left, self._catch_up)))
 
     def _look(self, due: int) -> None:
         flows = self._flows
-        reached = self._virtual + (due - self._updated) * self.rate // self._weight
+        reached, idle = self._reached(due)
         ended = []
         if flows[0][0] <= reached:
-            self._virtual, self._updated = reached, due
+            self._virtual, self._idle, self._updated = reached, idle, due
             while flows and flows[0][0] <= reached:
                 _, _, weight, done = heapq.heappop(flows)
                 self._weight -= weight

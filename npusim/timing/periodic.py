@@ -73,12 +73,12 @@ def build_snapshots(program: Program, state: EngineState) -> Snapshots:
     levels, history = state.stack.shape[1] + 1, state.visible.shape[1]
     slots, engines = levels * KEPT, len(state.engine)
     # The most that ``note_state`` writes: 7 words and 2 an entry for an engine, 4 and 2 a level for
-    # a scalar unit, 3 and every count kept for a pair, 2 and 2 a transfer for a link, 3 and 2 a queue for work.
+    # a scalar unit, 3 and every count kept for a pair, 3 and 2 a transfer for a link, 3 and 2 a queue for work.
     words = (
         engines * (7 + 2 * state.entry.shape[1])
         + len(state.dispatcher) * (4 + 2 * levels)
         + len(program.member) * (len(program.pair) * (3 + history) + len(program.pipe))
-        + len(program.link) * (2 + 2 * engines)
+        + len(program.link) * (3 + 2 * engines)
         + len(state.core) * 3
         + 2 * engines
     )
@@ -246,14 +246,17 @@ def note_pipes(p: Program, m: EngineState, s: Snapshots, member: int, out: Ints,
 
 
 @inline
-def note_link(m: EngineState, link: int, moment: int, out: Ints, start: int) -> int:
-    """Write down the transfers in flight."""
+def note_link(p: Program, m: EngineState, link: int, moment: int, out: Ints, start: int) -> int:
+    """Write down the transfers in flight, and the idle cycles to be made up for."""
     flows: int = m.link[link].flows
     out[start] = flows
+    idle, elapsed = m.link[link].idle, moment - m.link[link].updated
     if flows == 0:
-        return start + 1
-    out[start + 1] = m.link[link].updated - moment
-    return note_heap(m.transfer[link], flows, m.link[link].units, out, start + 2)
+        out[start + 1] = idle if idle < 0 else min(idle + elapsed, p.link[link].idle)
+        return start + 2
+    n = start + 1
+    out[n], out[n + 1] = idle, elapsed
+    return note_heap(m.transfer[link], flows, m.link[link].units, out, n + 2)
 
 
 @inline
@@ -297,7 +300,7 @@ def note_state(p: Program, m: EngineState, s: Snapshots, moment: int, out: Ints)
     for member in range(len(m.core)):
         n = note_core(m, member, moment, out, n)
     for link in range(len(m.link)):
-        n = note_link(m, link, moment, out, n)
+        n = note_link(p, m, link, moment, out, n)
     return n
 
 
@@ -372,8 +375,8 @@ def jump(p: Program, m: EngineState, s: Snapshots, old: Ints, shift: int, times:
                 m.pipe[member, pipe].free += shift
             at += 1
     for link in range(len(m.link)):
+        m.link[link].updated += shift
         if m.link[link].flows:
-            m.link[link].updated += shift
             m.link[link].due += shift
     for member in range(len(m.core)):
         m.core[member].updated += shift

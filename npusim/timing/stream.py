@@ -17,7 +17,8 @@ from npusim.ir.content import Itself, Known, interned, methods_of
 from npusim.ir.op import meets_l2
 from npusim.ir.program import by_content
 from npusim.ir.walk import OpTemplate, Templates, unrolled
-from npusim.timing.gpu_pipes import shared_pipes, sharing_of
+from npusim.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles
+from npusim.timing.link import NO_CATCH_UP, catch_up
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -57,6 +58,11 @@ def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
 Issued = tuple[TimedOp, Sequence[int]]
 
 
+def has_loops(phase: ProgramPhase) -> bool:
+    """Return whether blocks of a phase go through several tiles."""
+    return any(block.tile_count > 1 for block in phase.blocks[:1])
+
+
 class Streams:
     """Builds the streams of a program on a device, sharing templates and costs between groups.
 
@@ -94,6 +100,21 @@ class Streams:
         self._flag_issue = device.timed_flags().cross_core_issue_cycles.value
         #: What the compiled methods write of it (`npusim.timing.engine_code.code_of`).
         self.code: Code | None = None
+
+    def starts(self, phase: ProgramPhase) -> tuple[int, ...]:
+        """Return when each issuer begins a phase: blocks that a core holds take turns in their loops."""
+        begin = self.device.timed_launch().block_dispatch_cycles.value
+        turns = {queue.issuer: queue.turn for queue in self.program.queues}
+        late = turn_cycles(self.program, self.device) if any(turns.values()) and has_loops(phase) else 0
+        return tuple(begin + late * turns[issuer] for issuer in self.issuers)
+
+    def catch_up(self, phase: ProgramPhase) -> list[tuple[int, int]]:
+        """Return the idle cycles that each link makes up for in a phase, and by how many times its rate.
+
+        None where no block has a loop: each begins when another ends, all of them again in step.
+        """
+        known = [catch_up(self.device, link) for link in self.device.links]
+        return known if any(most for most, _ in known) and has_loops(phase) else [NO_CATCH_UP] * len(known)
 
     @classmethod
     def of(cls, program: TileProgram, device: DeviceSpec) -> Streams:

@@ -42,7 +42,7 @@ def test_a_kernel_that_reads_and_writes_takes_as_long_as_measured(device: str, k
         tiling = {"block_q": 64, "block_kv": keys, "stages": 2, "warps": 4}
         timing = npusim.run("pasa", problem=problem, hw=device, numerics=False, tiling=tiling, l2="dirty").timing
         first = timing.account.phases[0].cycles / timing.clock_hz + overhead
-        assert first * 1e6 == pytest.approx(row[f"prologue_{keys}_dirty"], rel=0.1)
+        assert first * 1e6 == pytest.approx(row[f"prologue_{keys}_dirty"], rel=0.125)
 
 
 def test_a_kernel_that_multiplies_starts_later() -> None:

@@ -299,8 +299,8 @@ def test_all_exact_methods_agree_on_attention(
 
 
 #: Resident blocks that keep step ask for one pipe at a time and leave the others idle: a faster memory may bring that
-#: about, as in list scheduling (Graham 1969).  Of the pairs below the worst is 19.7 % slower.
-ANOMALY = 1.2
+#: about, as in list scheduling (Graham 1969).  Of the pairs below the worst is 28.7 % slower.
+ANOMALY = 1.3
 BETTER: dict[str, tuple[float, ...]] = {
     "group_count": (1, 2, 4, 8, 16),
     "clock_hz": (1.23e9, 1.38e9, 1.53e9, 1.7e9),

@@ -18,10 +18,11 @@ class Flow(NamedTuple):
     weight: int = 1
 
 
-def ends(flows: list[Flow], bytes_per_tick: float) -> tuple[list[int], SharedLink]:
+def ends(flows: list[Flow], bytes_per_tick: float, catch_up: tuple[int, int] = (0, 1)) -> tuple[list[int], SharedLink]:
     """Return the tick at which each flow ends, and the link."""
     env = Environment()
     link = SharedLink(env, "hbm", bytes_per_tick)
+    link.begin_phase(*catch_up)
     found: dict[int, int] = {}
 
     def joining(index: int, flow: Flow):
@@ -58,6 +59,30 @@ BY_HAND = {
 def test_transfers_end_when_worked_out_by_hand(case: str) -> None:
     rate, flows, expected = BY_HAND[case]
     assert ends(flows, rate)[0] == expected
+
+
+CATCHING_UP = {
+    # Idle before the first transfer: nothing to make up for.
+    "the first": ((100, 4), [Flow(50, 100)], [60]),
+    # Idle for 90 ticks: 100 bytes at four times 10 a tick.
+    "the next is served four times as fast": ((100, 4), [Flow(0, 100), Flow(100, 100)], [10, 103]),
+    # Six ticks to make up for are spent in two, of four times 10 bytes; 20 more bytes take two.
+    "until all is made up for": ((6, 4), [Flow(0, 100), Flow(100, 100)], [10, 104]),
+    # As long as nothing but its rate is to be had on average, it has no more: 10 idle ticks, 200 bytes.
+    "no more than it was idle": ((100, 4), [Flow(0, 100), Flow(20, 200)], [10, 30]),
+    "two of them share it": ((100, 4), [Flow(0, 100), Flow(100, 100), Flow(100, 100)], [10, 105, 105]),
+}
+
+
+@pytest.mark.parametrize("case", CATCHING_UP)
+def test_a_link_makes_up_for_what_it_was_idle(case: str) -> None:
+    catch_up, flows, expected = CATCHING_UP[case]
+    found, link = ends(flows, 10, catch_up)
+    assert found == expected
+    folded, _ = ends([Flow(f.start, f.size_bytes, 3 * f.weight) for f in flows], 30, catch_up)
+    assert folded == expected  # three cores in step on a link three times as fast
+    link.begin_phase(*catch_up)
+    assert link._idle == -1
 
 
 def test_who_ends_may_join_again_at_once() -> None:

@@ -70,8 +70,11 @@ def test_registers_are_those_of_the_architecture_not_of_the_device() -> None:
 
 
 def test_others_lines_in_l2_cost_who_reads_much() -> None:
-    """h200_flush.csv: reading 128 MiB takes 8.2 us longer where L2 is full of lines to be written back."""
-    tiling = {"splits": 32, "block_kv": 64, "stages": 2, "warps": 4}
+    """h200_flush.csv: reading 128 MiB takes 8.2 us longer where L2 is full of lines to be written back.
+
+    Three stages keep memory busy; two leave it time to write them back meanwhile.
+    """
+    tiling = {"splits": 32, "block_kv": 128, "stages": 3, "warps": 4}
     dirty, clean, unsaid = (
         npusim.run("split_kv", hw="h200", problem=DECODE, numerics=False, tiling=tiling, l2=l2)
         for l2 in ("dirty", "clean", None)

@@ -14,10 +14,13 @@ from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.ir.program import Share
+from npusim.machines.sm.pricing import cold_reads
 from npusim.numerics.executor import execute
 from npusim.timing.gpu_pipes import ONE, ProcessorSharing, Rules
+from npusim.timing.stream import Streams
 
 METHODS = ("des", "block", "fold", "steady", "auto")
+SILICON = Path(__file__).parents[1] / "silicon"
 #: One wave and a bit of few heads: some cores with two blocks, some with one.
 SIZES = {"batch": 1, "heads": 40, "kv_heads": 20, "seq_q": 256, "seq_kv": 288, "head_dim": 64}
 
@@ -38,6 +41,7 @@ def cycles(schedule: str, method: str, dtype: str, causal: bool, **tiling: int) 
         ("flash", False, {}),
         ("pasa", False, {"block_q": 64, "block_kv": 32, "stages": 2, "warps": 4}),
         ("fp8_attention", False, {"block_q": 64, "block_kv": 32, "stages": 3, "warps": 8}),
+        ("split_kv", False, {"splits": 3, "block_kv": 32, "stages": 2, "warps": 4}),  # memory catches up
     ],
 )
 def test_all_methods_give_the_same_cycles(schedule: str, causal: bool, tiling: dict[str, int]) -> None:
@@ -171,3 +175,54 @@ def test_the_clock_falls_while_products_run_and_only_then() -> None:
     quick = load_device("h200", {"products_clock_hz": device.clock_hz.value})
     faster = npusim.run("flash", hw=quick, problem=problem, tiling=product.tiling, numerics=False)
     assert 1.0 < product.latency_us / faster.latency_us < 1.98 / 1.805
+
+
+def test_blocks_of_a_multiprocessor_take_turns_where_their_loops_multiply_in_warp_groups() -> None:
+    def starts(schedule: str, **tiling: int) -> list[set[int]]:
+        problem = Problem(**{**SIZES, "heads": 160, "kv_heads": 160}, dtype="float16")
+        made = npusim.run(schedule, hw="h200", problem=problem, numerics=False, tiling=tiling, trace_groups=())
+        streams = Streams(made.program, made.device)
+        return [set(streams.starts(phase)) for phase in made.program.phases]
+
+    device = load_device("h200")
+    begin, late = (
+        device.timed_launch().block_dispatch_cycles.value,
+        device.core("sm").engines["TENSOR"].wgmma.turn_cycles,
+    )
+    of_four = {begin + late.value * turn for turn in range(4)}
+    assert starts("flash", block_q=64, block_kv=64, stages=2, warps=4) == [of_four]
+    # What is multiplied once has no turns; nor have products of single warps, and merges.
+    first, second = starts("pasa", block_q=64, block_kv=64, stages=2, warps=4)
+    assert first == {begin}
+    assert second >= of_four
+    assert starts("split_kv", splits=2, block_kv=64, stages=2, warps=4) == [{begin}, {begin}]
+
+
+def test_blocks_on_keys_of_their_own_wait_for_memory_and_those_on_a_heads_keys_for_a_while() -> None:
+    def missed(schedule: str, **sizes: int) -> dict[str, float]:
+        problem = Problem(**{**SIZES, "kv_heads": sizes.get("heads", 40), **sizes}, dtype="float16")
+        tiling = {"block_q": 64, "block_kv": 64, "stages": 2, "warps": 4} if schedule != "split_kv" else {"splits": 4}
+        made = npusim.run(schedule, hw="h200", problem=problem, numerics=False, tiling=tiling, trace_groups=())
+        return cold_reads(made.program, load_device("h200").core("sm").engines["WARPS"].sharing.in_step_count.value)
+
+    def attention(heads: int, seq_q: int, keys: int) -> float:
+        return missed("flash", heads=heads, seq_q=seq_q, seq_kv=keys)["k"]
+
+    assert attention(2, 4096, 4096) == 1  # one wave of 64 tiles
+    assert attention(2, 4096, 8192) == 0.5  # the first 64 of 128
+    assert 0 < attention(64, 4096, 4096) < 0.15  # sixteen waves: later ones find it, or are out of step
+    assert missed("split_kv", seq_q=1, seq_kv=4096)["k"] == 1  # nobody else reads it
+    assert set(missed("pasa", seq_q=256, seq_kv=256)) == {"M64", "k", "q", "v"}  # K' has just been written
+
+
+def test_a_tile_arrives_as_measured() -> None:
+    """Of an H200, in cycles at the full clock: the first copy until the first of two tiles is there (arrival.py)."""
+    found = json.loads((SILICON / "arrival_h200.json").read_text())
+    rows = [dict(zip(found["about"]["names"], row, strict=True)) for row in found["rows"]]
+    device = load_device("h200")
+    route, sharing = device.core("sm").engines["LDG"].routes["stage"], device.core("sm").engines["WARPS"].sharing
+    barrier = sharing.barrier_cycles.value + 4 * sharing.barrier_warp_cycles.value
+    for row in (row for row in rows if row["blocks"] == 1 and row["work"]):
+        arrived = row["tile_bytes"] / route.bytes_per_cycle.value + route.latency_cycles.value + barrier
+        missed = device.memory.l2.miss_extra_latency_cycles.value * ("memory" in row["way"])
+        assert arrived + missed == pytest.approx(row["first"], rel=0.12), row

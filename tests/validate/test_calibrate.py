@@ -91,7 +91,7 @@ PLANTED: dict[str, tuple[list[tuple[int, Shape]], dict[str, float]]] = {
             "links.hbm.bytes_per_s": 1.28,
             "cores.sm.engines.WARPS.sharing.product_issue_factor": 0.82,
             "cores.sm.engines.WARPS.sharing.block_start_cycles": 1.35,
-            "cores.sm.engines.WARPS.sharing.arrival_factor": 0.78,
+            "memory.l2.miss_extra_latency_cycles": 0.75,
             "cores.sm.engines.TENSOR.wgmma.elements_per_cycle": 1.22,
         },
     ),

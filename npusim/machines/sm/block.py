@@ -336,6 +336,10 @@ class ResidentBlock:
         readers = [p for p in self.how if n in p.rows[0].srcs]
         return s is readers[0], s is readers[-1]
 
+    def _awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Slots:
+        """Return what a product waits for beside its operands."""
+        return ()
+
     def _operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
         """Return an operand of a product: of the group's own rows where it has the axis of rows."""
         frame, (row, rows) = self.frame, share
@@ -375,7 +379,7 @@ class ResidentBlock:
         if accumulator is not None and how.accumulate:  # it goes on from what is kept
             yield self._op(f"{s.name}.widen", s, group, FMA, (Step(Opcode.CAST, total, (dst,)),))
         step = Step(Opcode.MATMUL, total, operands, how, row.dst if accumulator is None else "")
-        yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,))
+        yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,), self._awaited(s, block, tile))
         if accumulator is not None:
             step = Step(Opcode.CAST, dst, (total,), name=row.dst)
             yield self._op(f"{s.name}.convert", s, group, FMA, (step,))
@@ -492,20 +496,85 @@ class GroupBlock(ResidentBlock):
         if self.work.is_specialised:
             return
         slots: Slots = ()
-        copied = (n for n in self.visited if self._is_copied(n))
-        copies = 0 if self.tiling.stages == 1 else sum(self._accesses(n, block, tile) for n in copied)
-        if self.keeps_operands:
-            slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
-        elif self.tiling.stages == 1 and operands and not self.tiling.slice_elements:
+        if self.tiling.stages == 1 and operands and not self.tiling.slice_elements:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
-        barriers, lookups = self.tiling.barriers, int(self.tiling.walks_blocks)
-        work = replace(self.work, copies=copies, is_step=True, barriers=barriers, lookups=lookups)
         spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
+        ends_here = not self._waits_at_once  # else after the last product, before what follows it
+        if self.keeps_operands and ends_here:
+            slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
+        copies = 0 if self.tiling.stages == 1 else self._copies(block, tile)
+        step = replace(self._step(), copies=copies)
         for warps in self.warps:
             if spilled.spilled_bytes or spilled.far_bytes:
                 yield TileOp("spill", warps, WARPS, (), (), group=spilled)
-            yield TileOp("next", warps, WARPS, (), slots, group=work)
+            if ends_here:
+                yield TileOp("next", warps, WARPS, (), slots, group=step)
+
+    def _stage(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
+        """Yield a stage, and after the last product of a tile the copies of a later one into the slots that it leaves.
+
+        They go beside the arithmetic that follows it, where there is any.
+        """
+        stages = next((loop.stages for loop in self.frame.phase.loops if s in loop.stages), ())
+        last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
+        operations = super()._stage(s, block, tile)
+        if last < 0 or not tile.cols or not self._waits_at_once:
+            yield from operations
+            return
+        follows, copies = stages[last + 1 :], replace(self.work, copies=self._copies(block, tile))
+        for op in operations:
+            if op.group is not None and op.engine == FMA and s in follows[:1]:
+                yield replace(op, group=replace(op.group, copies=copies.copies))
+            else:
+                yield op
+        if s is not stages[last]:
+            return
+        read = {n: None for p in stages if p.is_product for n in p.rows[0].srcs if n in self.shared}
+        slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in read)
+        for warps in self.warps:
+            yield TileOp("next", warps, WARPS, (), slots, group=self._step())
+            if not follows:
+                yield TileOp("copies", warps, WARPS, (), (), group=self._beside(s, copies))
+
+    def _step(self) -> GroupWork:
+        """Return what else warps do in an iteration."""
+        return replace(self.work, is_step=True, barriers=self.tiling.barriers, lookups=int(self.tiling.walks_blocks))
+
+    def _copies(self, block: WorkTile, tile: Visit) -> int:
+        """Return how often each thread copies 16 bytes of a tile."""
+        return sum(self._accesses(n, block, tile) for n in self.visited if self._is_copied(n))
+
+    @property
+    def _waits_at_once(self) -> bool:
+        """Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do."""
+        return self.tiling.stages > 1 and not self.work.is_specialised and not self.tiling.slice_elements
+
+    def _leads(self, s: Stage) -> bool:
+        """Return whether a product is the first of a tile whose copies it waits for, all of them."""
+        loops = (loop.stages for loop in self.frame.phase.loops if s in loop.stages)
+        return self._waits_at_once and any(s is next(p for p in stages if p.is_product) for stages in loops)
+
+    def _ends(self, n: str, s: Stage) -> tuple[bool, bool]:
+        first, last = super()._ends(n, s)
+        return self._leads(s) if self._waits_at_once else first, last
+
+    def _awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Slots:
+        """Return the tile's other operands, where a product is the first that waits for its copies."""
+        if not self._leads(s):
+            return ()
+        others = dict.fromkeys(n for p in self.how for n in p.rows[0].srcs if n in self.visited and n in self.shared)
+        return tuple(self._slot(self.near[n], n, block, tile, last=False) for n in others if n not in s.rows[0].srcs)
+
+    def _beside(self, s: Stage, work: GroupWork) -> GroupWork:
+        """Return work beside which a product goes on, if the warps waited for its start alone."""
+        product, (left, _), frame = self._product_work(s), s.rows[0].srcs, self.frame
+        if product.generation != "wgmma" or product.is_awaited or product.is_serial:
+            return work
+        rows = self.work.rows or frame.phase.sizes[frame.row_axis] // self.tiling.groups
+        columns, depth = (max(n, frame.width(t)) for n, t in ((product.columns, s.rows[0].dst), (product.depth, left)))
+        size = rows, columns, frame.size_bytes(left, depth)
+        return replace(work, behind=size, across=product.across, repeats=product.repeats)
 
     def _staged_tile(
         self, stages: tuple[Stage, ...], operands: tuple[str, ...], block: WorkTile, tile: Visit

@@ -50,6 +50,8 @@ FRAGMENT_ROWS, FRAGMENT_COLUMNS, LANE_ROWS = 16, 8, 2
 #: Columns that one load of matrices (LDSM.x4) brings into a warp's registers, and one product of a warp group takes
 #: of its operands, in bytes.
 MATRIX_BYTES = 32
+#: Columns of a left operand whose rows compilers work on beside a product that is waited for alone.
+GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
 #: Accesses to shared memory of a reduction across warps, and its steps for rows of a lane (hopper.md sections 2, 3).
@@ -175,13 +177,28 @@ class GroupModel:
                 parts[f"{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
         for constant, taken in parts.items():
             tally.add(f"{at}.{constant}", taken)
-        if not (cycles := ceil(sum(parts.values()))):
+        left, tensor, moved = self._left(work)
+        memory, alone = self._copied(work) + moved, sum(parts.values())
+        if not (cycles := ceil(max(alone, left, memory))):
             return None
+        if left > max(alone, memory):
+            tally.terms[f"{self.key}.{TENSOR}.wgmma.elements_per_cycle"] = left - alone
         count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
         issued = work.is_step * s.step_instructions_count.value + count * s.access_instructions_count.value
         issued += work.instructions
-        tally.pipes[LSU] = memory = count * work.passes * work.warps * WARP_BYTES / self.memory_bytes
-        return shared(cycles, issue=issued * warps, memory=memory)
+        tally.pipes[LSU] = memory
+        if tensor:
+            tally.pipes[TENSOR] = tensor
+        return shared(cycles, issue=issued * warps, memory=memory, tensor=tensor)
+
+    def _left(self, work: GroupWork) -> tuple[float, float, float]:
+        """Return cycles of the product that goes on behind other work, and of tensor cores and shared memory in it."""
+        if not work.behind or (spec := self.tensor.wgmma) is None:
+            return 0.0, 0.0, 0.0
+        count, busy, memory = self._instructions(work.behind, work, from_shared=False)
+        each = max(busy, memory)
+        left = max(0.0, count * each - count / (work.warps // self.subcores) * spec.issue_cycles.value)
+        return left, left * busy / each, left * memory / each
 
     # ---------------------------------------------------------------- products
 
@@ -194,7 +211,7 @@ class GroupModel:
             return self._without_tensor(step, step.depth, work, tally)
         depth = ceil_div(max(work.depth, step.depth), form.k_elements.value)
         if work.generation == "wgmma" and self.tensor.wgmma is not None:
-            busy, memory, lone, end = self._of_groups(step, a, depth, work)
+            busy, memory, lone, end = self._of_groups(step, a, work)
             issued = 0.0
         else:
             busy, memory, lone, end, issued = self._of_warps(step, a, depth, work)
@@ -204,32 +221,42 @@ class GroupModel:
         tally.pipes |= {TENSOR: busy, LSU: memory}
         return shared(max(1, ceil(lone)), is_product=True, issue=issued, tensor=busy, memory=memory)
 
-    def _of_groups(self, step: Step, a: Operand, depth: int, work: GroupWork) -> tuple[float, float, float, float]:
-        """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
-        spec = self.tensor.wgmma
+    def _instructions(self, size: tuple[int, ...], work: GroupWork, *, from_shared: bool) -> tuple[int, float, float]:
+        """Return the instructions of a product of warp groups, and cycles of tensor cores and shared memory of each.
+
+        ``size``: rows and columns of its result, and bytes of a row of its left operand.
+        """
+        spec, (rows, columns, row_bytes) = self.tensor.wgmma, size
         assert spec is not None
         groups = work.warps // self.subcores
         down = max(1, groups // max(work.across, work.repeats))
-        stacked = ceil_div(ceil_div(max(work.rows, step.dst.rows), spec.m_elements.value), down)
-        columns = max(work.columns, step.dst.cols)
+        stacked = ceil_div(ceil_div(rows, spec.m_elements.value), down)
         width = ceil_div(columns, work.across * FRAGMENT_COLUMNS) * FRAGMENT_COLUMNS
-        instructions, pieces = depth * stacked * groups, 1
+        count = ceil_div(row_bytes, MATRIX_BYTES) * stacked * groups
         if work.repeats > 1:  # in instructions of half the width
-            width, pieces = max(FRAGMENT_COLUMNS, width // work.repeats), work.repeats
-        instructions *= pieces
-        from_shared = memory_of(a) == "SMEM"
-        row_bytes = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
-        busy, memory = width / spec.elements_per_cycle.value, row_bytes / self.memory_bytes
-        each, drain = max(busy, memory), float(spec.drain_cycles.value)
-        lone = instructions * each
-        if work.is_serial:  # the drains of several warp groups overlap
-            lone = instructions / groups * max(groups * each, each + drain)
+            width, count = max(FRAGMENT_COLUMNS, width // work.repeats), count * work.repeats
+        moved = MATRIX_BYTES * (width + (spec.m_elements.value if from_shared else 0))
+        return count, width / spec.elements_per_cycle.value, moved / self.memory_bytes
+
+    def _of_groups(self, step: Step, a: Operand, work: GroupWork) -> tuple[float, float, float, float]:
+        """Return cycles of the tensor cores and of shared memory, of the product alone, and after it."""
+        spec = self.tensor.wgmma
+        assert spec is not None
+        row_bytes = get_format(a.fmt).size_bytes * max(work.depth, step.depth)
+        size = max(work.rows, step.dst.rows), max(work.columns, step.dst.cols), row_bytes
+        count, busy, memory = self._instructions(size, work, from_shared=memory_of(a) == "SMEM")
+        each, drain, groups = max(busy, memory), float(spec.drain_cycles.value), work.warps // self.subcores
+        lone, share = count * each, 1.0
+        if work.is_serial:  # the drains of several warp groups overlap; rows that are worked on beside it hide a part
+            lone = count / groups * max(groups * each, each + drain)
+            if memory_of(a) != "SMEM":
+                beside = spec.gap_cycles.value * ceil_div(max(work.depth, step.depth), GAP_COLUMNS)
+                lone = max(each + drain, lone - beside)
+        elif not (work.is_awaited or work.is_specialised):  # what is left goes on behind what follows
+            lone = min(lone, count / groups * spec.issue_cycles.value)
+            share = lone / (count * each)
         end = drain if work.is_awaited and not work.is_serial else 0.0
-        # The warps go on when the last product starts.
-        if not (work.is_awaited or work.is_serial or work.is_specialised):
-            lone -= each * stacked * groups * pieces
-            busy, memory = busy * (1 - 1 / depth), memory * (1 - 1 / depth)
-        return instructions * busy, instructions * memory, lone, end
+        return count * busy * share, count * memory * share, lone, end
 
     def _of_warps(
         self, step: Step, a: Operand, depth: int, work: GroupWork
@@ -286,10 +313,9 @@ class GroupModel:
                 "compare", work.extra * max(elements(o, work) for step in steps for o in step.operands()), "", count
             )
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
-        is_beside = work.is_serial and any(step.opcode in REDUCTIONS for step in steps)
-        gaps = self._gaps(steps) if is_beside else 0.0
         narrow = max(count.compare, count.multiply)
-        lone = max(s.warp_issue_cycles.value * count.issued, narrow * warps, count.issued * warps, 1.0)
+        waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
+        lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * warps, count.issued * warps, 1.0)
         slots, special, at = 1.0, count.special * warps, "sharing"
         if isinstance(s, SpecialisedSpec):  # special functions take longer than other instructions only if asked to
             slots, at = s.instruction_slots_factor.value, "sharing.specialised"
@@ -298,26 +324,22 @@ class GroupModel:
             lone = max(lone, s.special_factor.value * special)
         tally.terms[f"{self.key}.{WARPS}.{at}.warp_issue_cycles"] = lone
         tally.cycles += count.latency
+        moved = self._copied(work)
+        lone = max(lone, moved)
         plain = count.issued - count.compare / 2 - count.special / 8
-        busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores}
+        busy = {FMA: plain, ALU: count.compare, MUFU: count.special, LSU: count.shared * self.subcores + moved / warps}
         tally.pipes |= {name: cycles * warps for name, cycles in busy.items()}
         return shared(
-            ceil(max(lone / 2, lone - gaps)),
+            ceil(lone),
             issue=slots * count.issued * warps,
             compare=narrow * warps,
             special=special,
-            memory=count.shared * work.warps,
+            memory=count.shared * work.warps + moved,
         )
 
-    def _gaps(self, steps: list[Step]) -> float:
-        """Return the cycles of arithmetic that the compiler moves between products that are waited for one by one."""
-        spec = self.tensor.wgmma
-        wide = [s.dst for s in steps if s.dst.cols > 1]
-        sizes = [get_format(dst.fmt).size_bytes for dst in wide]
-        if spec is None or min(sizes) == 1:  # lanes exchange P in FP8: no product begins before all of it is there
-            return 0.0
-        row_bytes = min(size * dst.cols for size, dst in zip(sizes, wide, strict=True))
-        return spec.gap_cycles.value * ceil_div(row_bytes, MATRIX_BYTES)
+    def _copied(self, work: GroupWork) -> float:
+        """Return the cycles of shared memory that copies and loads through registers take."""
+        return (work.copies + work.loads) * work.passes * work.warps * WARP_BYTES / self.memory_bytes
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:
         source = step.srcs[0]

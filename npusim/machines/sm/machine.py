@@ -87,6 +87,7 @@ PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
     (
         _tile(64, 128, 4, 3),
         _tile(128, 128, 8, 3),
+        _tile(256, 64, 8, 3),
         _tile(64, 64, 4, 3),
         _tile(64, 32, 4, 3),
         _tile(64, 128, 4, None),
@@ -98,7 +99,7 @@ PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
 #: The same where copies are not asynchronous: one stage.
 STAGED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
-    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(64, 64, 4, None)),
+    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None)),
     (_LONGEST,),
     *_NEARBY,
 )
@@ -276,8 +277,10 @@ class SmMachine(Machine):
             kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
-            for resident in residents:
-                queues |= {q: Queue(q, SM, WARPS, q) for q in resident.queues}
+            has_products = any(stage.is_product for stage in phase.stages)
+            takes_turns = has_products and work is not None and work.generation == "wgmma"
+            for number, resident in enumerate(residents):
+                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.engine import RouteSpec
     from npusim.ir.op import Step, TileOp
-    from npusim.ir.program import TileProgram
+    from npusim.ir.program import Block, TileProgram
 
 
 class SmPricing(Transfers):
@@ -27,7 +28,7 @@ class SmPricing(Transfers):
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
         self.sharing = warp_issue(device).sharing
-        self._cold = cold_reads(program, self.sharing.new_head_factor.value)
+        self._cold = cold_reads(program, self.sharing.in_step_count.value)
 
     @cached_property
     def _groups(self) -> GroupModel:
@@ -46,10 +47,9 @@ class SmPricing(Transfers):
             return self._lanes.cost(op)
         (step,) = op.steps
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
-        latency = moved.latency_cycles  # the last of many accesses waits for less than the first
-        latency = max(ceil(latency * self.sharing.arrival_factor.value), latency - moved.occupancy_cycles)
-        pipes = ((f"{SM}.{op.engine}", moved.occupancy_cycles),)
-        return moved._replace(latency_cycles=latency, pipe_cycles=pipes)
+        share = self.device.clock_share  # L2's clock stays when that of products falls
+        port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
+        return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
 
     def _miss_share(self, tensor: str) -> float:
         return self._cold.get(tensor, 0.0)
@@ -65,25 +65,39 @@ class SmPricing(Transfers):
         return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in sizes)
 
 
-def cold_reads(program: TileProgram, new_head: float) -> dict[str, float]:
+def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
     """Return the share of each tensor's loads that wait for memory beyond L2, averaged over blocks.
 
-    Blocks that share a head run in step, so that a miss of the first is everybody's: all of the first
-    wave wait, later blocks by ``new_head`` if their head is read for the first time (hopper.md section 3.5).
+    Blocks that share a head's keys run in step until those of a place have had ``in_step`` tiles: if their head is read
+    for the first time, a miss of the first is everybody's.  Later ones find what another has loaded.
     """
     shares: dict[str, float] = {}
     written: set[str] = set()
     for phase in program.phases:
-        touched = {t.region.tensor.name: t.region.tensor for t in phase.footprint(phase.blocks[:1])}
+        touches = list(phase.footprint(phase.blocks[:1]))
+        touched = {t.region.tensor.name: t.region.tensor for t in touches if not t.is_write}
         heads = max((t.heads for t in touched.values()), default=1)
         places = max((b.place for b in phase.blocks), default=0) + 1
-        first = places * max(1, len(phase.dealt))
+        wave, count = places * max(1, len(phase.dealt)), len(phase.blocks)
+        tiles = max(1, sum(b.tile_count for b in phase.blocks) // count)
         for name, tensor in touched.items():
-            if name in shares:
+            if name in shares or name in written:
                 continue
             share = heads // tensor.heads
-            read = [(block.batch, block.head // share) for block in phase.blocks]
-            waits = min(first, len(read)) + new_head * (len(set(read)) - len(set(read[:first])))
-            shares[name] = 0.0 if name in written else waits / len(read)
-        written |= set(touched)
+            read = [(b.batch, b.head // share, _part(b)) for b in phase.blocks]
+            readers, first = Counter(read), set(read[:wave])
+            alone = sum(n == 1 for n in readers.values())
+            waits = float(alone)
+            for start in range(0, count, wave):
+                if (left := in_step - start // wave * tiles) <= 0:
+                    break
+                shared = (h for h in read[start : start + wave] if readers[h] > 1 and (not start or h not in first))
+                waits += min(1.0, left / tiles) * sum(1 for _ in shared)
+            shares[name] = waits / count
+        written |= {t.region.tensor.name for t in touches if t.is_write}
     return shares
+
+
+def _part(block: Block) -> int:
+    """Return which part of the keys a block works on, of parts as long as its own."""
+    return block.first // max(1, block.last - block.first) if block.tile_count else 0
