@@ -516,16 +516,16 @@ class GroupBlock(ResidentBlock):
 
         They go beside the arithmetic that follows it, where there is any.
         """
-        stages = next((loop.stages for loop in self.frame.phase.loops if s in loop.stages), ())
+        stages = self._loop_of(s)
         last = max((i for i, p in enumerate(stages) if p.is_product), default=-1)
         operations = super()._stage(s, block, tile)
         if last < 0 or not tile.cols or not self._waits_at_once:
             yield from operations
             return
-        follows, copies = stages[last + 1 :], replace(self.work, copies=self._copies(block, tile))
+        follows, copies = stages[last + 1 :], self._copies(block, tile)
         for op in operations:
             if op.group is not None and op.engine == FMA and s in follows[:1]:
-                yield replace(op, group=replace(op.group, copies=copies.copies))
+                yield replace(op, group=replace(op.group, copies=copies))
             else:
                 yield op
         if s is not stages[last]:
@@ -535,7 +535,11 @@ class GroupBlock(ResidentBlock):
         for warps in self.warps:
             yield TileOp("next", warps, WARPS, (), slots, group=self._step())
             if not follows:
-                yield TileOp("copies", warps, WARPS, (), (), group=self._beside(s, copies))
+                yield TileOp("copies", warps, WARPS, (), (), group=self._beside(s, replace(self.work, copies=copies)))
+
+    def _loop_of(self, s: Stage) -> tuple[Stage, ...]:
+        """Return the stages of the loop that a stage is in; none outside loops."""
+        return next((loop.stages for loop in self.frame.phase.loops if s in loop.stages), ())
 
     def _step(self) -> GroupWork:
         """Return what else warps do in an iteration."""
@@ -552,8 +556,7 @@ class GroupBlock(ResidentBlock):
 
     def _leads(self, s: Stage) -> bool:
         """Return whether a product is the first of a tile whose copies it waits for, all of them."""
-        loops = (loop.stages for loop in self.frame.phase.loops if s in loop.stages)
-        return self._waits_at_once and any(s is next(p for p in stages if p.is_product) for stages in loops)
+        return self._waits_at_once and s is next((p for p in self._loop_of(s) if p.is_product), None)
 
     def _ends(self, n: str, s: Stage) -> tuple[bool, bool]:
         first, last = super()._ends(n, s)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.engine import RouteSpec
     from npusim.ir.op import Step, TileOp
-    from npusim.ir.program import Block, TileProgram
+    from npusim.ir.program import Block, ProgramPhase, TileProgram
 
 
 class SmPricing(Transfers):
@@ -77,25 +77,27 @@ def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
         touches = list(phase.footprint(phase.blocks[:1]))
         touched = {t.region.tensor.name: t.region.tensor for t in touches if not t.is_write}
         heads = max((t.heads for t in touched.values()), default=1)
-        places = max((b.place for b in phase.blocks), default=0) + 1
-        wave, count = places * max(1, len(phase.dealt)), len(phase.blocks)
-        tiles = max(1, sum(b.tile_count for b in phase.blocks) // count)
-        for name, tensor in touched.items():
-            if name in shares or name in written:
-                continue
-            share = heads // tensor.heads
-            read = [(b.batch, b.head // share, _part(b)) for b in phase.blocks]
-            readers, first = Counter(read), set(read[:wave])
-            alone = sum(n == 1 for n in readers.values())
-            waits = float(alone)
-            for start in range(0, count, wave):
-                if (left := in_step - start // wave * tiles) <= 0:
-                    break
-                shared = (h for h in read[start : start + wave] if readers[h] > 1 and (not start or h not in first))
-                waits += min(1.0, left / tiles) * sum(1 for _ in shared)
-            shares[name] = waits / count
+        cold = {name: heads // t.heads for name, t in touched.items() if name not in shares and name not in written}
+        waits = {sharing: _waiting(phase, sharing, in_step) for sharing in set(cold.values())}
+        shares |= {name: waits[sharing] for name, sharing in cold.items()}
         written |= {t.region.tensor.name for t in touches if t.is_write}
     return shares
+
+
+def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
+    """Return the share of loads that wait for memory, of a tensor with one head for ``sharing`` of the blocks'."""
+    places = max((b.place for b in phase.blocks), default=0) + 1
+    wave, count = places * max(1, len(phase.dealt)), len(phase.blocks)
+    tiles = max(1, sum(b.tile_count for b in phase.blocks) // count)
+    read = [(b.batch, b.head // sharing, _part(b)) for b in phase.blocks]
+    readers, first = Counter(read), set(read[:wave])
+    waits = float(sum(n == 1 for n in readers.values()))
+    for start in range(0, count, wave):
+        if (left := in_step - start // wave * tiles) <= 0:
+            break
+        shared = (h for h in read[start : start + wave] if readers[h] > 1 and (not start or h not in first))
+        waits += min(1.0, left / tiles) * sum(1 for _ in shared)
+    return waits / count
 
 
 def _part(block: Block) -> int:
