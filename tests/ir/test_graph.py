@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ir.toy import RandomProgram, Toy, fill, front, order_graph
+from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, order_graph
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from tests.ir.graph import critical_path, window_graph
 
@@ -50,7 +49,7 @@ def test_edges_are_queue_order_and_flags_by_name() -> None:
 
 
 @settings(max_examples=40)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_the_window_keeps_exactly_the_order_of_queues_and_flags(rng: object) -> None:
     program = RandomProgram(rng).program()  # type: ignore[arg-type]
     operations = resolve(program)

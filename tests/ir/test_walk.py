@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ir.toy import RandomProgram, Toy, endpoint_index, fill, front
+from ir.toy import RANDOMS, RandomProgram, Toy, endpoint_index, fill, front
 from npusim.errors import ProgramError
 from npusim.ir.check import check
 from npusim.ir.program import Loop, TileProgram
@@ -157,7 +156,7 @@ def test_paths_name_the_enclosing_loops_and_iterations() -> None:
 
 
 @settings(max_examples=50)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_random_programs_are_in_legal_order(rng: object) -> None:
     # A law of the generator that other tests build on, and of check: no false alarm.
     check(RandomProgram(rng, touching=True).program())  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
+from hypothesis import settings, strategies
 
 from npusim.formats import get_format
 from npusim.ir.buffers import AddressSpace, Allocator, Ring
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 FILL_CYCLES = 11 + 13
 REPEAT = 64
 UB, GM, L1 = "aiv.UB", "gm", "aic.L1"
+
+#: What random programs are drawn from.  Choices that hypothesis knows one by one cost more than the programs'
+#: tests; it needs them to make a failing program smaller, which ``--hypothesis-profile=explore`` does.
+RANDOMS = strategies.randoms(use_true_random=settings.get_current_profile_name() != "explore")
 
 
 @dataclass

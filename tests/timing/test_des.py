@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from ir.toy import FILL_CYCLES, RandomProgram, Toy, fill, front, phase
+from ir.toy import FILL_CYCLES, RANDOMS, RandomProgram, Toy, fill, front, phase
 
 from npusim.errors import DeadlockError
 from npusim.ir.op import Opcode, Step, TileOp
@@ -232,7 +231,7 @@ def test_cores_that_load_together_share_the_link() -> None:
 
 
 @settings(max_examples=30)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_an_operation_starts_after_its_queues_last_and_after_every_flag_it_waits_for(rng: Any) -> None:
     """Checked on the concrete walk: all of the flag's queue so far is over, then the flag's latency.
 

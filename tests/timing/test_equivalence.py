@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from ir.toy import RandomProgram, Toy, fill, front, phase
+from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, phase
 
 from npusim.ir.walk import Walker, required_count, walk
 from npusim.timing import des
@@ -36,7 +35,7 @@ def assert_equal(program: TileProgram, device: DeviceSpec) -> TimingResult:
 
 
 @settings(max_examples=80)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_des_equals_replay_to_the_tick_on_random_programs(rng: Any) -> None:
     program = RandomProgram(rng).program()
     result = assert_equal(program, random_device(rng))
@@ -109,7 +108,7 @@ def test_rings_of_one_name_keep_their_own_depth() -> None:
 
 
 @settings(max_examples=40)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_streams_issue_the_operations_of_the_concrete_walk_with_its_waits_whoever_issues_them(rng: Any) -> None:
     program, device = RandomProgram(rng).program(), random_device(rng)
     streams = Streams(program, device)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from ir.toy import GM, L1, RandomProgram, Toy, fill, front
+from ir.toy import GM, L1, RANDOMS, RandomProgram, Toy, fill, front
 
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
@@ -37,7 +36,7 @@ def uses(result: TimingResult) -> list[Any]:
 
 
 @settings(max_examples=60)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_fast_methods_equal_des_on_random_programs(rng: Any) -> None:
     program, device = RandomProgram(rng).program(), random_device(rng)
     expected = des.simulate(program, device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ir.toy import RandomProgram, Toy, fill, front
+from ir.toy import RANDOMS, RandomProgram, Toy, fill, front
 
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.ir.program import Loop
@@ -114,7 +114,7 @@ def test_no_time_is_below_its_bound_and_no_byte_is_missing(case: str) -> None:
 
 
 @settings(max_examples=20)
-@given(st.randoms(use_true_random=False))
+@given(RANDOMS)
 def test_no_random_program_is_faster_than_its_bound(rng: Any) -> None:
     drawn, device = RandomProgram(rng).program(), random_device(rng)
     check_sanity(METHODS["steady"](drawn, device))
