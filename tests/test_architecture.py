@@ -109,15 +109,21 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file: many tests look through them."""
+    return tuple(ast.walk(tree))
+
+
 def imported(path: Path) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import of a file."""
     return imports_of(parsed(path), name_of(path))
 
 
+@cache
 def imports_of(tree: ast.Module, name: str) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import: in functions, for type checkers, by ``import_module``."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -250,7 +256,7 @@ def test_only_the_command_line_prints() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         if part_of(path) != "cli"
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
@@ -278,9 +284,9 @@ def parts_of_devices() -> frozenset[str]:
 
 def named_parts(tree: ast.Module) -> set[str]:
     """Return the parts of devices that code names in text or identifiers; what documents it does not count."""
-    documents = {id(node.body[0]) for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)}
+    documents = {id(node.body[0]) for node in nodes_of(tree) if isinstance(getattr(node, "body", None), list)}
     texts, identifiers = set[str](), set[str]()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Expr) and id(node) in documents:
             documents.add(id(node.value))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
@@ -358,7 +364,7 @@ def test_no_function_rebinds_a_modules_name() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}: global {', '.join(node.names)}"
         for path in SOURCES
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(parsed(path))
         if isinstance(node, ast.Global)
     ]
     assert not wrong, "\n".join(wrong)
@@ -389,7 +395,7 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 def test_a_class_name_stands_for_one_thing() -> None:
     where: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in where.items() if len(paths) > 1}
@@ -399,7 +405,7 @@ def test_functions_have_at_most_60_lines() -> None:
     wrong = {
         f"{name_of(path)}: {node.name}"
         for path in SOURCES
-        for node in ast.walk(parsed(path))
+        for node in nodes_of(parsed(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 - lines_of_docstring(node) > 60

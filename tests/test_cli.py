@@ -159,35 +159,50 @@ def test_help_is_there_at_once_and_loads_nothing_heavy() -> None:
     assert min(times) <= 0.4
 
 
-@pytest.mark.parametrize("lacks", ["numba is not installed", "NUMBA_DISABLE_JIT is set"])
-@pytest.mark.parametrize(
-    ("options", "code"), [(("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2)]
-)
-def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
-    lacks: str, options: tuple[str, ...], code: int, tmp_path: Path
-) -> None:
-    finder = (
-        "import sys\n"
+#: Options of a run without compiled code, and how it ends.
+UNCOMPILED = ((("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2))
+
+
+@pytest.fixture(scope="module", params=["numba is not installed", "NUMBA_DISABLE_JIT is set"])
+def uncompiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
+    """What compiled code lacks, and the folders with code, stdout and stderr of runs with the options of `UNCOMPILED`.
+
+    Each in a copy of a process that has imported what runs need.
+    """
+    lacks, folder = request.param, tmp_path_factory.mktemp("uncompiled")
+    script = (
+        "import os, sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'numba': raise ModuleNotFoundError(name, name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
+        "if 'NUMBA_DISABLE_JIT' not in os.environ: sys.meta_path.insert(0, Missing())\n"
+        "import npusim.cli.app, npusim.report.output, npusim.report.tables, npusim.run, npusim.simulation.request\n"
+        f"for number, (options, _) in enumerate({UNCOMPILED}):\n"
+        "    os.mkdir(str(number))\n"
+        "    if not os.fork():\n"
+        "        os.chdir(str(number))\n"
+        "        for stream, name in ((1, 'stdout'), (2, 'stderr')):\n"
+        "            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), stream)\n"
+        "        sys.argv = ['npusim', 'run', 'flash', '--seq', '256', '--full', *options]\n"
+        "        npusim.cli.main()\n"
+        "    with open(f'{number}/code', 'w') as file: file.write(str(os.waitstatus_to_exitcode(os.wait()[1])))\n"
     )
-    is_missing, environment = lacks.startswith("numba"), {**os.environ, "NPUSIM_CACHE": str(tmp_path)}
-    if not is_missing:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NPUSIM_CACHE": str(folder)}
+    if lacks.startswith("NUMBA"):
         environment["NUMBA_DISABLE_JIT"] = "1"
-    command = [*COMMAND[:2], (finder if is_missing else "") + COMMAND[2]]
-    done = subprocess.run(
-        [*command, "run", "flash", "--seq", "256", "--full", *options],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
-    assert ("des, exact" in done.stdout) == (code == 0)
-    assert not code or done.stderr.startswith(f"npusim: error: {lacks}"), done.stderr
+    subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, check=True, timeout=120)
+    return lacks, [folder / str(number) for number in range(len(UNCOMPILED))]
+
+
+@pytest.mark.parametrize("number", range(len(UNCOMPILED)), ids=[" ".join(options) for options, _ in UNCOMPILED])
+def test_without_compiled_code_the_reference_runs_and_all_else_says_why_not(
+    number: int, uncompiled: tuple[str, list[Path]]
+) -> None:
+    (lacks, folders), (_, code) = uncompiled, UNCOMPILED[number]
+    ended, stdout, stderr = ((folders[number] / name).read_text() for name in ("code", "stdout", "stderr"))
+    assert int(ended) == code, stderr
+    assert ("des, exact" in stdout) == (code == 0)
+    assert not code or stderr.startswith(f"npusim: error: {lacks}"), stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)

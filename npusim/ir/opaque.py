@@ -233,11 +233,17 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
     For constants and for coordinates of tensors that no one writes, where they are no sums of
     products: the shifted corner of a mask, a factor that depends on the tile's number.
     """
-    several = next((v for v in values if type(v) is Lanes), None)
+    several: Lanes | None = None
+    is_opaque = False
+    for v in values:  # no generators: every block asks
+        if type(v) is Lanes:
+            several = v
+        elif isinstance(v, Coordinate):
+            is_opaque = True
     if several is not None:
         each = [function(*(at_lane(v, n) for v in values)) for n in range(len(several.values))]
         return cast("Value", Lanes.of(each))
-    if any(isinstance(v, Coordinate) for v in values):
+    if is_opaque:
         return Coordinate(_symbols(*values), is_affine=False, kind=float)  # type: ignore[return-value]
     return function(*values)
 

@@ -107,9 +107,7 @@ def sink_error(fmt: str, rule: str | None, factor: float, keys: int = 4096, rows
 
     Scores are N(0, 1), those of 4 sinks 7 more; V is N(0, 1), over which the error is an expectation, not a draw.
     """
-    scores = np.random.default_rng(36).standard_normal((rows, keys))
-    scores[:, :4] += 7.0
-    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p = _sinks(keys, rows)
     made = p * factor
     if fmt == "float8_e4m3fn":
         stored = widen(cast(made.astype(np.float32), fmt, overflow="saturate")).astype(np.float64)
@@ -117,6 +115,15 @@ def sink_error(fmt: str, rule: str | None, factor: float, keys: int = 4096, rows
         stored = quantize(made, fmt, rule=rule).values()
     lost = (stored / factor - p) / p.sum(axis=1, keepdims=True)
     return float((lost * lost).sum(axis=1).mean())
+
+
+@cache
+def _sinks(keys: int, rows: int) -> Array:
+    """Return P, its largest 1, of scores with sinks."""
+    scores = np.random.default_rng(36).standard_normal((rows, keys))
+    scores[:, :4] += 7.0
+    p: Array = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return p
 
 
 def _stored(x: Array, fmt: str, rule: str | None, axis: int) -> Array:
@@ -163,6 +170,13 @@ def _output(given: Inputs, scores: Array, p_fmt: str, p_rule: str | None, v: Arr
     return result
 
 
+@cache
+def _exact(name: str) -> Array:
+    """Return the output on the inputs of that name without any quantising."""
+    given = inputs(name)
+    return _output(given, given.q @ given.k.T, "", None, given.v)
+
+
 def error(
     name: str,
     fmt: str,
@@ -175,7 +189,7 @@ def error(
 ) -> float:
     """Return the relative RMSE of the output with the operands in ``where`` quantised: q and k, p, v."""
     given = inputs(name)
-    exact = _output(given, given.q @ given.k.T, "", None, given.v)
+    exact = _exact(name)
     scores = _scores(given, fmt if "q" in where else "", rule, shift, beta)
     v = _stored(given.v, fmt, rule, 0) if "v" in where else given.v
     chosen = rule if p_rule is None else p_rule

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import gc
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,7 +102,10 @@ def main(template: Path, box: Path) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.dont_write_bytecode = True
+    gc.disable()
     _warm(template, box)
+    gc.freeze()  # so that copies look through, and thereby copy, nothing of what they share
+    gc.enable()
     for line in sys.stdin:
         words, files, stdout = json.loads(line)
         here = _folder(template, box)
@@ -111,6 +116,9 @@ def main(template: Path, box: Path) -> None:
 
 def _warm(template: Path, box: Path) -> None:
     """Import and compile what commands need, so that copies of this process have it."""
+    import typer.main
+
+    typer.main.get_command = cache(typer.main.get_command)  # made once, not for every command
     from typer.testing import CliRunner
 
     from npusim.cli.app import app

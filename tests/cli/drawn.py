@@ -163,6 +163,11 @@ def _presets() -> tuple[str, ...]:
     return (*precisions, *changes, *(f"{name},{change}" for name in precisions for change in changes))
 
 
+@cache
+def _plausible(name: str) -> tuple[str, ...]:
+    return tuple(shlex.split(PLAUSIBLE.get(name, "")))
+
+
 def right(param: Any, rng: random.Random) -> str:
     """Draw a value that looks right for an option or an argument."""
     choices = [c for c in typing.get_args(param.type_descriptor.annotation) if isinstance(c, str)]
@@ -178,7 +183,7 @@ def right(param: Any, rng: random.Random) -> str:
         case "fields":
             name, _, value = rng.choice(_tiling_values()).partition("=")
             return f"{name}={rng.choice((value, f'{value},{value}', '16:64:16', '128', '1,2'))}"
-    values = shlex.split(PLAUSIBLE.get(param.name, "")) or sum((seen().get(o, ()) for o in param.opts), ()) or ("x",)
+    values = _plausible(param.name) or sum((seen().get(o, ()) for o in param.opts), ()) or ("x",)
     return rng.choice(values)
 
 

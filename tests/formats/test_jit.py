@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import npusim.formats
 from npusim import cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Copied = Callable[..., tuple[str, str]]
 
 PACKAGE = Path(npusim.formats.__file__).parent
 ROOT = PACKAGE.parent.parent
@@ -24,6 +31,44 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=True, timeout=120
     )
+
+
+#: Runs each code that stdin gives in a copy of this process, in which numba has compiled something and npusim nothing.
+COPYING = """
+import gc, json, os, signal, sys, numba, npusim.formats
+gc.disable()
+numba.njit("void(int64[::1])", nogil=True)(lambda x: None)
+for line in sys.stdin:
+    code, environment = json.loads(line)
+    if not os.fork():
+        signal.alarm(120)  # a code that hangs ends
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
+        os.environ.update(environment)
+        exec(code, {})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.wait()[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
+    """Return a function that runs a code and returns what it says on stdout and stderr: numba starts once for all."""
+    folder = tmp_path_factory.mktemp("copied")
+    command, variables = [sys.executable, "-c", COPYING], {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=variables, **pipes) as process:
+
+        def answer(code: str, **environment: str) -> tuple[str, str]:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps([code, environment]), file=process.stdin, flush=True)
+            status = process.stdout.readline().strip()
+            said = (folder / "stdout").read_text(), (folder / "stderr").read_text()
+            assert status == "0", said
+            return said
+
+        yield answer
 
 
 def test_importing_formats_does_not_import_numba() -> None:
@@ -42,12 +87,12 @@ def test_first_use_says_that_it_compiles_and_the_cache_keeps_it_silent(tmp_path:
     assert (second.stdout.split(), second.stderr) == (["1.5", "False"], "")
 
 
-def test_unusable_cache_folder_still_works(tmp_path: Path) -> None:
+def test_unusable_cache_folder_still_works(tmp_path: Path, copied: Copied) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    done = run(CAST, NPUSIM_CACHE=str(blocked / "cache"))
-    assert done.stdout.strip() == "1.5"
-    assert done.stderr.count("cannot be kept in") == 1
+    stdout, stderr = copied(CAST, NPUSIM_CACHE=str(blocked / "cache"))
+    assert stdout.strip() == "1.5"
+    assert stderr.count("cannot be kept in") == 1
 
 
 def test_a_kernel_refuses_what_its_code_could_not_read() -> None:
@@ -69,17 +114,17 @@ OTHER_INTERNALS = "import numba.core.codegen as c; del c.JITCodeLibrary\n"
 NEWER = "import numba; numba.version_info = numba.version_info._replace(short=(0, 99))\n"
 
 
-def test_without_numbas_internals_kernels_give_the_same_bits(tmp_path: Path) -> None:
+def test_without_numbas_internals_kernels_give_the_same_bits(tmp_path: Path, copied: Copied) -> None:
     """Asked for, and where they are not what npusim builds on, which is said."""
     usual = run(PRODUCT)
-    plain = run(PRODUCT, NPUSIM_PLAIN_NUMBA="1", NPUSIM_CACHE=str(tmp_path))
-    assert (plain.stdout, plain.stderr) == (usual.stdout, "")
+    plain = copied(PRODUCT, NPUSIM_PLAIN_NUMBA="1", NPUSIM_CACHE=str(tmp_path))
+    assert plain == (usual.stdout, "")
     assert not list(tmp_path.iterdir())
-    other = run(OTHER_INTERNALS + CAST, NPUSIM_CACHE=str(tmp_path))
-    assert other.stdout.strip() == "1.5"
-    assert "is not known from within (cannot import name 'JITCodeLibrary'" in other.stderr
-    newer = run(NEWER + CAST, NPUSIM_CACHE=str(tmp_path))
-    assert (newer.stdout.strip(), "from within" in newer.stderr) == ("1.5", False)
+    stdout, stderr = copied(OTHER_INTERNALS + CAST, NPUSIM_CACHE=str(tmp_path))
+    assert stdout.strip() == "1.5"
+    assert "is not known from within (cannot import name 'JITCodeLibrary'" in stderr
+    stdout, stderr = copied(NEWER + CAST, NPUSIM_CACHE=str(tmp_path))
+    assert (stdout.strip(), "from within" in stderr) == ("1.5", False)
 
 
 @pytest.mark.exhaustive
@@ -93,35 +138,24 @@ for hw in ("ascend_910b2", "h200"):
     assert run(code, NPUSIM_PLAIN_NUMBA="1").stdout == run(code).stdout
 
 
-FAULTS = ("b''", "content[:-9]", "content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :]")
-#: Each file in each way, then twice a copy of this process, which has imported everything and called nothing.
-DAMAGED = f"""
-import os, sys
-from pathlib import Path
-import numpy as np, npusim.formats as f
-(file,) = Path(os.environ["NPUSIM_CACHE"]).glob("*.code")
-for damaged in (lambda content: {", lambda content: ".join(FAULTS)}):
-    file.write_bytes(damaged(file.read_bytes()))
-    for _ in range(2):
-        if not os.fork():
-            {CAST.partition("; ")[2]}
-            print("ended", file=sys.stderr, flush=True)
-            sys.stdout.flush()
-            os._exit(0)
-        os.wait()
-"""
+FAULTS: tuple[Callable[[bytes], bytes], ...] = (
+    lambda content: b"",
+    lambda content: content[:-9],
+    lambda content: content[: len(content) // 2] + bytes(64) + content[len(content) // 2 + 64 :],
+)
 
 
-def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path) -> None:
+def test_damaged_machine_code_is_never_run_but_compiled_anew(tmp_path: Path, copied: Copied) -> None:
     """Each file in each way: the value is right, the file is named, and the next run is silent again."""
-    run(CAST, NPUSIM_CACHE=str(tmp_path))
+    copied(CAST, NPUSIM_CACHE=str(tmp_path))
     (file,) = tmp_path.glob("*.code")
-    done = run(DAMAGED, NPUSIM_CACHE=str(tmp_path))
-    assert done.stdout.split() == ["1.5"] * 2 * len(FAULTS)
-    said = done.stderr.split("ended\n")[:-1]
-    for mended, after in zip(said[::2], said[1::2], strict=True):
-        assert mended.splitlines()[0] == f"npusim: {file} is damaged: what it held is made anew"
-        assert after == ""
+    for damaged in FAULTS:
+        file.write_bytes(damaged(file.read_bytes()))
+        stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
+        assert stdout.strip() == "1.5"
+        assert stderr.splitlines()[0] == f"npusim: {file} is damaged: what it held is made anew"
+        stdout, stderr = copied(CAST, NPUSIM_CACHE=str(tmp_path))
+        assert (stdout.strip(), stderr) == ("1.5", "")
 
 
 def test_an_entry_is_only_taken_with_the_stamp_it_was_kept_with(
@@ -137,15 +171,15 @@ def test_an_entry_is_only_taken_with_the_stamp_it_was_kept_with(
     assert (cache.load("f.code", these), cache.load("f.code", others)) == (None, b"2")
 
 
-def test_a_full_disk_costs_the_cache_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_costs_the_cache_and_nothing_else(tmp_path: Path, copied: Copied) -> None:
     full = (
         "import npusim.cache as c\n"
         "c.tempfile.mkstemp = lambda prefix, dir: (c.os.open('/dev/full', c.os.O_WRONLY), f'{dir}/fresh')\n"
     )
-    done = run(full + CAST, NPUSIM_CACHE=str(tmp_path))
-    assert done.stdout.strip() == "1.5"
-    assert done.stderr.count(f"cannot be kept in {tmp_path}") == 1
-    assert "No space left on device" in done.stderr
+    stdout, stderr = copied(full + CAST, NPUSIM_CACHE=str(tmp_path))
+    assert stdout.strip() == "1.5"
+    assert stderr.count(f"cannot be kept in {tmp_path}") == 1
+    assert "No space left on device" in stderr
 
 
 #: The package's and the user's folders, taken away.

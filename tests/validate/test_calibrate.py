@@ -125,11 +125,15 @@ def written(tmp_path: Path, rows: list[dict[str, object]]) -> Path:
     return file
 
 
+#: Two counts of sixty shapes.
+A, B = (grid.ravel() for grid in np.meshgrid(np.linspace(0.2, 4, 10), np.linspace(0.1, 3, 6)))
+SUMS = np.array([np.full(60, 0.4), 0.3 * A * B, 0.2 * A**2])
+
+
 def roofline(x: Array) -> Array:
     """Return logarithms of times of sixty shapes: the larger of two rates, a start, and two costs that add up."""
-    a, b = np.meshgrid(np.linspace(0.2, 4, 10), np.linspace(0.1, 3, 6))
-    rates = np.maximum(a * np.exp(x[0]), b * np.exp(x[1]))
-    return np.log(rates + 0.4 * np.exp(x[2]) + 0.3 * a * b * np.exp(x[3]) + 0.2 * a**2 * np.exp(x[4])).ravel()
+    factors = np.exp(x)
+    return np.log(np.maximum(A * factors[0], B * factors[1]) + factors[2:] @ SUMS)
 
 
 def test_intervals_hold_the_planted_constants_in_nine_of_ten_fits() -> None:
