@@ -210,7 +210,7 @@ def as_free(
         work, slot, core = free[0]
         heapq.heapreplace(free, (work + block.tile_count + 1, slot, core))
         shares[core].append(number)
-        placed.append(block if slot == block.place else replace(block, place=slot))
+        placed.append(block if slot == block.place else block.at(slot))
     return tuple(placed), tuple(tuple(share) for share in shares)
 
 

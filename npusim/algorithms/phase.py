@@ -211,33 +211,38 @@ class WorkTile:
         """Return the block of some of its rows, which visits the same tiles."""
         return replace(self, spans=((self.spans[0][0], row, rows), *self.spans[1:]))
 
+    def at(self, place: int) -> WorkTile:
+        """Return the same block in another place of its core."""
+        around = self.before, self.leaves_open
+        return WorkTile(self.batch, self.head, self.spans, self.runs, self.causal_offset, place, *around)
+
     @property
     def first(self) -> int:
         """Lowest coordinate its loop visits."""
-        return min(r.first for r in self.runs)
+        return self.runs[0].first if len(self.runs) == 1 else min([r.first for r in self.runs])
 
     @property
     def last(self) -> int:
         """One past the highest coordinate its loop visits."""
-        return max(r.last for r in self.runs)
+        return self.runs[0].last if len(self.runs) == 1 else max([r.last for r in self.runs])
 
     @property
     def shape(self) -> Hashable:
         """Key that blocks with the same operations share."""
-        sizes = tuple(size for _, _, size in self.spans)
-        one = self.place, sizes, tuple((r.cols, r.count, r.only) for r in self.runs), self.causal_offset
+        sizes = tuple([size for _, _, size in self.spans])
+        one = self.place, sizes, tuple([(r.cols, r.count, r.only) for r in self.runs]), self.causal_offset
         return (*one, tuple(b.shape for b in self.before), self.leaves_open) if self.before or self.leaves_open else one
 
     @property
     def tile_count(self) -> int:
         """Tiles its loop visits."""
-        return sum(run.count for run in self.runs)
+        return sum([run.count for run in self.runs])
 
     @property
     def family(self) -> Hashable:
         """Key that blocks share which differ in how many tiles they visit, too."""
-        sizes = tuple(size for _, _, size in self.spans)
-        return self.place, sizes, tuple((r.cols, r.only) for r in self.runs)
+        sizes = tuple([size for _, _, size in self.spans])
+        return self.place, sizes, tuple([(r.cols, r.only) for r in self.runs])
 
 
 @dataclass(frozen=True, slots=True)

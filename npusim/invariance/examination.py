@@ -5,7 +5,7 @@ Aspects are other batches, places in them, pages, queries at a time, splits and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
@@ -204,6 +204,7 @@ class _Examination:
         self.request, self.base, self.problem = request, base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place], Computed] = {}
+        self._keys: dict[Place, Hashable] = {}
         self.source = drawn_source(problem.model_copy(update={"page": 0}))
         self.sequence = problem.lengths.index(problem.seq_kv) if problem.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
@@ -302,7 +303,7 @@ class _Examination:
         is_moved = call.position != self.sequence and not problem.lengths
         base = (program, self.place) if is_moved else (self.base.program, self._row_of(call, self.problem, self.place))
         place = self._row_of(call, problem, replace(self.place, batch=call.position))
-        keys = row_key(*base), row_key(program, place)
+        keys = self._key_of(*base), self._key_of(program, place)
         if keys[0] == keys[1]:
             return Tried(call.what, is_same_structure=True, latency_us=latency)
         expected = self._computed(*base, problem if is_moved else self.problem)
@@ -320,6 +321,14 @@ class _Examination:
     def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
         """Return the place of the row of a varied call, or of the call itself, that is compared."""
         return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
+
+    def _key_of(self, program: TileProgram, place: Place) -> Hashable:
+        """Return the key of a row; those of the call itself are kept."""
+        if program is not self.base.program:
+            return row_key(program, place)
+        if place not in self._keys:
+            self._keys[place] = row_key(program, place)
+        return self._keys[place]
 
     def _computed(self, program: TileProgram, place: Place, problem: Problem) -> Computed:
         """Return the bits of rows of the examined sequence from a place on; those of the call itself are kept."""

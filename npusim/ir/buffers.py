@@ -62,6 +62,10 @@ class Ring:
                 "or its producer would wait for ever"
             )
 
+    def start(self, generation: int) -> int:
+        """Return where the slot of a generation begins in its memory."""
+        return self.offset_bytes + generation % self.depth * self.slot_bytes
+
     def fill(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:

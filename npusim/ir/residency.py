@@ -155,7 +155,8 @@ class _Cache:
         for key, use in touched.items():
             traffic = self.traffic[key[0]]
             traffic.read += use.read_bytes
-            traffic.met += use.read_bytes * (use.readers - 1)
+            if use.read_bytes:
+                traffic.met += use.read_bytes * (use.readers - 1)
             rows, at, furthest = self._last.get(key, (0, 0, 0))
             begun = self._begun.setdefault(key[0], now)
             # What another phase cut otherwise is there if all of its tensor is.
@@ -254,7 +255,9 @@ def _scanned(blocks: Itself, footprint: Scan, group_count: int) -> tuple[list[di
     """Return what all groups touch together, step after step, and the bytes of all regions, once each."""
     steps, largest = list(_steps(blocks, footprint, group_count)), dict[Key, int]()
     for touched in steps:
-        largest |= {key: max(largest.get(key, 0), use.rows * use.row_bytes) for key, use in touched.items()}
+        for key, use in touched.items():
+            if (size := use.rows * use.row_bytes) > largest.get(key, 0):
+                largest[key] = size
     return steps, sum(largest.values())
 
 

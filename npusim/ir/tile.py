@@ -171,9 +171,8 @@ class RingTile:
 
     def slot(self, generation: int) -> Tile:
         """Return the bytes of this region in the slot of ``generation``."""
-        ring = self.ring
-        offset = ring.offset_bytes + (generation % ring.depth) * ring.slot_bytes + self.offset_bytes
-        return Tile(ring.space, offset, self.rows, self.cols, self.stride, self.fmt)
+        offset = self.ring.start(generation) + self.offset_bytes
+        return Tile(self.ring.space, offset, self.rows, self.cols, self.stride, self.fmt)
 
     @property
     def payload_bytes(self) -> int:

@@ -24,6 +24,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.ir.content import interned, memo
 from npusim.ir.families import distinct, families_of, shapes_of
+from npusim.ir.op import meets_l2
 from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
@@ -203,13 +204,15 @@ class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
     ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
-    and the endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost, of the last pricing.
+    and the endpoint's lag (rounded up to its period).  ``needs``: whether its cost hangs on what L2 holds, and whether
+    on how many core groups work.  ``timed`` is the operation with its cost, of the last pricing.
     """
 
     op: TileOp
     queue: int
     waits: tuple[tuple[int, int, int], ...]
     sets: tuple[int, ...]
+    needs: tuple[bool, bool]
     timed: tuple[object, Any] | None = None
 
 
@@ -333,7 +336,8 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
         if last:
             cursors[index] += 1
             sets.append(index)
-    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets))
+    needs = meets_l2(op), op.pace.tiles > 0
+    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets), needs)
 
 
 @dataclass(slots=True)

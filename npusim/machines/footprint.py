@@ -12,7 +12,7 @@ from npusim.ir.program import Touch
 from npusim.units import ceil_div, chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from npusim.algorithms.phase import WorkTile
     from npusim.machines.frame import Frame
@@ -43,14 +43,20 @@ class Footprint:
         is_joined = has_products and bool(frame.loop_axis)
         read = [{n for s in loop.stages for n in s.read} for loop in frame.phase.loops]
         yield from _masks(frame, blocks)
+        in_rows = list(neighbours(blocks)) if is_joined else []
+        visits: dict[Hashable, list[_Stretch]] = {}  # of names that blocks visit alike
         for n, place in frame.places.items():
             if place not in ("global", "out") or n in self.views:
                 continue
             each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
             if is_joined and frame.is_visited(n):
-                yield from _visited(frame, rereads.get(n), n, blocks)
+                axes = tuple([a for a in frame.axes(n) if blocks[0].span(a)])
+                alike = frame.sharing(n), rereads.get(n), axes
+                if alike not in visits:
+                    visits[alike] = _stretches(frame, *alike, blocks)
+                yield from _visited(frame, n, visits[alike])
             elif is_joined:
-                for block, rows in neighbours(blocks):
+                for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
                     yield Touch(frame.cut(n, block, WHOLE, *spans), each)
             else:
@@ -94,16 +100,22 @@ def _tiles(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     return [Visit(0, block.first, block.last - block.first)]
 
 
-def _visited(frame: Frame, rows: int | None, n: str, blocks: Sequence[WorkTile]) -> Iterator[Touch]:
-    """Yield what the loops of blocks visit: by head, the stretches of `Frame.stretches`.
+#: A stretch of what loops visit: first coordinate, size, reads of it, bytes' worth of all reads, and a block.
+_Stretch = tuple[int, int, int, int, "WorkTile"]
 
-    Each ``rows`` rows of a block read all of it; None: those of a block together.
+
+def _stretches(
+    frame: Frame, share: int, rows: int | None, axes: tuple[str, ...], blocks: Sequence[WorkTile]
+) -> list[_Stretch]:
+    """Return what the loops of blocks visit: by head, of which ``share`` are one, the stretches of `Frame.stretches`.
+
+    Each ``rows`` rows of a block read all of it; None: those of a block together.  ``axes``: of the grid, by whose
+    spans blocks read something else.
     """
-    share, axes = frame.sharing(n), frame.axes(n)
     alike: dict[tuple[object, ...], tuple[int, int, WorkTile]] = {}
     for block in blocks:
-        each, spans = ceil_div(block.rows, rows or block.rows), tuple([block.span(a) for a in axes])
-        visitors = block.batch, block.head // share, spans, id(block.runs)
+        each = ceil_div(block.rows, rows) if rows else 1
+        visitors = block.batch, block.head // share, tuple([block.span(a) for a in axes]), id(block.runs)
         most, total, _ = alike.get(visitors, (0, 0, block))
         alike[visitors] = max(most, each), total + each, block
     largest: dict[tuple[tuple[object, ...], int], tuple[int, int, int, WorkTile]] = {}
@@ -112,8 +124,13 @@ def _visited(frame: Frame, rows: int | None, n: str, blocks: Sequence[WorkTile])
             key = tuple(position), col
             most_cols, most, total, _ = largest.get(key, (0, 0, 0, block))
             largest[key] = max(most_cols, cols), max(most, each), total + count * cols, block
+    return [(col, *of_stretch) for (_, col), of_stretch in largest.items()]
+
+
+def _visited(frame: Frame, n: str, stretches: Sequence[_Stretch]) -> Iterator[Touch]:
+    """Yield what the loops of blocks visit of a name's tensor."""
     widest = frame.widest(n)
-    for (_, col), (cols, most, total, block) in largest.items():
+    for col, cols, most, total, block in stretches:
         visit = Visit(0, col, cols)
         region = frame.cut(widest, block, visit)
         cut = region if widest == n else frame.cut(n, block, visit)

@@ -188,9 +188,18 @@ class Frame:
             self._stretches[runs] = cut
         return self._stretches[runs]
 
+    @cached_property
+    def _bound(self) -> dict[str, tuple[GlobalTensor | None, tuple[str, ...], int, Stacked | None]]:
+        """What cuts of a name have in common: the tensor, if that is no block's own, axes, `sharing` and `stack`."""
+        return {
+            n: (None if isinstance(of, BySize) else tensor_of(of), self.axes(n), self.sharing(n), self.stack(n))
+            for n, of in self.phase.tensors.items()
+        }
+
     def cut(self, n: str, block: WorkTile, tile: Visit, row: Span | None = None, col: Span | None = None) -> GlobalTile:
         """Return a cut of a name's tensor; ``row`` and ``col`` lie within the spans of block and tile."""
-        tensor, axes = self.tensor(n, block), self.phase.names[n].axes
+        common, axes, share, stack = self._bound[n]
+        tensor = common or self.tensor(n, block)
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
@@ -199,10 +208,8 @@ class Frame:
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
-            share = self.sharing(n)
             # Heads that share are no sums of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
-            stack = self.stack(n)
             layer = self.span(block, stack.axis, tile)[0] if stack else 0
             batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)

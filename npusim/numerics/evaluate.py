@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
 from npusim.formats.cast import widen
-from npusim.ir.op import Opcode
+from npusim.ir.op import Opcode, Step
+from npusim.ir.program import by_content
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute, steps_of
 from npusim.numerics.reference import attention, row_errors, summarise_errors
@@ -417,13 +418,14 @@ def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tu
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 
+@by_content
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
     named = {
-        (opcode, attributes.arithmetic or attributes.order)
+        (step.opcode, step.attributes.arithmetic or step.attributes.order)
         for phase in program.phases
-        for (opcode, *_), attributes in steps_of(phase.body(phase.blocks[0]))
-        if opcode in (Opcode.MATMUL, Opcode.ROW_SUM)
+        for step in steps_of(phase.body(phase.blocks[0]))
+        if isinstance(step, Step) and step.opcode in (Opcode.MATMUL, Opcode.ROW_SUM)
     }
     arithmetic = sorted(name for opcode, name in named if opcode is Opcode.MATMUL)
     orders = sorted(name for opcode, name in named if opcode is Opcode.ROW_SUM)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -20,10 +20,10 @@ from npusim import formats
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
 from npusim.formats.cast import widen
-from npusim.ir.op import PLAIN, Attributes, Opcode, Source, Step, TileOp
+from npusim.ir.op import Attributes, Opcode, Source, Step, TileOp
 from npusim.ir.opaque import Lanes, at_lane, twin
 from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
-from npusim.ir.tile import GlobalTensor, GlobalTile, Operand, RingTile, Tile
+from npusim.ir.tile import GlobalTensor, GlobalTile, RingTile, Tile
 from npusim.ir.walk import ResolvedOp, Walker, walk
 from npusim.numerics.result import NumericEvent
 from npusim.numerics.semantics import apply
@@ -258,24 +258,28 @@ def changed_attributes(
     changes: dict[Attributes, Attributes] = {}
     for one, two in zip(program.phases, other.phases, strict=True):
         for block in {one.shape(b): b for b in _apart(one, blocks[one.name])}.values():
-            steps, others = (list(steps_of(phase.body(block))) for phase in (one, two))
-            if [form for form, _ in steps] != [form for form, _ in others]:
-                return None
-            for (_, before), (_, after) in zip(steps, others, strict=True):
-                if changes.setdefault(before, after) != after:
+            for mine, its in zip_longest(*(steps_of(phase.body(block)) for phase in (one, two))):
+                if not isinstance(mine, Step) or not isinstance(its, Step):
+                    if mine != its:
+                        return None
+                elif _does(mine) != _does(its) or changes.setdefault(mine.attributes, its.attributes) != its.attributes:
                     return None
     return {before: after for before, after in changes.items() if before != after}
 
 
-def steps_of(items: Iterable[Item]) -> Iterator[tuple[Any, Attributes]]:
-    """Yield what each step does and its attributes, of loops those of the last iteration after how often they run."""
+def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
+    """Yield each step, of loops those of the last iteration after how often they run."""
     for item in items:
         if isinstance(item, Loop):
-            yield (len(item.indices),), PLAIN
+            yield len(item.indices)
             yield from steps_of(item.body(item.indices[-1]))
         else:
-            for step in item.steps:
-                yield (step.opcode, *map(_form, (step.dst, *step.srcs))), step.attributes
+            yield from item.steps
+
+
+def _does(step: Step) -> Any:
+    """Return what a step does, whatever its attributes."""
+    return step.opcode, *map(_form, (step.dst, *step.srcs))
 
 
 def _form(operand: Source) -> Any:
@@ -300,6 +304,7 @@ class Lockstep:
         self.events.phase = phase.name
         self.events.lanes = [str(b) for b in self.blocks]
         self._constants: dict[tuple[float, str], Array] = {}
+        self._is_one_program = not any(lane.changes for lane in lanes)
         self._runs: dict[Attributes, list[tuple[int, int, Attributes]]] = {}
         #: Each block's number: variants may run the same ones.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
@@ -312,8 +317,8 @@ class Lockstep:
 
     def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp] = ()) -> None:
         """Execute one operation of all blocks, whose coordinates are `Lanes`, or of the first with its ``twins``."""
-        for index in range(len(resolved.op.steps)):
-            self._step(resolved, index, [op.steps[index] for op in (resolved.op, *twins)])
+        for index, step in enumerate(resolved.op.steps):
+            self._step(resolved, index, [step, *[op.steps[index] for op in twins]])
 
     def _operations(self) -> Iterator[tuple[ResolvedOp, Sequence[TileOp]]]:
         """Yield operations as `execute` takes them: with `Lanes` as far as bodies do not look at where blocks lie.
@@ -339,10 +344,11 @@ class Lockstep:
         fmt = step.dst.fmt
         sources = [self._read(resolved, [s.srcs[i] for s in steps], fmt) for i in range(len(step.srcs))]
         is_global = isinstance(step.dst, GlobalTile)
-        before = sources[0] if is_global else self.store.view(self._tile(resolved, step.dst))
+        before = sources[0] if is_global else self._view(resolved, step.dst)
         result = self._apply(step, sources, before)
         if count := len(self.blocks):
-            read, outcome = [x[:count] for x in sources], result[:count]
+            is_all = count == len(self.lanes)
+            read, outcome = (sources, result) if is_all else ([x[:count] for x in sources], result[:count])
             if fmt != "int8" and step.opcode is not Opcode.COPY:  # a copy makes no Inf or NaN
                 known = [*read, before[:count]] if step.attributes.accumulate else read
                 self.events.look(resolved, step, outcome, known, before[:count].shape)
@@ -359,6 +365,8 @@ class Lockstep:
 
     def _apply(self, step: Step, sources: Sequence[Array], before: Array) -> Array:
         """Return what lanes write: those that follow one another with the same attributes together."""
+        if self._is_one_program:
+            return apply(step.opcode, sources, before, step.dst.fmt, step.attributes)
         if step.attributes not in self._runs:
             each = [lane.changes.get(step.attributes, step.attributes) for lane in self.lanes]
             ends = accumulate(len(list(run)) for _, run in groupby(each))
@@ -378,8 +386,12 @@ class Lockstep:
         if isinstance(source, float | int):
             return self._constant(float(source), fmt)
         if isinstance(source, GlobalTile):
-            return np.stack(list(self._cuts(sources)))
-        return self.store.view(self._tile(resolved, source))
+            cuts = list(self._cuts(sources))
+            read = np.empty((len(cuts), *cuts[0].shape), cuts[0].dtype)
+            for lane, cut in enumerate(cuts):  # quicker than np.stack where they are small
+                read[lane] = cut
+            return read
+        return self._view(resolved, source)
 
     def _cuts(self, tiles: Sequence[Any]) -> Iterator[Array]:
         """Yield the part of a tensor that each lane reads or writes; ``tiles`` are one for all or one a block."""
@@ -393,9 +405,12 @@ class Lockstep:
             self._constants[key] = formats.cast(np.full((1, 1, 1), value, np.float64), fmt)
         return self._constants[key]
 
-    @staticmethod
-    def _tile(resolved: ResolvedOp, operand: Operand) -> Any:
-        return resolved.tile(operand) if isinstance(operand, RingTile) else operand
+    def _view(self, resolved: ResolvedOp, operand: Any) -> Array:
+        """Return the lanes' elements of what lies in their memories."""
+        if not isinstance(operand, RingTile):
+            return self.store.view(operand.space, operand.offset_bytes, operand)
+        start = operand.ring.start(resolved.cursors[operand.ring.name, operand.is_producer])
+        return self.store.view(operand.ring.space, start + operand.offset_bytes, operand)
 
 
 def _flatten(items: Iterable[Item]) -> Iterator[TileOp]:
@@ -425,20 +440,26 @@ class BufferStore:
         self._bytes: dict[str, Array] = {}
         #: What lies in blocks, by memory: an element and its scale, at twice the address where a byte holds two.
         self._pairs: dict[str, Array] = {}
+        self._views: dict[tuple[str, int, int, int, int, str], Array] = {}
 
-    def view(self, tile: Tile) -> Array:
-        """Return the elements of a tile, (lanes, rows, cols), as a view of memory."""
-        memory = self._bytes[tile.space] if tile.space in self._bytes else self._fresh(tile.space)
-        fmt = stored_format(tile.fmt)
-        offset, pitch, size = tile.offset_bytes, fmt.row_bytes(tile.stride), fmt.size_bytes
+    def view(self, space: str, offset: int, tile: Tile | RingTile) -> Array:
+        """Return the elements of a tile that begins there, (lanes, rows, cols), as a view of memory."""
+        key = space, offset, tile.rows, tile.cols, tile.stride, tile.fmt
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self._view(*key)
+        return view
+
+    def _view(self, space: str, offset: int, rows: int, cols: int, stride: int, name: str) -> Array:
+        memory = self._bytes[space] if space in self._bytes else self._fresh(space)
+        fmt = stored_format(name)
+        pitch, size = fmt.row_bytes(stride), fmt.size_bytes
         if fmt.scale_block:
-            if tile.space not in self._pairs:
-                self._pairs[tile.space] = np.full((self.lanes, 4 * memory.shape[1]), POISON, np.uint8)
-            memory, size = self._pairs[tile.space], fmt.dtype.itemsize
+            if space not in self._pairs:
+                self._pairs[space] = np.full((self.lanes, 4 * memory.shape[1]), POISON, np.uint8)
+            memory, size = self._pairs[space], fmt.dtype.itemsize
             offset, pitch = offset * size * fmt.per_byte, pitch * size * fmt.per_byte
-        return np.ndarray(
-            (self.lanes, tile.rows, tile.cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size)
-        )
+        return np.ndarray((self.lanes, rows, cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size))
 
     def _fresh(self, space: str) -> Array:
         """Return a memory in which nothing is written yet."""

@@ -152,7 +152,7 @@ def with_evidence(result: RunData) -> RunData:
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
     """Return a run's time with what is known of it beside the simulation."""
     # Groups of one class share their uses.
-    uses = tuple(replace(use, group=g) for g, group in enumerate(timing.queues) for use in group)
+    uses = tuple([use.of_group(g) for g, group in enumerate(timing.queues) for use in group])
     is_estimated = any(f"registers {ESTIMATED}" in note for note in result.notes)
     return replace(
         timing,

@@ -25,6 +25,11 @@ class QueueUse:
     end_cycles: int = 0
     is_pipe: bool = False
 
+    def of_group(self, group: int) -> QueueUse:
+        """Return the same of another core group."""
+        did = self.busy_cycles, self.operations, self.stalls, self.end_cycles, self.is_pipe
+        return QueueUse(self.queue, group, *did)
+
     @property
     def pipe(self) -> str:
         """The name without its core: ``VECTOR``."""

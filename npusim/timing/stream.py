@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
 from npusim.ir.content import Itself, Known, interned, methods_of
-from npusim.ir.op import meets_l2
 from npusim.ir.program import by_content
 from npusim.ir.walk import OpTemplate, Templates, unrolled
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles
@@ -148,7 +147,7 @@ class Streams:
 
     def timed(self, op: OpTemplate) -> TimedOp:
         """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
-        by = self._priced_by[meets_l2(op.op), op.op.pace.tiles > 0]
+        by = self._priced_by[op.needs]
         if op.timed is None or op.timed[0] is not by:
             cost = self.costs.of_op(op.op)
             pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])

@@ -61,14 +61,21 @@ def values(
 ) -> NumericResult:
     """Return bits, errors and events; inputs come from the problem's recipe unless given."""
     program = program_of(schedule, problem, precision, hw=hw, tiling=tiling)
-    inputs, exact = _drawn(problem) if source is None else (source, {})
+    inputs = _drawn(problem) if source is None else source
+    exact = _references(problem, inputs)
     return evaluate(program, problem, inputs, rows=rows, heads=heads, diagnose=diagnose, exact=exact)
 
 
 @lru_cache(maxsize=2)
-def _drawn(problem: Problem) -> tuple[HeadSource, References]:
-    """Return the inputs of a problem's recipe, and what is known of its reference: precisions are compared on one."""
-    return recipe_source(problem), {}
+def _drawn(problem: Problem) -> HeadSource:
+    """Return the inputs of a problem's recipe: precisions are compared on one."""
+    return recipe_source(problem)
+
+
+@lru_cache(maxsize=2)
+def _references(_problem: Problem, _source: HeadSource) -> References:
+    """Return what is known of the reference on some inputs, to be added to."""
+    return {}
 
 
 def observe(

@@ -8,6 +8,7 @@ sum over keys of squared differences between the weights that multiply V and sof
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,6 +123,7 @@ def errors_by_head(
     }
 
 
+@lru_cache(maxsize=1)
 def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArray[np.float32]]:
     """Return a function that gives the softmax of a block, computed in float64 and kept.
 
@@ -192,6 +194,7 @@ def reverse_hole(gap: float, scale: float, block: int, *, keys: int, heads: int,
     return found.underflow_percent / 100
 
 
+@lru_cache(maxsize=2)
 def exact_mass(problem: Problem, source: HeadSource, *, is_reverse: bool, block: int = 64) -> float:
     """Return the mean softmax mass on keys that are their row's running maximum when they are cast.
 
@@ -225,6 +228,7 @@ class RealFigures(NamedTuple):
     sink_mass_percent: float
 
 
+@cache
 def real_tensors(tensors: str = "") -> tuple[Problem, HeadSource]:
     """Return the causal problem that real Q, K and V pose in float32, and their source.
 

@@ -167,40 +167,26 @@ def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:
 
 def _exact_sum(block: list[Pair], c: Number) -> Fraction:
     """Return products and ``c`` added up, as integers in units of the smallest power of two among them."""
-    terms = [
-        (
-            -x.significand * y.significand if x.is_negative != y.is_negative else x.significand * y.significand,
-            x.exponent - x.fraction_bits + y.exponent - y.fraction_bits,
-        )
-        for x, y in block
-    ]
-    terms.append((-c.significand if c.is_negative else c.significand, c.exponent - c.fraction_bits))
+    terms = [(x.signed * y.signed, x.exponent - x.fraction_bits + y.exponent - y.fraction_bits) for x, y in block]
+    terms.append((c.signed, c.exponent - c.fraction_bits))
     low = min(power for _, power in terms)
     return times_power(sum(number << (power - low) for number, power in terms), low)
 
 
 def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: int) -> int:
     """Align to the largest exponent, truncate, add integers, round once."""
-    terms = [
-        (
-            x.is_negative != y.is_negative,
-            x.significand * y.significand,
-            x.fraction_bits + y.fraction_bits,
-            x.exponent + y.exponent,
-        )
-        for x, y in block
-    ]
-    terms.append((c.is_negative, c.significand, c.fraction_bits, c.exponent))
-    exponents = [term[3] for term in terms if term[1]]
+    terms = [(x.signed * y.signed, x.fraction_bits + y.fraction_bits, x.exponent + y.exponent) for x, y in block]
+    terms.append((c.signed, c.fraction_bits, c.exponent))
+    exponents = [exponent for number, _, exponent in terms if number]
     if not exponents:
         return 0
     floor = unit.min_alignment_exponent
     top = max(exponents if floor is None else [*exponents, floor])
     total = 0
-    for negative, significand, fraction_bits, exponent in terms:
+    for number, fraction_bits, exponent in terms:
         shift = fraction - fraction_bits + exponent - top
-        aligned = significand << shift if shift >= 0 else significand >> -shift
-        total += -aligned if negative else aligned
+        aligned = abs(number) << shift if shift >= 0 else abs(number) >> -shift
+        total += -aligned if number < 0 else aligned
     return _rounded(times_power(total, top - fraction), unit)
 
 

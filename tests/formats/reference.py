@@ -34,17 +34,20 @@ class Number:
     exponent: int
     fraction_bits: int
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
         """Neither Inf nor NaN."""
         return not (self.is_nan or self.is_infinite)
 
     @cached_property
+    def signed(self) -> int:
+        """The significand with its sign; of -0 none."""
+        return -self.significand if self.is_negative else self.significand
+
+    @cached_property
     def value(self) -> Fraction:
         """The exact value of a finite number; -0 is 0."""
-        return times_power(
-            -self.significand if self.is_negative else self.significand, self.exponent - self.fraction_bits
-        )
+        return times_power(self.signed, self.exponent - self.fraction_bits)
 
     @property
     def as_float(self) -> float:

@@ -75,8 +75,9 @@ def added(p: Problem, head: int, row: int, key: int) -> float:
     return float(bias_row(head if p.bias == "head" else 0, row, p.seq_kv)[key].astype(np.float16)) if p.bias else 0.0
 
 
-def sees(p: Problem, at: int, key: int) -> bool:
-    """Return whether the query at a position sees a key, as the fields' descriptions say it."""
+def sees(p: Problem, at: int) -> np.ndarray:
+    """Return which keys the query at a position sees, as the fields' descriptions say it."""
+    key = np.arange(p.seq_kv)
     ends = list(accumulate(p.documents or (p.seq_kv,)))
     end = next(e for e in ends if at < e)
     start = end - (p.documents or (p.seq_kv,))[ends.index(end)]
@@ -85,14 +86,14 @@ def sees(p: Problem, at: int, key: int) -> bool:
         end = min(end, start + p.chunk)
     before, after = p.window if isinstance(p.window, tuple) else ((p.window or 10**9) - 1, -1)
     is_before = key <= at + (0 if p.causal else 10**9 if after < 0 else after)
-    is_near = is_before and (before < 0 or at - key <= before or key - start < p.sinks)
-    return start <= key < end and (is_near or key - start < p.prefix)
+    is_near = is_before & ((before < 0) | (at - key <= before) | (key - start < p.sinks))
+    return (start <= key) & (key < end) & (is_near | (key - start < p.prefix))
 
 
 @cache
 def seen(p: Problem) -> np.ndarray:
     """Return which query (row) sees which key (column)."""
-    return np.array([[sees(p, row + p.causal_offset, key) for key in range(p.seq_kv)] for row in range(p.seq_q)])
+    return np.array([sees(p, row + p.causal_offset) for row in range(p.seq_q)])
 
 
 def expected(p: Problem, q: np.ndarray, k: np.ndarray, v: np.ndarray, head: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -162,7 +161,7 @@ def unchanged(name: str, hw: str) -> object:
 
 
 def with_value(device: DeviceSpec, key: str, value: object) -> DeviceSpec:
-    data: Any = deepcopy(device.model_dump(by_alias=True))
+    data: Any = device.model_dump(by_alias=True)
     node = data
     for step in key.split("."):
         node = node[int(step)] if isinstance(node, list | tuple) else node[step]

@@ -16,7 +16,7 @@ One stage goes through registers.  Every operation is a run of all instructions 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -449,7 +449,7 @@ class ResidentBlock:
     ) -> TileOp:
         """Return an operation of a group's queue, its steps laid out in the lanes of the stage's plan."""
         if (plan := self._plan(s)) is not None:
-            steps = tuple(replace(x, attributes=replace(x.attributes, warp=plan)) for x in steps)
+            steps = tuple([Step(x.opcode, x.dst, x.srcs, _in_lanes(x.attributes, plan), x.name) for x in steps])
         return TileOp(label, self.warps[group], engine, steps, handshake)
 
     def _plan(self, s: Stage) -> WarpPlan | None:
@@ -459,6 +459,12 @@ class ResidentBlock:
         names = (s.rows[0].dst,) if s.is_product else (*s.read, *s.written)
         axes = (self.frame.axes(n) for n in names if n in self.frame.phase.names)
         return next((self.tiling.lanes[a[1]] for a in axes if len(a) > 1), None)
+
+
+@lru_cache
+def _in_lanes(attributes: Attributes, plan: WarpPlan) -> Attributes:
+    """Return attributes of a step whose tiles lie in the lanes of a plan."""
+    return replace(attributes, warp=plan)
 
 
 def _accumulator(s: Stage) -> str:

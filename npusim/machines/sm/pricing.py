@@ -88,8 +88,9 @@ def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
     """Return the share of loads that wait for memory, of a tensor with one head for ``sharing`` of the blocks'."""
     places = max((b.place for b in phase.blocks), default=0) + 1
     wave, count = places * max(1, len(phase.dealt)), len(phase.blocks)
-    tiles = max(1, sum(b.tile_count for b in phase.blocks) // count)
-    read = [(b.batch, b.head // sharing, _part(b)) for b in phase.blocks]
+    tiles = max(1, sum([b.tile_count for b in phase.blocks]) // count)
+    parts = {id(b.runs): _part(b) for b in {id(b.runs): b for b in phase.blocks}.values()}
+    read = [(b.batch, b.head // sharing, parts[id(b.runs)]) for b in phase.blocks]
     readers, first = Counter(read), set(read[:wave])
     waits = float(sum(n == 1 for n in readers.values()))
     for start in range(0, count, wave):
