@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 
 # Read when numpy loads: threads cost more than they save on products as small as the tests'.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,6 +28,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.schedules import find_schedule
+from npusim.timing.periodic import run_engine
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -54,6 +57,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if chosen or "not bench" not in config.option.markexpr:
         return 0
     return min(os.cpu_count() or 1, 8)
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Have the engine compiled, if it is not kept, while the tests' processes start: their first tests all need it."""
+    if run_engine.is_missing():  # type: ignore[attr-defined]
+        command, null = [sys.executable, "-m", "npusim.simulation.warm"], subprocess.DEVNULL
+        config.add_cleanup(subprocess.Popen(command, cwd=REPOSITORY, stdout=null, stderr=null).wait)
 
 
 # While tests are collected garbage is hardly looked for: there are ever more modules and tests, and they stay.
