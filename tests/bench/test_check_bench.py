@@ -61,6 +61,5 @@ def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_know
             seconds[what] += least
     mean = {what: f"{value / len(found) * 1e3:.1f} ms" for what, value in seconds.items()}
     sys.stdout.write(f"\n  causal {causal}, mean of {len(found)} schedules: {mean}")
-    most = 35 if causal else 15  # a third more than measured; compiling takes causal shapes as families
-    assert seconds["check"] < most * seconds["compile"]
+    assert seconds["check"] < 15 * seconds["compile"]
     assert seconds["check again"] < seconds["check"]
