@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 
 # Read when numpy loads: threads cost more than they save on products as small as the tests'.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -16,6 +14,7 @@ os.environ.pop("COLUMNS", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.schedules import find_schedule
-from npusim.timing.periodic import run_engine
+from npusim.timing.precompile import compiled_meanwhile
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -61,9 +60,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Have the engine compiled, if it is not kept, while the tests' processes start: their first tests all need it."""
-    if run_engine.is_missing():  # type: ignore[attr-defined]
-        command, null = [sys.executable, "-m", "npusim.simulation.warm"], subprocess.DEVNULL
-        config.add_cleanup(subprocess.Popen(command, cwd=REPOSITORY, stdout=null, stderr=null).wait)
+    compiling = ExitStack()
+    compiling.enter_context(compiled_meanwhile("npusim.simulation.warm"))
+    config.add_cleanup(compiling.close)
 
 
 # While tests are collected garbage is hardly looked for: there are ever more modules and tests, and they stay.
