@@ -22,6 +22,7 @@ from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS, Ints
 from npusim.timing.engine_code import Classes, Code, blocks_by_group
 from npusim.timing.gpu_pipes import ONE, shared_pipes, sharing_of
+from npusim.timing.stream import clocked
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def work_bound(
     does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
     raise it.  Without ``is_placed`` it holds wherever tiles lie, without ``is_dealt`` whoever gets which block.
     """
+    device = clocked(program, device)
     works = _Works(program, device, is_placed=is_placed, is_dealt=is_dealt)
     is_shared = all(p.memo_key is not None for p in program.phases)
     # Depths of rings add no work: tilings that differ in nothing else have one bound.

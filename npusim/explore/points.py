@@ -20,7 +20,7 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
 from npusim.timing.engine_code import Code
-from npusim.timing.stream import Streams
+from npusim.timing.stream import Streams, clocked
 from npusim.timing.summary import times_of
 
 if TYPE_CHECKING:
@@ -97,14 +97,14 @@ def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
 
 def latency_us(built: BuiltPlan, cycles: float) -> float:
     """Return the least that a call of so many cycles takes, launches included."""
-    device = built.plan.device.clocked(built.program.flops)
+    device = clocked(built.program, built.plan.device)
     times, _ = times_of(built.program, device, device.seconds(cycles))
     return times["call"] * 1e6
 
 
 def cycles_within(built: BuiltPlan, us: float) -> float:
     """Return how many cycles make a call as long as that, and no shorter one: beyond what the host hides."""
-    clock = float(built.plan.device.clocked(built.program.flops).clock_hz.value)
+    clock = float(clocked(built.program, built.plan.device).clock_hz.value)
     hidden = LONG_S * 1e6 - latency_us(built, LONG_S * clock)
     return (us + hidden) * 1e-6 * clock
 

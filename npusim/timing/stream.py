@@ -46,11 +46,16 @@ class TimedOp:
     share: Share | None = None  #: work beside other warp groups: it waits for no pipe
 
 
+def clocked(program: TileProgram, device: DeviceSpec) -> DeviceSpec:
+    """Return the device at the clock that it has for a program: all that counts the program's cycles asks it."""
+    return _clocked(Itself(device), flops=bool(program.flops))
+
+
 @lru_cache
 def _clocked(device: Itself, *, flops: bool) -> DeviceSpec:
     """Return `DeviceSpec.clocked`, the same for all programs of a device: what operations cost is kept by it."""
-    clocked: DeviceSpec = device.thing.clocked(flops)
-    return clocked
+    of_products: DeviceSpec = device.thing.clocked(flops)
+    return of_products
 
 
 #: An operation and every endpoint's cursor at the start of its template: what its waits add to.
@@ -69,7 +74,7 @@ class Streams:
     """
 
     def __init__(self, program: TileProgram, device: DeviceSpec, templates: Templates | None = None) -> None:
-        self.program, self.device = program, (device := _clocked(Itself(device), flops=bool(program.flops)))
+        self.program, self.device = program, (device := clocked(program, device))
         self.templates = templates or Templates(program)
         self.endpoints = self.templates.walker.endpoints
         #: Endpoints whose waits hold up the scalar unit that issues them, not their pipe alone.
