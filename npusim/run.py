@@ -69,7 +69,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Names of packaged files, paths, or the loaded objects; ``hw`` None: the device the schedule is for,
         ``workload`` None: ``pangu_38b``, or what the tensors given are.
     problem
-        The problem itself (`Problem`, `GemmProblem`, `CopyProblem`), in place of a workload.
+        The problem (`Problem`, `GemmProblem`, `CopyProblem`) or a mapping of its sizes, in place of a workload.
     seq, seq_q, seq_kv, batch, tensor_parallel, causal, dtype
         Replace what the workload says: tokens (queries and keys, or either alone), sequences, devices
         that share the heads, the mask, the format of Q, K and V.  With ``tensors`` the sizes come from

@@ -13,6 +13,16 @@ MIB = 1024 * KIB
 _COUNT = re.compile(r"(?P<number>\d{1,30}(_\d{1,30}){0,9}(\.\d{1,30})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
 
 
+def ascii_digits(text: str) -> str:
+    """Return ``text`` as it is, for `int` or `float`, which read digits of every script.
+
+    Raises `ValueError` where a character is not ASCII.
+    """
+    if not text.isascii():
+        raise ValueError(text)
+    return text
+
+
 def ceil_div(numerator: int, denominator: int) -> int:
     """Return ``numerator / denominator`` rounded up; both integers, ``denominator`` positive."""
     return -(-numerator // denominator)

@@ -186,7 +186,11 @@ def _axes(
     lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
     fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
     request = replace(request, schedule=schedules[0] if schedules else request.schedule, overrides=fixed or None)
-    given = dict(map(parse_field, [*(f"{key}={value}" for key, value in lists.items()), *fields]))
+    given: dict[str, Any] = {}
+    for axis, values in map(parse_field, [*(f"{key}={value}" for key, value in lists.items()), *fields]):
+        if axis in given:
+            raise TilingError(f"--field {axis}: has its values twice; write them all in one list")
+        given[axis] = values
     more, notes = auto_space(request, schedules, given) if auto else (given, ())
     return request, axes | more, notes
 

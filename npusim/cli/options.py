@@ -15,6 +15,7 @@ import typer
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
+from npusim.units import ascii_digits
 
 if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem
@@ -61,7 +62,7 @@ def share(text: str, option: str) -> float:
     from npusim.config.model import percent_or_share
 
     try:
-        value = float(str(percent_or_share(text)))
+        value = float(ascii_digits(str(percent_or_share(text))))
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
@@ -241,7 +242,7 @@ def sides(text: str, option: str) -> int | tuple[int, int]:
         return whole_number(option, text)
     before, _, after = text.partition(",")
     try:
-        return int(before), int(after)
+        return int(ascii_digits(before)), int(ascii_digits(after))
     except ValueError:
         raise SpecError(f"{option} {text}: write keys of a window, 512, or those before and after it: 256,0") from None
 
@@ -267,16 +268,19 @@ def required_schedule(name: str | None, verb: str) -> str:
 
 
 def key_values(items: Iterable[str] | None, option: str) -> dict[str, str]:
-    """Return ``KEY=VALUE`` items as a mapping; the later of two wins.
+    """Return ``KEY=VALUE`` items as a mapping.
 
-    Raises `SpecError` naming the option where there is no ``=``.
+    Raises `SpecError` naming the option where there is no ``=``, and for a key with two values.
     """
     values: dict[str, str] = {}
     for item in items or ():
         key, equals, value = item.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise SpecError(f"{option} {item}: write {option} key=value")
-        values[key.strip()] = value.strip()
+        key, value = key.strip(), value.strip()
+        if key in values:
+            raise SpecError(f"{option} {key}: has two values, {values[key]} and {value}; write one")
+        values[key] = value
     return values
 
 
@@ -319,7 +323,7 @@ def _size(name: str, text: str) -> int | float:
     from npusim.units import parse_count
 
     try:
-        return float(text) if re.search(r"[.e]", text) else parse_count(text)
+        return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)
     except ValueError:
         raise SpecError(f"--problem {name}={text}: write a number, such as 4096, 4k or 1e-5") from None
 
@@ -329,7 +333,7 @@ def numbers(
 ) -> list[float]:
     """Return the numbers of a text; raise `SpecError` that says how they are written where they are not allowed."""
     try:
-        values = [float(part) for part in text.split(between)]
+        values = [float(part) for part in ascii_digits(text).split(between)]
     except ValueError:
         values = [math.nan]
     if not all(map(math.isfinite, values)) or not allowed(values):

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeGuard
 from npusim import cache
 from npusim.errors import SpecError
 from npusim.sanitize import regular_file
-from npusim.units import MIB
+from npusim.units import MIB, ascii_digits
 
 #: Size of one file; beyond it, it is none of ours and would only take long to read.  Profilers' tables are longer.
 MOST_BYTES, MOST_TABLE_BYTES = 16 * MIB, 256 * MIB
@@ -136,7 +136,7 @@ def cell_number(row: Mapping[str, object], column: str, where: str) -> float | N
     if text in ("", "NA", "N/A"):
         return None
     try:
-        number = float(text.replace(",", "") if _GROUPED.fullmatch(text) else text)
+        number = float(ascii_digits(text).replace(",", "") if _GROUPED.fullmatch(text) else text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from npusim.errors import SpecError
-from npusim.units import parse_count
+from npusim.units import ascii_digits, parse_count
 
 EntryType = TypeVar("EntryType")
 
@@ -36,8 +36,10 @@ PositiveFloat = Annotated[StrictFloat, Field(gt=0)]
 
 def percent_or_share(value: object) -> object:
     """Return ``"15%"`` as 0.15, and all else, such as a share written as a number, as it is."""
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return value
     try:
-        return float(value.strip()[:-1]) / 100 if isinstance(value, str) and value.strip().endswith("%") else value
+        return float(ascii_digits(value.strip()[:-1])) / 100
     except ValueError:
         return value
 

@@ -540,11 +540,21 @@ class KernelProblem(Sizes):
         return dict(self.__pydantic_extra__)
 
 
+def problem_of(sizes: Mapping[str, Any]) -> AnyProblem:
+    """Return the problem of sizes by name: a product, a copy, attention where all are its fields, else a launch.
+
+    Raises `SpecError` for a size that is none of the problem's, or out of its limits.
+    """
+    if (kernel := kernel_problem(sizes)) is not None:
+        return kernel
+    return (Problem if sizes.keys() <= Problem.model_fields.keys() else KernelProblem)(**sizes)
+
+
 def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> GemmProblem | CopyProblem | None:
     """Return the product of ``m``, ``n``, ``k`` (with ``count``, ``operands``), the copy of ``bytes``, or None."""
     if sizes.keys() == {"bytes"}:
         return CopyProblem(**sizes)
-    if sizes.keys() - {"count", "operands"} == {"m", "n", "k"}:
+    if sizes.keys() - {"count", "operands", *(["dtype"] if dtype is None else [])} == {"m", "n", "k"}:
         return GemmProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
     return None
 

@@ -175,7 +175,10 @@ class Workload(CallFields):
         self, kind: LayerKind | None, ignore: Collection[str], asked: Mapping[str, object]
     ) -> dict[str, object]:
         """Return what a layer's queries see and what is done to its scores: as asked, else as stated for its kind."""
-        is_local = (kind or next(iter(self.kinds))) == "local"
+        kind = kind or next(iter(self.kinds))
+        if kind not in self.kinds:
+            raise SpecError(f"kind: {self.name} has no {kind} layers; allowed: {', '.join(self.kinds)}")
+        is_local = kind == "local"
         left_out = set(ignore) if is_local else {*ignore, "window", "chunk"}
         if "window" in left_out:
             left_out.add("sinks")

@@ -24,7 +24,7 @@ from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
 from npusim.simulation.tile import open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
-from npusim.units import parse_count
+from npusim.units import ascii_digits, parse_count
 
 if TYPE_CHECKING:
     from npusim.schedules import Schedule
@@ -450,7 +450,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
 
 def _range(field: str, text: str) -> Sequence[int]:
     try:
-        start, stop, step = map(int, text.split(":"))
+        start, stop, step = map(int, ascii_digits(text).split(":"))
     except ValueError:
         raise TilingError(f"field {field!r}: {text!r} is no range; write start:stop:step with whole numbers") from None
     if step <= 0 or start > stop:
@@ -467,7 +467,7 @@ def _check_count(axes: str, count: int, advice: str = "") -> None:
 def _value(text: str) -> Value:
     for kind in (int, float):
         try:
-            return kind(text)
+            return kind(ascii_digits(text))
         except ValueError:
             continue
     return text

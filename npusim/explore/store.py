@@ -151,12 +151,14 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_store(path: Path, about: Mapping[str, Any], *, resume: bool = False) -> Iterator[Store]:
-    """Yield the store in a file, begun anew or, to ``resume``, as it is.
+    """Yield the store in a file, begun anew or, to ``resume``, as it is: a file that has to exist.
 
     ``about`` describes the search: ``request`` has to be that of the file, ``version`` too where it is resumed.
     Raises `OutputError` if the file cannot be written, `SpecError` if it is another search's, another
     version's, damaged, none of ours, or if another search is writing to it.
     """
+    if resume and not path.exists():
+        raise SpecError(f"{path}: no such file; --resume goes on with a search that was begun: leave it out")
     with _locked(path), _sqlite_errors(path), closing(sqlite3.connect(path, timeout=10)) as connection:
         # A search that was killed before it was begun leaves nothing in its file.
         is_blank = connection.execute("SELECT name FROM sqlite_master").fetchone() is None

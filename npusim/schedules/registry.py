@@ -25,6 +25,7 @@ from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, SCALE_RULES, VARIANTS, get_arithmetic, stored_format
 from npusim.formats.reductions import ORDERS
 from npusim.machines.ascend.plan import slice_rows
+from npusim.units import ascii_digits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -394,7 +395,7 @@ def _value(preset: Precision, key: str, text: str) -> object:
         return text.lower() == "true"
     if isinstance(old, float):
         try:
-            return float(text)
+            return float(ascii_digits(text))
         except ValueError:
             raise SpecError(f"precision field {key}: {text!r} is no number") from None
     if key in preset.formats() and text != "input":

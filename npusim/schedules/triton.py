@@ -204,8 +204,11 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
         listed = ", ".join(p.name for p in source.parameters)
         raise SpecError(f"{wanted}: a launch needs its grid and arguments, {wanted}[grid]({listed}); {_FORM}")
     names = [p.name for p in source.parameters]
-    given = {n: ast.unparse(a) for n, a in zip(names, call.args, strict=False)}
-    given |= {k.arg or "**": ast.unparse(k.value) for k in call.keywords}
+    given: dict[str, str] = {}
+    for name, value in (*zip(names, call.args, strict=False), *((k.arg or "**", k.value) for k in call.keywords)):
+        if name in given:
+            raise SpecError(f"{wanted}: {name} has two values, {given[name]} and {ast.unparse(value)}; write one")
+        given[name] = ast.unparse(value)
     options = {n: int(given.pop(n, default)) for n, default in _OPTIONS.items() if n not in names}
     reference = given.pop("reference", "") if "reference" not in names else ""
     if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):

@@ -339,11 +339,19 @@ class Request:
             if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "KEYS", "N") and name != "seed":
                 object.__setattr__(self, name, whole_number(name, value))
 
+        if self.precision is not None and not all(part.strip() for part in self.precision.split(",")):
+            raise SpecError(f"precision {self.precision!r}: a part is empty; write a preset, then field=format, ...")
+        if self.problem is not None and not (isinstance(self.problem, Mapping) or hasattr(self.problem, "model_dump")):
+            raise SpecError(f"problem: expected a problem, or a mapping of its sizes, got {self.problem!r}")
         self._fold_launch()
         if "::" in self.schedule and "tensor(" in self.schedule:
             from npusim.config.problem import KernelProblem
 
             object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
+        elif isinstance(self.problem, Mapping):
+            from npusim.config.problem import problem_of
+
+            object.__setattr__(self, "problem", problem_of(self.problem))
 
     def _fold_launch(self) -> None:
         """Make the options of a launch part of the schedule's name, ``kernel.py::name[grid](arguments)``."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from npusim.config.load import load_device, load_workload
+from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.search import Options, Progress
@@ -91,6 +92,24 @@ def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_i
     assert all(r.remaining_us <= found.best.latency_us for r in reports if r.remaining_us is not None)
     assert all(r.remaining_us is None for r in reports if r.stage == "bounds")  # some have none yet
     assert reports[-1].decided == 54
+
+
+def test_a_problem_is_given_as_sizes_by_name_as_in_a_run() -> None:
+    sizes = {"m": 512, "n": 256, "k": 128}
+    found = explore("gemm", {"block_k": [64, 128]}, problem=sizes)
+    made = explore("gemm", {"block_k": [64, 128]}, problem=GemmProblem(**sizes))
+    assert [o.cycles for o in found.outcomes] == [o.cycles for o in made.outcomes]
+    assert found.request.problem == run("gemm", problem=sizes, numerics=False).problem
+    heads = {"heads": 2, "seq_q": 64, "seq_kv": 64, "head_dim": 64}
+    assert run("flash", problem=heads, numerics=False).problem == Problem(**heads)
+    for wrong, why in (
+        ({"m": 512}, "needs a matrix product"),
+        ({**sizes, "m": "4k"}, "m: expected a whole"),
+        (5, "got 5"),
+    ):
+        for call in (run, lambda name, problem: explore(name, {"block_k": [64]}, problem=problem)):
+            with pytest.raises(SpecError, match=why):
+                call("gemm", problem=wrong)
 
 
 def test_tensors_need_no_workload_beside_them() -> None:
