@@ -3,26 +3,29 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from npusim.config.load import load_device
-from npusim.config.problem import Problem
-from npusim.errors import TilingError
+from npusim.config.load import list_devices, load_device
+from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
+from npusim.errors import NpusimError, TilingError
 from npusim.explore import explore
 from npusim.explore.bounds import Bound, alone_bound, work_bound
-from npusim.explore.space import auto_axes, spec_of
+from npusim.explore.space import auto_axes, declared, spec_of
 from npusim.ir.families import families_of
 from npusim.ir.program import program_key
-from npusim.schedules import find_schedule
+from npusim.schedules import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
+from npusim.simulation.variants import Variants
 from npusim.timing import METHODS, des
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.schedules import Schedule
 
 DEVICE = load_device("ascend_910b2")
 FIELDS = {
@@ -58,6 +61,86 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
         # Bodies left out once the cutoff is passed only lower it.
         assert work_bound(program, DEVICE, work // 3).cycles <= work
         assert program_key(program) == program_key(program)
+
+
+def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> object:
+    if schedule.problem is GemmProblem:
+        m, n, k = (rng.randrange(1, most) for most in (1200, 1200, 600))
+        return GemmProblem(m=m, n=n, k=k, count=rng.choice((1, 1, 3)))
+    if schedule.problem is CopyProblem:
+        return CopyProblem(bytes=rng.randrange(1, 1 << 22))
+    if schedule.problem is RowsProblem:
+        return RowsProblem(what=rng.choice(("norm", "rotary", "gate")), rows=rng.randrange(1, 300), cols=1024)
+    seq = rng.randrange(16, 400)
+    return Problem(
+        heads=rng.choice((1, 2, 3, 6)),
+        seq_q=rng.choice((1, seq, seq)),
+        seq_kv=seq,
+        head_dim=rng.choice((64, 128)),
+        causal=rng.random() < 0.5,
+        dtype=schedule.inputs(device) or "float16",
+    )
+
+
+def check_some_bounds(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> bool:
+    """Hold every kind of bound of one drawn program below its exact time; return whether what was drawn fits."""
+    axes = {n: v for n, v in declared(schedule.tiling).items() if n not in schedule.left(device)}
+    tiling = {n: rng.choice([v for v in values if v is not None]) for n, values in axes.items() if rng.random() < 0.25}
+    # Few core groups have long blocks one after another, which is where units of work show.
+    changes = {"group_count": str(rng.choice((1, 2, 3, 5, 9)))} if rng.random() < 0.4 else None
+    try:
+        problem: Any = some_problem(rng, schedule, device)
+        request = Request(schedule.name, hw=device.name, problem=problem, tiling=tiling, overrides=changes)
+        built = Variants(request).built(())
+    except NpusimError:
+        return False
+    program, on = built.program, built.plan.device
+    streams = Streams(program, on)
+    exact = METHODS["des" if streams.scalar_waits else "fold"](program, on).cycles
+    bounds = [
+        work_bound(program, on),
+        work_bound(program, on, is_placed=False),
+        work_bound(program, on, is_placed=False, is_dealt=False),
+    ]
+    alone = 0 if streams.scalar_waits else alone_bound(Code(streams), bounds[0].groups)
+    for bound in (*(b.cycles for b in bounds), alone or 1):
+        assert 0 < bound <= exact, (request, bound)
+    return True
+
+
+#: Each schedule on each device with times that takes it.
+EVERYWHERE = sorted(
+    (name, hw)
+    for hw, device in ((hw, load_device(hw)) for hw in list_devices())
+    for (name, family), schedule in SCHEDULES.items()
+    if device.is_timed and family == device.family and not schedule.unsupported(device)
+)
+
+
+def test_no_bound_of_any_schedule_on_any_device_is_above_its_time() -> None:
+    rng, checked = random.Random(53), Counter[str]()
+    for name, hw in EVERYWHERE:
+        device = load_device(hw)
+        checked[name] += any(check_some_bounds(rng, SCHEDULES[name, device.family], device) for _ in range(12))
+    assert checked.keys() == {name for name, _ in EVERYWHERE}
+    assert checked.total() > 0.9 * len(EVERYWHERE)  # FP8 has no product on some, and few draws fit others
+    assert min(checked.values()) > 0
+
+
+@pytest.mark.parametrize("hw", ["h100", "h200"])
+def test_no_bound_of_a_product_is_above_its_time_at_the_clock_that_products_have(hw: str) -> None:
+    device, rng = load_device(hw), random.Random(hw)
+    schedule = SCHEDULES["gemm", device.family]
+    assert sum(check_some_bounds(rng, schedule, device) for _ in range(40)) > 30
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("hw", sorted({hw for _, hw in EVERYWHERE}))
+def test_no_bound_of_many_programs_is_above_its_time(hw: str) -> None:
+    device, rng = load_device(hw), random.Random(f"many {hw}")
+    for name in (name for name, other in EVERYWHERE if other == hw):
+        for _ in range(60):
+            check_some_bounds(rng, SCHEDULES[name, device.family], device)
 
 
 @pytest.mark.exhaustive

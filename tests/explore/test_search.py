@@ -3,7 +3,7 @@ from __future__ import annotations
 import csv
 import pickle
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -92,6 +92,18 @@ def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_i
     assert all(r.remaining_us <= found.best.latency_us for r in reports if r.remaining_us is not None)
     assert all(r.remaining_us is None for r in reports if r.stage == "bounds")  # some have none yet
     assert reports[-1].decided == 54
+
+
+def test_a_product_at_the_clock_of_products_is_not_pruned_where_it_wins() -> None:
+    space = {"block_n": [64, 128, 256], "splits": [1, 2], "stages": [2, 3, 4]}
+    asked: dict[str, Any] = {"hw": "h200", "problem": GemmProblem(m=5500, n=2657, k=191)}
+    found, whole = explore("gemm", space, **asked), explore("gemm", space, exhaustive=True, **asked)
+    assert found.counts()["pruned"] > 5
+    assert found.best is not None
+    assert whole.best is not None
+    assert (found.best.point, found.best.cycles) == (whole.best.point, whole.best.cycles)
+    for o, exact in zip(found.outcomes, whole.outcomes, strict=True):
+        assert (o.bound_us or 0) <= exact.latency_us
 
 
 def test_a_problem_is_given_as_sizes_by_name_as_in_a_run() -> None:
