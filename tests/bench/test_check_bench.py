@@ -13,6 +13,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.ir import check as checks
 from npusim.ir.check import check
+from npusim.ir.content import memo
 from npusim.ir.walk import Templates
 from npusim.schedules import SCHEDULES
 
@@ -52,6 +53,8 @@ def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_know
     for program in found:
         fastest = dict.fromkeys(seconds, float("inf"))
         for _ in range(REPEATS):
+            # As in the first run of a process: with what an earlier repeat made of the bodies, compiling is looking up.
+            memo.cache_clear()
             checks._proved.cache_clear()  # type: ignore[attr-defined]
             for what in seconds:
                 start = time.process_time()
@@ -61,5 +64,5 @@ def test_a_check_stays_near_compiling_and_is_cheaper_where_its_structure_is_know
             seconds[what] += least
     mean = {what: f"{value / len(found) * 1e3:.1f} ms" for what, value in seconds.items()}
     sys.stdout.write(f"\n  causal {causal}, mean of {len(found)} schedules: {mean}")
-    assert seconds["check"] < 15 * seconds["compile"]
+    assert seconds["check"] < 8 * seconds["compile"]  # measured: 4.6 to 4.9
     assert seconds["check again"] < seconds["check"]
