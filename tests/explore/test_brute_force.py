@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -15,9 +16,9 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
 from npusim.explore.space import spec_of
-from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
@@ -101,19 +102,9 @@ class Drawn:
         rng.shuffle(self.limits)
 
     def alone(self, point: dict[str, Any]) -> Exact:
-        request = Request(self.schedule, hw=self.hw, problem=self.problem)
-        # A search chooses other fields once, a run for the fields that it names.
-        tiling = spec_of(request, self.axes).variants.request_of({n: point[n] for n in self.own & point.keys()}).tiling
-        words = [str(v) if k == "precision" else f"{k}={v}" for k, v in point.items() if k not in self.own]
-        try:
-            found = run(
-                self.schedule,
-                hw=self.hw,
-                problem=self.problem,
-                tiling=tiling,
-                precision=",".join(words) or None,
-                trace_groups=(),
-            )
+        variants = spec_of(Request(self.schedule, hw=self.hw, problem=self.problem), self.axes).variants
+        try:  # with the fields that the search has for those that are no axes
+            found = run_request(replace(variants.request_of(point), numerics=True))
         except TilingError:
             return None
         assert (found.numerics is None) == isinstance(self.problem, GemmProblem)
