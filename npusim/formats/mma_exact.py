@@ -69,23 +69,28 @@ def block_ranges(x: Any, block: int, largest: Any, unit: Any) -> None:
 def sum_again(row: Any, b: Any, old: Any, out: Any, block: int) -> Any:
     """Sum the doubtful outputs of a row in three parts; return how many stay doubtful.
 
-    ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums,
-    which of them are doubtful); ``old`` are the values of c before.
+    ``row`` = (its block of A, unit of A), ``b`` = (the block of B, units of B), ``out`` = (sums, which of them are
+    doubtful, the parts of each); ``old`` are the values of c before.
     """
-    (a, a_unit), (columns, b_units), (c, doubtful) = row, b, out
+    (a, a_unit), (columns, b_units), (c, doubtful, sums) = row, b, out
+    totals, errors, lost, rest, sizes = sums
+    for j in range(c.size):
+        totals[j], lost[j], rest[j], sizes[j] = np.float64(old[j]), 0.0, 0.0, 0.0
+    for k in range(block):  # loops of few arrays, over columns: the compiler takes several columns at a time
+        x = a[k]
+        for j in range(c.size):
+            totals[j], errors[j] = two_sum(totals[j], x * columns[k, j])
+        for j in range(c.size):
+            lost[j], error = two_sum(lost[j], errors[j])
+            rest[j] += error
+            sizes[j] += abs(error)
     count = 0
     for j in range(c.size):
-        total, lost, rest, size = np.float64(old[j]), 0.0, 0.0, 0.0
-        for k in range(block):
-            total, error = two_sum(total, a[k] * columns[k, j])
-            lost, error = two_sum(lost, error)
-            rest += error
-            size += abs(error)
         unit = a_unit * b_units[j]
-        narrow = size <= unit * 2.0**51 and is_multiple(np.float64(old[j]), unit)
-        error = 0.0 if narrow else size * ERROR_BOUND
-        low = round_sum(total, lost, rest - error)
-        high = round_sum(total, lost, rest + error)
+        narrow = sizes[j] <= unit * 2.0**51 and is_multiple(np.float64(old[j]), unit)
+        error = 0.0 if narrow else sizes[j] * ERROR_BOUND
+        low = round_sum(totals[j], lost[j], rest[j] - error)
+        high = round_sum(totals[j], lost[j], rest[j] + error)
         settled = low == high and (low != np.float32(0.0) or error == 0.0)
         c[j] = high if doubtful[j] else c[j]
         doubtful[j] = doubtful[j] and not settled
@@ -121,7 +126,8 @@ def exact_block(operands: Any, where: Any, c: Any, parts: Any) -> Any:
 
 def scratch(columns: int) -> tuple[Any, ...]:
     """Return what the kernel of so many columns writes on the way."""
-    return np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_), np.empty(PARTS)
+    of_columns = np.empty(columns, np.float32), np.empty(columns), np.empty(columns, np.bool_)
+    return *of_columns, tuple(np.empty((5, columns))), np.empty(PARTS)
 
 
 @functools.cache
@@ -134,7 +140,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
 
     @kernel
     def exact(operands: Any, a_ranges: Any, b_ranges: Any, out: Any, which: Any, scratch: Any) -> None:
-        before, totals, doubtful, parts = scratch
+        before, totals, doubtful, sums, parts = scratch
         columns = out.shape[2]
         for n in range(out.shape[0]):
             p, q, c = which[0, n], which[1, n], out[n]
@@ -172,7 +178,7 @@ def exact_kernel(block: int) -> Callable[..., None]:
                             count += 1 if doubt and not narrow else 0
                     if count > columns // FEW:
                         left = (a[i, k0 : k0 + block], step)
-                        count = sum_again(left, right, before, (c[i], doubtful), block)
+                        count = sum_again(left, right, before, (c[i], doubtful, sums), block)
                     if count > 0:
                         for j in range(columns):
                             if doubtful[j]:
