@@ -17,9 +17,14 @@ ADD, SUBTRACT, MULTIPLY, DIVIDE = range(4)
 
 @inline
 def narrowed_float32(pattern: Any, plan: Any) -> Any:
-    """Return a float32 pattern (int32) rounded to nearest even; branch-free so that loops of it vectorise."""
+    """Return a float32 pattern (int32) rounded to nearest even; branch-free so that loops of it vectorise.
+
+    Normal results drop the same number of bits.  What is below them is added to the number whose last bit has the value
+    of a subnormal's last bit: the addition rounds it.  Where float32 has no lower exponent than the target, its
+    subnormals lie like its other numbers.
+    """
     width = np.int32(plan[0])
-    floor_exponent = np.int32(plan[1] + 127)
+    least = np.int32(plan[1] + 127)
     top = np.int32(plan[2])
     over = np.int32(plan[3])
     nan = np.int32(plan[4])
@@ -28,20 +33,16 @@ def narrowed_float32(pattern: Any, plan: Any) -> Any:
     nan_sign = np.int32(plan[7])
     pad = np.int32(plan[8])
     base = np.int32(np.int32(23) - width)
+    normal = np.int32(least << np.int32(23)) if least > np.int32(1) else np.int32(0)
+    ruler = np.int32(np.int32(least + base) << np.int32(23))
     magnitude = np.int32(pattern & np.int32(0x7FFFFFFF))
     sign = np.int32(np.int32(pattern >> np.int32(31)) & np.int32(1))
-    field = np.int32(magnitude >> np.int32(23))
-    hidden = np.int32(0x800000) if field > np.int32(0) else np.int32(0)
-    exponent = max(field, np.int32(1))
-    significand = np.int32(np.int32(magnitude & np.int32(0x7FFFFF)) | hidden)
-    below = max(np.int32(floor_exponent - exponent), np.int32(0))
-    # 25 places drop a 24-bit significand entirely, and keep the shift defined.
-    shift = min(np.int32(base + below), np.int32(25))
-    last = np.int32(np.int32(significand >> shift) & np.int32(1))
-    half = np.int32(np.int32(1) << np.int32(shift - np.int32(1)))
-    rounded = np.int32(np.int32(significand + np.int32(half + np.int32(last - 1))) >> shift)
-    above = max(np.int32(exponent - floor_exponent), np.int32(0))
-    code = np.int32(np.int32(above << width) + rounded)
+    last = np.int32(np.int32(magnitude >> base) & np.int32(1))
+    below_half = np.int32(np.int32(np.int32(1) << np.int32(base - np.int32(1))) - np.int32(1))
+    rounded = np.int32(np.int32(magnitude + np.int32(below_half + last)) >> base)
+    code = np.int32(rounded - np.int32(np.int32(least - np.int32(1)) << width))
+    total = np.float32(bits_float32(np.uint32(magnitude)) + bits_float32(np.uint32(ruler)))
+    code = np.int32(np.int32(float32_bits(total)) - ruler) if magnitude < normal else code
     sign = np.int32(sign & over_sign) if code > top else sign
     code = over if code > top else code
     is_nan = magnitude > np.int32(0x7F800000)
