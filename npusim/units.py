@@ -14,10 +14,7 @@ _COUNT = re.compile(r"(?P<number>\d{1,30}(_\d{1,30}){0,9}(\.\d{1,30})?) ?(?P<uni
 
 
 def ascii_digits(text: str) -> str:
-    """Return ``text`` as it is, for `int` or `float`, which read digits of every script.
-
-    Raises `ValueError` where a character is not ASCII.
-    """
+    """Return ``text``; raise `ValueError` unless it is ASCII: `int` and `float` read digits of every script."""
     if not text.isascii():
         raise ValueError(text)
     return text

@@ -187,7 +187,7 @@ def explore(
         Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
     out, resume
         A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` a table is
-        written at the end, the store beside it), and whether to go on with what is in it.
+        written at the end, the store beside it), and whether to go on with what is in it: it has to exist.
     budget_s
         Seconds after which the search ends with the best so far: `Exploration.remaining_us` bounds what is left.
     on_outcome
