@@ -98,7 +98,8 @@ def _tree(path: str) -> ast.Module:
     try:
         return ast.parse(read_text(Path(path)), path)
     except SyntaxError as error:
-        raise SpecError(f"{path}:{error.lineno}: {error.msg}") from None
+        at = f"{path}:{error.lineno}" if error.lineno else path
+        raise SpecError(f"{at}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):  # NUL characters, or expressions without an end
         raise SpecError(f"{path}: no text of Python that can be read") from None
 
