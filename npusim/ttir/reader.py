@@ -75,8 +75,8 @@ _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yi
 _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast")
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
-#: Iterations of all programs together: the addresses of each are evaluated, 8 bytes each.
-MOST_TIMES = 1 << 25
+#: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
+MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = ("exp", "log", "rsqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
@@ -638,7 +638,7 @@ class Reader:
         if not walk.counts.any():  # no program enters it
             self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
             return
-        self._refuse_many(op, len(self.ids) * walk.most)
+        self._refuse_many(op, walk.most, len(self.ids) * walk.most)
         times = np.arange(walk.most)[None]
         self.values[number] = Affine(first + times * each)
         self.walks.append(walk)
@@ -664,13 +664,14 @@ class Reader:
             self._compare(op)
 
     @staticmethod
-    def _refuse_many(op: Op, times: int) -> None:
-        if times > MOST_TIMES:
-            raise op.fail(f"programs go through a loop {times:,} times together; allowed: at most {MOST_TIMES:,}")
+    def _refuse_many(op: Op, each: int, times: int) -> None:
+        if each > MOST_EACH or times > MOST_TIMES:
+            allowed = f"allowed: at most {MOST_EACH:,} and {MOST_TIMES:,}"
+            raise op.fail(f"a program goes through a loop {each:,} times, all programs {times:,} times; {allowed}")
 
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
         """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
-        self._refuse_many(op, int(counts.sum(dtype=np.float64)))
+        self._refuse_many(op, int(counts.max()), int(counts.sum()))
         carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
         program = np.repeat(np.arange(len(counts)), counts)
         time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program
