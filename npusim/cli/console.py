@@ -153,9 +153,15 @@ def said_late(message: str) -> Iterator[Callable[[], object]]:
         signal.signal(signal.SIGALRM, before)
 
 
-def in_percent(advance: Callable[..., None]) -> Callable[[float], None]:
-    """Return what takes the share done, 0 to 1, of what `progress` yields."""
-    return lambda share: advance(round(share * 100), 100)
+def in_percent(advance: Callable[..., None], is_begun: Callable[[], object] = bool) -> Callable[[float], None]:
+    """Return what takes the share done, 0 to 1, of what `progress` yields, and calls ``is_begun`` at each."""
+
+    def told(share: float) -> None:
+        is_begun()
+        if share:
+            advance(round(share * 100), 100)
+
+    return told
 
 
 def _width() -> int | None:

@@ -143,13 +143,7 @@ def run(
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
     with late_progress(f"simulating {short_name(request.schedule)}") as advance, said_late(AT_FIRST) as is_built:
-
-        def told(share: float) -> None:
-            is_built()
-            if share:
-                in_percent(advance)(share)
-
-        request = replace(plan.request, progress=told, limit_s=limit_s)
+        request = replace(plan.request, progress=in_percent(advance, is_built), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)
