@@ -63,7 +63,7 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
 )
 #: Parts of an expression, and the largest whole number in one: what a launch passes has 64 bits.
-MOST_PARTS, LARGEST = 200, 2**63 - 1
+MOST_PARTS, LARGEST = 300, 2**63 - 1
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "Mod": operator.mod}
     | {"FloorDiv": operator.floordiv, "Pow": operator.pow, "LShift": operator.lshift, "RShift": operator.rshift}

@@ -370,7 +370,10 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ("plain[1](q, k, v, o)", "parameter sc is given nothing"),
         ("plain[1](q, k, v, o, 1.0, seq, D=64, BM=64, BN=64, CAUSAL=False)", "no 'seq'; there are BM"),
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False, X=1)", "has no parameter X"),
-        ("plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "grid=0; allowed: one to three whole numbers from 1"),
+        (
+            "plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)",
+            "grid=0; allowed: one to three whole numbers from 1",
+        ),
         ("plain[1](q.real, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "names of the problem and numbers"),
     ],
 )
