@@ -14,6 +14,7 @@ from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.schedules import find_schedule
+from npusim.simulation import simulate
 from npusim.simulation.plan import estimate
 from npusim.units import format_duration
 
@@ -99,6 +100,34 @@ def test_what_takes_long_says_so_where_nobody_watches(
             console.in_percent(advance)(0.5)
             time.sleep(0.3)
         assert capsys.readouterr().err == said
+
+
+def test_what_takes_long_before_there_is_news_is_said_and_what_does_not_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.05)
+    for seconds, is_told, said in ((0.2, False, "npusim: choosing a tile\n"), (0.2, True, ""), (0.0, False, "")):
+        with console.said_late("choosing a tile") as is_over:
+            if is_told:
+                is_over()
+            time.sleep(seconds)
+        time.sleep(0.1)
+        assert capsys.readouterr().err == said
+
+
+def test_a_run_says_that_it_chooses_a_tile_and_refuses_its_size_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.01)
+    slow = simulate.program_of
+    monkeypatch.setattr(simulate, "program_of", lambda plan: (time.sleep(0.1), slow(plan))[1])
+    done = CliRunner().invoke(app, ["run", "flash", "--seq", "256", "--no-numerics", "--no-save"])
+    assert "npusim: choosing a tile" in done.stderr
+    done = CliRunner().invoke(app, ["run", "flash", "--seq", "100M", "--no-save"])
+    assert done.exit_code == 2
+    assert "this run would take about" in done.stderr
+    assert "choosing a tile" not in done.stderr
 
 
 def test_durations_have_readable_units() -> None:

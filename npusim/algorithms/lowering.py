@@ -120,6 +120,12 @@ class Kernel:
             returned = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
             results = list(_yielded(returned, trace)) if inspect.isgenerator(returned) else _listed(returned, None)
             results = [(trace.moved.get(x, x) if isinstance(x, Value) else x, loop) for x, loop in results]
+        except (AttributeError, ProgramError, TypeError) as error:
+            if (unbound := [n for n, of in symbols if not of and n != "mask"]) and "None" in str(error):
+                how = f"attention(operands={{{unbound[0]!r}: function}}) binds what its score= takes"
+                what = f"nothing is bound to {', '.join(unbound)}, which is None: {how}"
+                error.args = (f"{error}; {what}, kernel.phase({unbound[0]}=...) a tensor",)
+            raise
         finally:
             TRACE.reset(token)
         if trace.loop is not None:

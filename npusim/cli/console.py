@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -133,9 +134,34 @@ def late_progress(message: str) -> Iterator[Callable[..., None]]:
         yield advance
 
 
-def in_percent(advance: Callable[..., None]) -> Callable[[float], None]:
-    """Return what takes the share done, 0 to 1, of what `progress` yields."""
-    return lambda share: advance(round(share * 100), 100)
+@contextmanager
+def said_late(message: str) -> Iterator[Callable[[], object]]:
+    """Say a message after `FIRST_LINE_S`, unless what is yielded was called, or the context left, before.
+
+    A timer waits for that, no thread: a process forks where it has a single one.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = signal.signal(signal.SIGALRM, lambda *_: say(f"npusim: {message}"))
+    signal.setitimer(signal.ITIMER_REAL, FIRST_LINE_S)
+    is_over = partial(signal.setitimer, signal.ITIMER_REAL, 0)
+    try:
+        yield is_over
+    finally:
+        is_over()
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_percent(advance: Callable[..., None], is_begun: Callable[[], object] = bool) -> Callable[[float], None]:
+    """Return what takes the share done, 0 to 1, of what `progress` yields, and calls ``is_begun`` at each."""
+
+    def told(share: float) -> None:
+        is_begun()
+        if share:
+            advance(round(share * 100), 100)
+
+    return told
 
 
 def _width() -> int | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from npusim.cli import options as o
-from npusim.cli.console import in_percent, late_progress, say, show_either
+from npusim.cli.console import in_percent, late_progress, said_late, say, show_either
 from npusim.cli.help import Verbs
 from npusim.report.charts import altair
 from npusim.report.text import document
@@ -19,6 +19,8 @@ app = Verbs()
 
 #: A run estimated to take longer wants --force.
 LONGEST_S = 600
+#: What a run does before there is news of its progress.
+AT_FIRST = "choosing a tile, of the fields that are not named, and building the program"
 _OUTPUT = "Output"
 
 Trace = Annotated[
@@ -140,8 +142,8 @@ def run(
     limit_s = None if force else LONGEST_S
     how: dict[str, Any] = {"trace": trace is not False, "save_output": save_output or request.tensors is not None}
     how |= {"window": request.timeline, "report": report, "is_forced": force}
-    with late_progress(f"simulating {short_name(request.schedule)}") as advance:
-        request = replace(plan.request, progress=in_percent(advance), limit_s=limit_s)
+    with late_progress(f"simulating {short_name(request.schedule)}") as advance, said_late(AT_FIRST) as is_built:
+        request = replace(plan.request, progress=in_percent(advance, is_built), limit_s=limit_s)
         result = run_plan(replace(plan, request=request))
         folder = None if no_save else save_run(result, out, **how)
     _print(result, folder, as_json=json, is_full=full, sensitive=sensitivity, like=like)

@@ -337,9 +337,10 @@ class Problem(Sizes, CallFields):
         """Return the attention of one sequence of lengths by itself; without lengths all are one problem: this one."""
         if not self.lengths:
             return self
-        keys, queries = self.lengths[number], self.queries[number]
+        keys = self.lengths[number]
+        queries = self.query_lengths[number] if self.query_lengths else min(self.seq_q, keys)
         sizes = {"batch": 1, "lengths": (), "seq_q": queries, "seq_kv": keys, "causal_offset": keys - queries}
-        first = sum(self.lengths[:number])
+        first = sum(self.lengths[:number]) if self.documents else 0
         ends = zip(self.documents, accumulate(self.documents), strict=True)
         documents = tuple(n for n, end in ends if first < end <= first + keys)
         return self.model_copy(update={**sizes, "query_lengths": (), "documents": documents})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import operator
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -24,21 +25,21 @@ import numpy as np
 from npusim.config.device import FAMILIES
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Tiling, with_fields
-from npusim.errors import SpecError
+from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields, warp_issue
 from npusim.schedules.define import schedule
-from npusim.ttir.compiler import Compiled, Source, compiled, function_of, source_of
+from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.phase import LaunchGrid
 from npusim.ttir.reader import Choices, read_launch
-from npusim.ttir.text import read
+from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
 from npusim.ttir.values import Tensor, shaped
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from npusim.algorithms.flash import Accumulate
     from npusim.schedules.define import Phases
@@ -51,10 +52,21 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
+#: Programs of a launch: the addresses of every one are evaluated, a block each.
+MOST_PROGRAMS = 1 << 20
+#: Values of options that Triton's compiler takes: a block has 1,024 threads at most (CUDA), and a pipeline of more
+#: stages than a multiprocessor's memory holds is compiled for minutes.
+MOST_OPTIONS = MappingProxyType({"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": tuple(range(1, 17))})
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
+)
+#: Parts of an expression, and the largest whole number in one: what a launch passes has 64 bits.
+MOST_PARTS, LARGEST = 300, 2**63 - 1
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
+    {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "Mod": operator.mod}
+    | {"FloorDiv": operator.floordiv, "Pow": operator.pow, "LShift": operator.lshift, "RShift": operator.rshift}
 )
 _OPERATORS = ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.Compare | ast.cmpop | ast.BoolOp | ast.boolop
 _NODES = (
@@ -198,35 +210,62 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
     source = source_of(path, wanted, changed)
     try:
         call = ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise SpecError(f"{text!r}: {error.msg}; a launch is {_FORM}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else f"no expression of at most {MOST_PARTS} parts"
+        raise SpecError(f"{_shortened(text)}: {why}; a launch is {_FORM}") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Subscript):
         listed = ", ".join(p.name for p in source.parameters)
         raise SpecError(f"{wanted}: a launch needs its grid and arguments, {wanted}[grid]({listed}); {_FORM}")
     names = [p.name for p in source.parameters]
+    at = f"{path}:{source.line}: {wanted}"
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        raise SpecError(f"{at}: arguments are given one by one, not by * or **; {_FORM}")
     given: dict[str, str] = {}
-    for name, value in (*zip(names, call.args, strict=False), *((k.arg or "**", k.value) for k in call.keywords)):
+    for name, value in (*zip(names, call.args, strict=False), *((k.arg or "", k.value) for k in call.keywords)):
         if name in given:
-            raise SpecError(f"{wanted}: {name} has two values, {given[name]} and {ast.unparse(value)}; write one")
-        given[name] = ast.unparse(value)
-    options = {n: int(given.pop(n, default)) for n, default in _OPTIONS.items() if n not in names}
+            raise SpecError(f"{at}: {name} has two values, {given[name]} and {ast.unparse(value)}; write one")
+        given[name] = _written(at, name, value)
+    # As in Triton: an option that is a parameter too has the value of both.
+    options = {n: _option(at, n, given.get(n, default)) for n, default in _OPTIONS.items()}
+    given = {n: text for n, text in given.items() if n not in _OPTIONS or n in names}
     reference = given.pop("reference", "") if "reference" not in names else ""
     if unknown := [n for n in given if n not in names] or (len(call.args) > len(names) and ["one argument more"]):
-        raise SpecError(f"{path}:{source.line}: {wanted} has no parameter {unknown[0]}; it takes {', '.join(names)}")
+        raise SpecError(f"{at} has no parameter {unknown[0]}; it takes {', '.join(names)}")
     for p in source.parameters:
         if p.name not in given and not p.default:
             raise SpecError(f"{path}:{p.line}: {wanted}: parameter {p.name} is given nothing: {p.name}=...")
         given.setdefault(p.name, p.default)
     constants = {p.name: v for p in source.parameters if p.is_constexpr and (v := _plain(given[p.name])) is not None}
-    return Launch(source, ast.unparse(call.func.slice), given, tuple(constants.items()), options, reference)
+    grid = _written(at, "grid", call.func.slice)
+    return Launch(source, grid, given, tuple(constants.items()), options, reference)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= MOST_PARTS else f"{text[:MOST_PARTS]}...")
+
+
+def _written(at: str, name: str, node: ast.expr) -> str:
+    """Return an expression as text; raise `SpecError` for one of more parts than any launch needs."""
+    if sum(1 for _ in ast.walk(node)) > MOST_PARTS:
+        raise SpecError(f"{at}: {name}: an expression of more than {MOST_PARTS} numbers, names and operators")
+    return ast.unparse(node)
+
+
+def _option(at: str, name: str, text: object) -> int:
+    """Return a launch option; raise `SpecError` for one that is not a whole number that Triton's compiler takes."""
+    known = {str(n): n for n in MOST_OPTIONS[name]}
+    if (value := str(text)) not in known:
+        raise SpecError(f"{at}: {name}={_shortened(value)}: allowed: {', '.join(known)}")
+    return known[value]
 
 
 def _plain(text: str) -> Any:
     """Return a number or word that text says; None for an expression of the problem."""
     try:
-        return ast.literal_eval(text)
-    except ValueError:
+        value = ast.literal_eval(text)
+    except (ValueError, TypeError):
         return None
+    return value if isinstance(value, int | float | str) else None
 
 
 def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
@@ -252,8 +291,13 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
     arguments, constants = dict[str, Any](), dict(launch.constants)
     for q in launch.source.parameters:
         value = names[q.name] if q.name in constants else evaluated(launch, q.name, names)
+        at = f"{launch.source.name}: {q.name}"
         if not isinstance(value, Tensor | int | float | str | None):
-            raise SpecError(f"{launch.source.name}: {q.name}: a tensor or a number is needed, got {value!r}")
+            raise SpecError(f"{at}: a tensor or a number is needed, got {value!r}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise SpecError(f"{at}: a whole number beyond 64 bits; allowed: -{LARGEST} to {LARGEST}")
+        if isinstance(value, Tensor) and value.fmt not in POINTERS:
+            raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
         if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
             numbered = chain(
                 [q.name], (f"{q.name}{i}" for i in count(2))
@@ -274,10 +318,7 @@ def _phase_of(
         words[q.name] = value.fmt if isinstance(value, Tensor) else (value,) if is_constant else value
         if p.is_exact and isinstance(value, Tensor):
             arguments[q.name] = replace(value, fmt="float64")
-    wanted = evaluated(launch, "grid", names)
-    grid = tuple(int(g) for g in (wanted if isinstance(wanted, tuple) else (wanted,)))
-    if min(grid) < 1 or len(grid) > len(AXES):
-        raise SpecError(f"{launch.source.name}: a grid of {' x '.join(map(str, grid))} programs")
+    grid = _grid(launch, names)
     device, options = machine.device, launch.options
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
@@ -291,15 +332,27 @@ def _phase_of(
     orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
     erf = f"erf({{}}, {p.erf_variant!r})"
     choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, orders, p.is_exact)
-    reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
-    blocks = LaunchGrid(reader)
-    phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    with refusing(Line(launch.source.path, launch.source.line), launch.source.name):
+        blocks = LaunchGrid(read_launch(read(made.ttir), arguments, grid, choices))
+        phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
     if getattr(machine, "has_groups", False):
         return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
         return phase
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
     return phase, fields
+
+
+def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return how many programs there are along each of three axes; raise `SpecError` for what is no such grid."""
+    wanted = evaluated(launch, "grid", names)
+    grid = wanted if isinstance(wanted, tuple) else (wanted,)
+    is_whole = all(isinstance(n, int) and 1 <= n <= LARGEST for n in grid)
+    if not is_whole or not 1 <= len(grid) <= len(AXES) or math.prod(grid) > MOST_PROGRAMS:
+        count = f", {math.prod(grid):,} programs" if is_whole and grid else ""
+        allowed = f"one to three whole numbers from 1, of at most {MOST_PROGRAMS:,} programs together"
+        raise SpecError(f"{launch.source.name}: grid={launch.grid}{count}; allowed: {allowed}")
+    return (*grid, *(1 for _ in AXES[len(grid) :]))
 
 
 def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
@@ -414,7 +467,26 @@ def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
             raise SpecError(f"{launch.source.name}: {what}={text}: no {node.id!r}; there are {listed}")
         if not is_known:
             raise SpecError(f"{launch.source.name}: {what}={text}: sums, products, names of the problem and numbers")
+    code = compile(ast.fix_missing_locations(_Bounded().visit(tree)), "<launch>", "eval")
     try:
-        return eval(compile(tree, "<launch>", "eval"), {"__builtins__": {}}, {**_FUNCTIONS, **names})
-    except (ArithmeticError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
+        return eval(code, {"__builtins__": {"_operation": _operation}}, {**_FUNCTIONS, **names})
+    except (ArithmeticError, AttributeError, TypeError, ValueError, IndexError, KeyError, FormatError) as error:
         raise SpecError(f"{launch.source.name}: {what}={text}: {error}") from None
+
+
+class _Bounded(ast.NodeTransformer):
+    """Has `_operation` compute what an operator of an expression would."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        name, function = ast.Constant(type(node.op).__name__), ast.Name("_operation", ast.Load())
+        return ast.Call(function, [name, self.visit(node.left), self.visit(node.right)], [])
+
+
+def _operation(name: str, a: Any, b: Any) -> Any:
+    """Return a sum, a product or a power of two numbers; raise `ValueError` for numbers beyond 64 bits."""
+    if name not in _BINARY or not all(isinstance(x, int | float) for x in (a, b)):
+        raise TypeError("an operation of other than two numbers, by + - * / // % ** << >>")
+    whole = [abs(x) for x in (a, b) if isinstance(x, int)]
+    if max(whole, default=0) > LARGEST or (name in ("Pow", "LShift") and len(whole) == len((a, b)) and b >= 64):
+        raise ValueError("a whole number beyond 64 bits")
+    return _BINARY[name](a, b)

@@ -68,6 +68,8 @@ def run_plan(plan: Plan) -> RunData:
     with ExitStack() as stack:
         is_compiling = stack.enter_context(_compiled(plan))
         plan, program = program_of(plan)
+        if r.progress is not None:
+            r.progress(0.0)
         built = BuiltPlan(plan, program)
         built.check()
         is_much = r.numerics and r.presets and plan.schedule.beside and not is_compiling

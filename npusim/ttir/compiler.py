@@ -23,6 +23,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from npusim import cache
+from npusim.config.document import read_text
 from npusim.errors import SpecError
 from npusim.ttir.text import Locations
 
@@ -78,10 +79,7 @@ class Compiled:
 @lru_cache(maxsize=64)
 def source_of(path: str, name: str, _changed: int) -> Source:
     """Return a kernel's parameters as its file has them; raise `SpecError` where it has no such kernel."""
-    try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
-    except SyntaxError as error:
-        raise SpecError(f"{path}:{error.lineno}: {error.msg}") from None
+    tree = _tree(path)
     kernels = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef) and _is_kernel(n)}
     if name not in kernels:
         listed = ", ".join(kernels) or "none"
@@ -93,6 +91,17 @@ def source_of(path: str, name: str, _changed: int) -> Source:
         is_constexpr = a.annotation is not None and "constexpr" in ast.unparse(a.annotation)
         parameters.append(Parameter(a.arg, is_constexpr, ast.unparse(default) if default else "", a.lineno))
     return Source(path, name, node.lineno, tuple(parameters))
+
+
+def _tree(path: str) -> ast.Module:
+    """Return a file's statements; raise `SpecError` for what is no text of Python."""
+    try:
+        return ast.parse(read_text(Path(path)), path)
+    except SyntaxError as error:
+        at = f"{path}:{error.lineno}" if error.lineno else path
+        raise SpecError(f"{at}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError):  # NUL characters, or expressions without an end
+        raise SpecError(f"{path}: no text of Python that can be read") from None
 
 
 def _is_kernel(node: ast.FunctionDef) -> bool:
@@ -169,8 +178,8 @@ def _compile(
     function = _module(source.path, _content(source.path)).__dict__[source.name]
     target = gpu("cuda", int(architecture.rpartition("_")[2] or PLAIN), 32)
     attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
-    written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
     try:
+        written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
         if not architecture:
             return Compiled(_ttir(written, target, options))
         made = triton.compile(written, target=target, options=dict(options))
@@ -232,17 +241,19 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
 
 
 def _told(error: Exception, source: Source) -> str:
-    """Return what a compiler says, by the kernel's line where it names one."""
+    """Return what a compiler says, by the kernel's line where it names one, without names of Python's own errors."""
     lines = [line for line in str(error).splitlines() if line.strip()]
+    said = re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1] if lines else "")
     at = re.search(r"at (\d+):\d+", str(error))
     line = source.line + int(at[1]) if at else source.line
-    return f"{source.path}:{line}: Triton refuses {source.name}: {type(error).__name__}: {lines[-1] if lines else ''}"
+    kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
+    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{said}"
 
 
 @lru_cache(maxsize=16)
 def _module(path: str, _digest: str) -> ModuleType:
     """Return the kernels of a file as a module of their own."""
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    tree = _tree(path)
     module = ModuleType(f"npusim_triton_{Path(path).stem}")
     module.__file__ = path
     sys.modules[module.__name__] = module
@@ -261,7 +272,7 @@ def _module(path: str, _digest: str) -> ModuleType:
 def function_of(path: str, name: str) -> Any:
     """Return a plain function of a kernel's file; raise `SpecError` where it has none of that name."""
     module = _module(path, _content(path))
-    tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
+    tree = _tree(path)
     node = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
     if node is None:
         raise SpecError(f"{path}: no function {name!r}, which reference= names")

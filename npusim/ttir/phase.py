@@ -20,12 +20,15 @@ from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor, Role
-from npusim.ttir.reader import LANGUAGE, Load, Reader, Walk
+from npusim.ttir.reader import LANGUAGE, Load, Reader, Stored, Walk
+from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
 if TYPE_CHECKING:
     from npusim.ttir.text import Line
 
+#: What a place along each axis of a tensor is called.
+SIDES = ("batch", "head", "split", "row", "column")
 #: A comparison with 0 of ``base + a row + b key``: relation, base, a, b.
 Rule = tuple[str, int, int, int]
 
@@ -84,6 +87,8 @@ class LaunchGrid:
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
         if self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+        for each in reader.stored:
+            self._check_stored(each)
         self.rows, self.cols = (
             np.broadcast_to(np.minimum(n, whole - at), (len(ids), 1))
             for n, whole, at in zip((rows, cols), self.out.shape[ROWS:], (self.row, self.col), strict=True)
@@ -92,7 +97,8 @@ class LaunchGrid:
         self.sizes["row"] = min(height, self.out.shape[ROWS])
         self.sizes["value"] = min(width, self.out.shape[COLUMNS])
         for load in reader.loads.values():
-            self._place(load)
+            with refusing(load.line, load.of):
+                self._place(load)
         if self.stored.is_walked:
             self._place(self.stored)
         if self.walk and self.is_summed:
@@ -168,11 +174,16 @@ class LaunchGrid:
         moves = [d for d in (SPLIT, ROWS, COLUMNS) if np.any(np.diff(places[d]) * follows)]
         if not follows.any():  # a second tile would begin where the first ends
             by, sides = np.abs(base[:, 1] - base[:, 0]), zip(load.pointer.steps, load.pointer.shape, strict=True)
-            moves = [d for d, (step, size) in zip(load.dims, sides, strict=True) if np.all(by == step * size)]
+            dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
+            moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
+        if moves[0] not in (SPLIT, *load.dims):
+            raise self._fault(
+                load.line, f"{load.of} moves from row to row in the loop, where its block has columns alone"
+            )
         return moves[0]
 
     def _place(self, load: Load) -> None:
@@ -230,12 +241,22 @@ class LaunchGrid:
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
 
+    def _check_stored(self, stored: Stored) -> None:
+        """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
+        tensor = self._tensor(stored.pointer.of)
+        counts = [1, 1, 1, *(left for *_, left in self._sides(stored.pointer, stored.value.axes, stored.left))]
+        is_stored: Any = np.logical_and.reduce(np.broadcast_arrays(*(np.greater(n, 0) for n in counts)))
+        is_stored = is_stored & self.is_visited if stored.is_walked else is_stored
+        sides = zip(SIDES, tensor.places(stored.pointer.base), counts, tensor.shape, strict=True)
+        for called, at, count, whole in sides:
+            self._check_end(stored, called, np.where(is_stored, at + count, 0), whole)
+
     def _check_end(self, load: Load, called: str, end: Integers, whole: int) -> None:
-        """Raise `ProgramError` for a program that reads beyond a tensor."""
+        """Raise `ProgramError` for a program that reads or stores beyond a tensor."""
         if np.any(end > whole):
             program = int(np.flatnonzero((end > whole).any(axis=1))[0])
             ids = ", ".join(map(str, self.reader.ids[program]))
-            does = "stores" if load is self.stored else "reads"
+            does = "stores" if isinstance(load, Stored) else "reads"
             last = f"{called} {int(end[program].max()) - 1} of {whole}"
             why = f"program ({ids}) {does} up to {last}, and no mask keeps it from that"
             raise self._fault(load.line, f"{load.of}: {why}: mask=..., or sizes that divide")
@@ -290,6 +311,8 @@ class LaunchGrid:
     def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
         """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
         r, written = self.reader, self.written()
+        if isinstance(problem, Problem):
+            self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
         is_masked = any(w.masks for w in r.walks)
@@ -309,6 +332,15 @@ class LaunchGrid:
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
         return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+
+    def _refuse_exchanged(self) -> None:
+        """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""
+        loads = [x for x in self.reader.loads.values() if self._tensor(x.of).name == "o"]
+        stores = [x for x in self.reader.stored if self._tensor(x.pointer.of).name in ("q", "k", "v")]
+        for x in (*stores, *loads):
+            does = "stores to" if isinstance(x, Stored) else "reads"
+            what = f"{x.pointer.of}: the kernel {does} {self._tensor(x.pointer.of).name}"
+            raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
 
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)

@@ -21,7 +21,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.formats import cast
 from npusim.ttir.rolled import REDUCTIONS, rolled
-from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
+from npusim.ttir.text import FORMATS, Function, Line, Op, refusing, shape_of
 from npusim.ttir.values import (
     COLUMNS,
     RELATIONS,
@@ -75,6 +75,8 @@ _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yi
 _SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast")
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
+#: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
+MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = ("exp", "log", "rsqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
@@ -103,7 +105,7 @@ class Choices:
         return "float64" if self.is_exact else FORMATS[name]
 
 
-class UnlikeLoopsError(Exception):
+class UnlikeLoopsError(ProgramError):
     """A loop does other than the one before it, or not alike: one contracts where the other has a mask between."""
 
 
@@ -292,6 +294,10 @@ class Reader:
     # ---------------------------------------------------------------- integers
 
     def _do(self, op: Op) -> None:
+        with refusing(op.line, op.name):
+            self._operation(op)
+
+    def _operation(self, op: Op) -> None:
         family, _, name = op.name.partition(".")
         if op.name in _IGNORED:
             return
@@ -632,6 +638,7 @@ class Reader:
         if not walk.counts.any():  # no program enters it
             self.values |= {r: self.values[s] for r, s in zip(op.results, starts, strict=True)}
             return
+        self._refuse_many(op, walk.most, len(self.ids) * walk.most)
         times = np.arange(walk.most)[None]
         self.values[number] = Affine(first + times * each)
         self.walks.append(walk)
@@ -656,8 +663,15 @@ class Reader:
         if len(self.walks) > 1:
             self._compare(op)
 
+    @staticmethod
+    def _refuse_many(op: Op, each: int, times: int) -> None:
+        if each > MOST_EACH or times > MOST_TIMES:
+            allowed = f"allowed: at most {MOST_EACH:,} and {MOST_TIMES:,}"
+            raise op.fail(f"a program goes through a loop {each:,} times, all programs {times:,} times; {allowed}")
+
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
         """Read a loop whose iterations each store their results: every one is a block, as a program's own would be."""
+        self._refuse_many(op, int(counts.max()), int(counts.sum()))
         carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
         program = np.repeat(np.arange(len(counts)), counts)
         time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from npusim.errors import ProgramError
+from npusim.errors import NpusimError, ProgramError
 
 #: Names of formats in TTIR.
 FORMATS = MappingProxyType(
@@ -26,6 +28,17 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.number}"
+
+
+@contextmanager
+def refusing(line: Line, what: str) -> Iterator[None]:
+    """Raise `ProgramError`, at a line of the kernel, for an error that no rule of the reader foresees."""
+    try:
+        yield
+    except (NpusimError, MemoryError):
+        raise
+    except Exception as error:
+        raise ProgramError(f"{line}: {what}: not read ({error}); `npusim help triton` lists what is") from error
 
 
 @dataclass(eq=False)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import npusim
 from npusim import kernel as words
 from npusim.algorithms.phase import Instruction
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import ProgramError, SpecError, TilingError
+from npusim.errors import NpusimError, ProgramError, SpecError, TilingError
 from npusim.ir.op import SOURCES, Opcode
 from npusim.kernel import FlashPrecision, GlobalTensor, TilingMask, attention, kernel
 from npusim.schedules import find_schedule
@@ -283,6 +284,27 @@ def test_a_mistake_is_told_with_file_line_and_name(mistake: str, tmp_path: Path)
 def test_without_a_mistake_there_is_no_error(tmp_path: Path) -> None:
     assert [s.name for s in traced(SOURCE, tmp_path / "mine.py").stages] == ["S", "rows of W", "pv", "update", "finish"]
     traced(changed(("o = o + pv", "o += pv")), tmp_path / "mine.py")
+
+
+def test_an_operand_to_which_nothing_is_bound_is_named_with_where_it_is_bound(tmp_path: Path) -> None:
+    (tmp_path / "biased.py").write_text(
+        "from npusim.kernel import attention, FlashPrecision, exp, full, kernel, maximum, tiles\n"
+        '@kernel(q="row head", k="key head", v="key value", bias="row key", mask="row key")\n'
+        "def biased(q, k, v, bias, mask, scale):\n"
+        "    o = full('row value', 0.0, 'float32')\n"
+        "    for kj, vj in tiles(k, v):\n"
+        "        s = (q @ kj.T).to('float32') * scale - BIAS\n"
+        "        o = o + (s.to('float16') @ vj).to('float32')\n"
+        "    return o.to('float16')\n"
+        "F32 = FlashPrecision('f', scores='float32', softmax='float32', exponential='float32', operand='input',\n"
+        "    running='float32', product='float32', output='input')\n"
+        "BIASED = attention('biased', biased, precisions=[F32])\n"
+    )
+    text = (tmp_path / "biased.py").read_text()
+    for use in ("bias", "bias.to('float32')"):
+        (tmp_path / "biased.py").write_text(text.replace("BIAS\n", f"{use}\n"))
+        with pytest.raises(NpusimError, match=r"biased\.py:6: .*None.* bound to bias, .*operands=\{'bias': function\}"):
+            npusim.run(f"{tmp_path}/biased.py:BIASED", hw="h200", seq=64, numerics=False)
 
 
 def test_results_are_counted(tmp_path: Path) -> None:

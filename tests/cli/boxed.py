@@ -23,6 +23,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +53,8 @@ run standard --seq 64
 run mine.py:mine --seq 64
 run layer --seq 64
 explore flash --seq 64 -f depth=1 -j1 -o a.csv"""
+#: Devices on which launches of Triton kernels are compiled ahead.
+_COMPILED_FOR = ("h200", "ascend_910b2")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _CHANGING = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
 
@@ -122,10 +125,14 @@ def _warm(template: Path, box: Path) -> None:
     from typer.testing import CliRunner
 
     from npusim.cli.app import app
+    from tests.cli.drawn import LAUNCHES
 
     os.chdir(_folder(template, box))
     for line in _WARMING.splitlines():
         CliRunner().invoke(app, line.split())
+    for launch, sizes in LAUNCHES.items() if find_spec("triton") else ():
+        for hw in _COMPILED_FOR:
+            CliRunner().invoke(app, ["run", launch, *sizes, "--hw", hw])
     os.chdir("/")
 
 
@@ -199,7 +206,7 @@ def _command(words: list[str], stdout: str, box: Path, here: Path) -> None:
         os.close(1)
         sys.stdout = None  # as Python starts where there is none
     os.chdir(here)
-    os.environ.update(HOME=str(box / "home"), TMPDIR=str(box / "tmp"))
+    os.environ.update(HOME=str(box / "home"), TMPDIR=str(box / "tmp"), TRITON_CACHE_DIR=str(box / "tmp" / "triton"))
     tempfile.tempdir = None
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -80,13 +80,36 @@ PLAUSIBLE: Mapping[str, str] = {
     "window": "0:5 1:2.5",
     "arithmetic": " ".join(ARITHMETICS),
     "tensors": "ok.npz ok.safetensors nan.npz f32.npz",
-    "runs": "one two flash 'flash -t depth=3' store.csv",
+    "runs": "one two opprof/PipeUtilization.csv flash 'flash -t depth=3' store.csv",
     "folder": "base.yaml best.yaml base_new.yaml one",
     "file": "measured.yaml",
     "config": "config.json",
     "files": "own.yaml changed.yaml",
     "max_rmse": "0.1 1e-9",
+    "path": "prof opprof/OpBasicInfo.csv opprof/PipeUtilization.csv ncu_raw.csv ncu_details.csv kineto.json",
+    "mapping": "mapping.yaml",
 }
+#: Launches of Triton kernels and the sizes of their problems, and expressions that are put into them.
+LAUNCHES: Mapping[str, tuple[str, ...]] = {
+    "attention.py::plain[cdiv(seq_q, BM), batch * heads](q, k, v, o, scale * log2e, seq_kv, D=head_dim, BM=32, BN=32, "
+    "CAUSAL=causal)": ("-w", "w.yaml", "--seq", "64"),
+    "plain.py::add[cdiv(n, BLOCK)](tensor(n), tensor(n), tensor(n), n, BLOCK=256)": ("--problem", "n=1000"),
+    "plain.py::long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)": ("--problem", "R=2,C=60"),
+    "plain.py::softmax[3](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C, BLOCK=128)": (
+        *("--problem", "R=8,C=100"),
+    ),
+}
+_EXPRESSIONS = """0 -1 3.5 'a' None 2**70 9**9**9 10**9 1<<200 'a'*10**10 n-1 k*2 *q **n tensor(3) q.T q.stride(9) v
+o.to('int8') tensor(10**30) num_stages=1000 num_warps=3 num_warps=1 num_ctas=2 cdiv(1,0) next_power_of_2(2**99) True
+(1,)*10**9 [1] lambda:1 scale seq_kv+1 C=3"""
+#: Options of calls as servers make them.
+_SERVED = (
+    ("--lengths", ("64,16", "100,1,7", "128", "1,1")),
+    ("--query-lengths", ("1,4", "16,1", "1,1,1")),
+    ("--page", ("16", "64", "1")),
+    ("--cache", ("float8_e4m3fn", "int8", "float16")),
+    ("--cache-scale", ("token", "head", "16")),
+)
 #: What writes files to read and to damage.
 _WRITING = """run flash -w w.yaml --seq 64 -o one --save-output
 run flash --seq 64 -o two --report
@@ -94,6 +117,9 @@ new schedule mine
 explore flash --seq 64 -f depth=1,2 -j1 -o store.csv
 check base.yaml --update --reason x
 check best.yaml --update --reason x"""
+TESTS = Path(__file__).parents[1]
+#: Verbs with few options that read many kinds of files are drawn more often.
+_WEIGHTS: Mapping[tuple[str, ...], int] = {("import",): 6}
 #: Options that ask for what takes long, whatever else is said.
 _LONG = ("force", "auto")
 
@@ -187,6 +213,21 @@ def right(param: Any, rng: random.Random) -> str:
     return rng.choice(values)
 
 
+def launch(rng: random.Random) -> tuple[str, tuple[str, ...]]:
+    """Draw a launch of a Triton kernel, right or with expressions exchanged, and the options of its problem."""
+    text, options = rng.choice(list(LAUNCHES.items()))
+    head, _, arguments = text.partition("](")
+    kernel, _, grid = head.partition("[")
+    parts = [grid, *re.split(r", (?![^(]*\))", arguments[:-1])]
+    odd = (*_EXPRESSIONS.split(), *parts, "+".join("1" * 5000), "(" * 300)
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        at = rng.randrange(len(parts))
+        name, equals, _ = parts[at].rpartition("=") if at else ("", "", "")
+        change = rng.choice(odd)
+        parts[at] = change if "=" in change else f"{name}{equals}{change}"
+    return f"{kernel}[{parts[0]}]({', '.join(parts[1:])})", options
+
+
 class _Draw:
     """Puts one command together."""
 
@@ -219,12 +260,20 @@ class _Draw:
 
     def drawn(self) -> Drawn:
         rng = self.rng
-        path, command = rng.choice([v for v in verbs().items() for _ in range(1 + len(v[1].params) // 6)])
+        path, command = rng.choice(
+            [v for v in verbs().items() for _ in range(_WEIGHTS.get(v[0], 1) + len(v[1].params) // 6)]
+        )
         if rng.random() < 0.01:
             path = (*path[:-1], rng.choice(ODD))
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name not in _LONG]
         words: list[str] = []
+        if "schedule" in {a.name for a in arguments} and rng.random() < 0.25:
+            name, sizes = launch(rng)
+            jobs = ["-j1", "-f", "warps=4,8"] if any(p.name == "jobs" for p in options) else []
+            option = self._option(rng.choice(options)) if rng.random() < 0.3 else []
+            device = ["--hw", rng.choice(("h200", "ascend_910b2", "t4"))] if rng.random() < 0.7 else []
+            return Drawn((*path, name, *sizes, *jobs, *device, *option), self.files, "file")
         for argument in arguments:
             count = rng.choice((1, 2, 2, 3)) if argument.nargs == -1 else 1
             words += [self.value(argument) for _ in range(count if rng.random() < 0.97 else 0)]
@@ -233,6 +282,10 @@ class _Draw:
         for option in chosen:
             words += self._option(option)
         given = {p.name for p in chosen}
+        if "lengths" in names and rng.random() < 0.15:
+            for served, values in rng.sample(_SERVED, rng.choice((1, 2, 3))):
+                words += [served, rng.choice(values)]
+            given.add("seq")
         if "seq" in names and "config" not in {a.name for a in arguments} and not given & {"seq", "tensors", "problem"}:
             words += ["--seq", "128"]
         if "jobs" in names and "jobs" not in given:
@@ -378,6 +431,10 @@ def write_template(folder: Path) -> Path:
         "- {schedule: flash, fields: {depth: [1, 2]}}\n- {schedule: pasa, fields: {block_kv: [64, 128]}}\n"
     )
     (folder / "PipeUtilization.csv").write_text("")
+    shutil.copytree(TESTS / "validate" / "profiles", folder, dirs_exist_ok=True)
+    for name, own in (("attention.py", "kernels.py"), ("plain.py", "plain_kernels.py")):
+        shutil.copy(TESTS / "ttir" / own, folder / name)
+    (folder / "mapping.yaml").write_text(CliRunner().invoke(app, ["import", "--template"]).stdout)
     here = Path.cwd()
     os.chdir(folder)
     try:

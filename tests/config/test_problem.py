@@ -96,3 +96,10 @@ def test_impossible_problems_are_refused_with_value_and_what_is_allowed(
 
 def test_missing_sizes_are_named_once(fault: Callable[..., str]) -> None:
     assert fault(Problem, heads=1) == "seq_q: missing\nhead_dim: missing"
+
+
+def test_a_sequence_of_many_is_read_without_going_through_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Problem(heads=1, head_dim=64, causal=False, seq_q=1, lengths=tuple(range(1, 1001)))
+    monkeypatch.setattr(Problem, "queries", property(lambda _: pytest.fail("the queries of all sequences are read")))
+    assert many.pairs() == sum(range(1, 1001))
+    assert (many.sequence(999).seq_kv, many.sequence(999).seq_q) == (1000, 1)

@@ -372,7 +372,10 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False, X=1)", "has no parameter X"),
         ("plain[1](q, k, v, o, 1.0, 1, D=64, BM=64, BM=32, BN=64)", "BM has two values, 64 and 32; write one"),
         ("plain[1](q, k, v, o, 1.0, 1, Q=k)", "Q has two values, q and k; write one"),
-        ("plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "a grid of 0 programs"),
+        (
+            "plain[0](q, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)",
+            "grid=0; allowed: one to three whole numbers from 1",
+        ),
         ("plain[1](q.real, k, v, o, 1.0, 1, D=64, BM=64, BN=64, CAUSAL=False)", "names of the problem and numbers"),
     ],
 )
