@@ -439,7 +439,8 @@ def _tiles(c: Comparison) -> Iterator[FigureTile]:
         bits = None if sheet.record is None else sheet.record.numerics
         error = "" if bits is None else f"relative RMSE {bits.rmse:.2e}" if bits.rmse is not None else "not finite"
         change = next((f.change(run) for f in c.figures if f.name == f"{sheet.time} us"), "") if run else ""
-        yield FigureTile(sheet.label, f"{sheet.time_us:,.2f} us", ", ".join(filter(None, (change, error))), error == "not finite")
+        note = ", ".join(filter(None, (change, error)))
+        yield FigureTile(sheet.label, f"{sheet.time_us:,.2f} us", note, error == "not finite")
 
 
 def _page_figures(c: Comparison) -> Iterator[Figure]:

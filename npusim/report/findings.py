@@ -224,6 +224,7 @@ RESIDUALS = Columns(
     *(Column(name, name) for name in ("predicted", "relative_error", "timing")),
     Column("host_decides", "is_floor"),
     Column("fitted", "is_fitted"),
+    Column("tile", lambda r: r.tile or None),
 )
 
 
@@ -255,6 +256,7 @@ def validation_table(report: TimesReport) -> tuple[Block, ...]:
         Column("predicted", "predicted", ".4g", ">"),
         Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside)),
         Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
+        *([Column("tile, where none is named", "tile")] if any(r.tile for r in report.residuals) else ()),
     )
     heading = Heading("times, predicted against measured", report.source)
     return (heading, table.grid(report.residuals), Facts(tuple(_summary(report))))

@@ -139,7 +139,7 @@ def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dic
         sizes.setdefault("dtype", launch.dtype)
     if (device := rule.device or rules.hw) is None:
         raise SpecError(f"{where}: hw: missing; which device is it? The file may say it for all rules")
-    said = rule.model_dump(include={"precision", "attention", "group"}, exclude_none=True)
+    said = rule.model_dump(include={"precision", "attention", "group", "unnamed"}, exclude_none=True)
     fields = {**(rule.tiling or {}), **tiling}
     case = {"device": device, "schedule": rule.schedule, **said, "workload": sizes}
     return {**case, **({"tiling": fields} if fields else {}), "timing": "kernel", "l2": rule.start or rules.l2}

@@ -46,7 +46,8 @@ def test_every_measured_case_of_a_gpu_lies_beside_the_page(shared_folder: Path) 
     ):
         every = load_measurements(shared_folder / "measurements" / f"{name}.yaml").cases
         kept = [c for f in files for c in load_measurements(study.HERE / f"measured_{f}.yaml").cases]
-        assert kept == [case for case in every if case.device == hw]
+        # Of the paper's kernel on a V100 the declared tile is meant, which the file beside the page says.
+        assert [c.model_copy(update={"unnamed": None}) for c in kept] == [c for c in every if c.device == hw]
 
 
 @pytest.mark.exhaustive
