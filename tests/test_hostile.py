@@ -26,7 +26,7 @@ from npusim.explore.store import PointOutcome, export
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
 from npusim.sanitize import csv_cell, json_safe, visible
 from npusim.simulation.inputs import load_tensors
-from reports.validation.vectors import load_vectors
+from npusim.validate.vectors import load_vectors
 
 if TYPE_CHECKING:
     from pathlib import Path
