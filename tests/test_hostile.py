@@ -68,6 +68,18 @@ READERS = (
 )
 
 
+@pytest.mark.parametrize("command", [*READERS, ("import", "ncu", "{}", "--map", "{}")], ids=" ".join)
+@pytest.mark.parametrize("ending", [".yaml", ".npz", ".safetensors", ".json", ".csv"])
+def test_pointers_of_git_lfs_are_named(ending: str, command: tuple[str, ...], elsewhere: Path) -> None:
+    file = elsewhere / f"a{ending}"
+    file.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4536601\n")
+    code, _, error = _npusim(*(word.format(file) for word in command))
+    is_read = ending in (".npz", ".safetensors") or "--tensors" not in command
+    assert code == 2
+    if is_read and not error.count("no device") and "a pointer of Git LFS" not in error:
+        raise AssertionError(error)
+
+
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
 @pytest.mark.parametrize("ending", ["", ".yaml", ".npz", ".json", ".csv"])
 def test_pipes_and_devices_are_not_read(ending: str, command: tuple[str, ...], elsewhere: Path) -> None:
