@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import Moment
 
 #: Family of the file -> schedule, format of the inputs, and format of the output.
-FAMILIES = {
-    "pasa": ("pasa", "float16", "float16"),
-    "flash": ("flash", "float16", "float16"),
-    "fp8": ("fp8_attention", "float8_e4m3fn", "float32"),
-}
+FAMILIES = MappingProxyType(
+    {
+        "pasa": ("pasa", "float16", "float16"),
+        "flash": ("flash", "float16", "float16"),
+        "fp8": ("fp8_attention", "float8_e4m3fn", "float32"),
+    }
+)
 CHIP = "h200"
 #: The recurrence's values that the file records after each block, in its order, and for how many rows.
 STATE = ("m_tile", "l_tile", "mean", "f", "m", "l", "e_old", "e_tile")
