@@ -114,11 +114,8 @@ def sure_words(timing: TimingRecord) -> str:
         return f"{time} ± {known.band * 100:.0f} %{known.why}"
     if known.nearest:
         return f"{time} (not measured like this; errors of {known.nearest_text})"
-    others = (
-        f"; errors of this device's other kernels up to {max(known.others.values()) * 100:.0f} %"
-        if known.others
-        else ""
-    )
+    most = max(known.others.values(), default=0.0) * 100
+    others = f"; nine in ten times of this device's other kernels were within {most:.0f} %" if known.others else ""
     return f"{time} (never measured{others})"
 
 
