@@ -172,7 +172,7 @@ def _case(outcome: "CheckOutcome") -> dict[str, object]:
     ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
-    ("npusim validate vectors.npz", "outputs of a chip's matrix unit, or of whole kernels, bit for bit"),
+    ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
 )
 def validate(
     file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), or recorded bits (.npz).")] = None,
