@@ -269,10 +269,9 @@ class Predictor:
         A schedule's is the part before its colon.
         """
         path, colon, name = file.partition(":")
-        is_there = (
-            self.folder is not None and path.endswith((".yaml", ".yml", ".py")) and (self.folder / path).is_file()
-        )
-        return f"{self.folder}/{path}{colon}{name}" if is_there else file
+        if self.folder is None or not path.endswith((".yaml", ".yml", ".py")) or not (self.folder / path).is_file():
+            return file
+        return f"{self.folder / path}{colon}{name}"
 
     def retimed(self, changes: Mapping[str, object]) -> Predictor:
         """Return these runs with numbers changed: programs stay, their times are simulated anew as they are asked for.

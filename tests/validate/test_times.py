@@ -159,8 +159,9 @@ def test_a_workload_beside_the_file_needs_neither_source_nor_causal(tmp_path: Pa
     (tmp_path / "mine.yaml").write_text(text)
     form = "  - {{name: {}, hw: h200, schedule: flash, workload: {}, measured: {{latency_us: 9}}}}\n"
     sizes = "{heads: 2, head_dim: 64, seq_q: 256, seq_kv: 256}"
-    mine, written = times(write(tmp_path, form.format("a", "mine.yaml"), form.format("b", sizes))).residuals
-    assert mine.predicted == written.predicted
+    names = {"a": "mine.yaml", "b": sizes, "c": tmp_path / "mine.yaml"}
+    mine, written, absolute = times(write(tmp_path, *(form.format(*item) for item in names.items()))).residuals
+    assert mine.predicted == written.predicted == absolute.predicted
     assert not load_workload(tmp_path / "mine.yaml").causal
 
 
