@@ -17,13 +17,16 @@ from pathlib import Path
 _NO_TEXT = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
 #: What a spreadsheet takes for the beginning of a formula.
 _FORMULA = tuple("=+-@\t\r")
+#: What a pointer of Git LFS begins with, and its most bytes (git-lfs, docs/spec.md).
+_LFS, _LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 _JSON_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
     """Return the path of a file that can be read whole; raise ``error`` for what may never end or is too large.
 
-    Every reader of files that a user names asks this first.  `OSError` where there is no such file.
+    So is a pointer of Git LFS, which stands for a file that was not fetched.  Every reader of files that a user names
+    asks this first.  `OSError` where there is no such file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -33,6 +36,10 @@ def regular_file(path: Path, most_bytes: int, error: type[Exception]) -> Path:
         raise error(
             f"{path}: has {status.st_size >> 20:,} MiB; files of this kind have {most_bytes >> 20:,} MiB at most"
         )
+    if status.st_size < _LFS_BYTES:
+        with path.open("rb") as file:
+            if file.read(len(_LFS)) == _LFS:
+                raise error(f"{path}: a pointer of Git LFS, not the file: git lfs pull fetches it")
     return path
 
 

@@ -26,7 +26,7 @@ from npusim.explore.store import PointOutcome, export
 from npusim.report.text import Facts, Grid, Heading, cells, plain, pre_html
 from npusim.sanitize import csv_cell, json_safe, visible
 from npusim.simulation.inputs import load_tensors
-from reports.validation.vectors import load_vectors
+from npusim.validate.vectors import load_vectors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +66,34 @@ READERS = (
     ("diff", "{}", "flash", "--seq", "64"),
     ("hw", "validate", "{}"),
 )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report {}.json",
+        "compare {}.csv {}.csv",
+        "check {}.yaml",
+        "validate {}.yaml",
+        "validate {}.npz",
+        "workload import {}.json",
+        "run flash -w {}.yaml",
+        "run flash --hw {}.yaml",
+        "run flash --tensors {}.npz",
+        "run flash --tensors {}.safetensors",
+        "diff {}.npz flash --seq 64",
+        "hw validate {}.yaml",
+        "import ncu {}.csv --map {}.yaml",
+    ],
+)
+def test_pointers_of_git_lfs_are_named(command: str, elsewhere: Path) -> None:
+    for word in command.split():
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 4536601\n"
+        if word.startswith("{}"):
+            (elsewhere / word.format("file")).write_text(pointer)
+    code, out, error = _npusim(*command.replace("{}", "file").split())
+    assert code == 2
+    assert "a pointer of Git LFS, not the file: git lfs pull fetches it" in out + error
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)

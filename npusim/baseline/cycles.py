@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from npusim import __version__
 from npusim.config.cases import BaselineFile, DecisionFile, ExpectedCycles, UnitCycles, accepted_text
-from npusim.config.problem import kernel_problem
-from npusim.errors import NpusimError, SpecError
+from npusim.config.problem import launch_problem
+from npusim.errors import NpusimError
 from npusim.report.compare import reason
 from npusim.report.output import write_whole
 from npusim.report.sheet import Sheet, Unit, breakdown, sheet_of
@@ -106,19 +106,11 @@ def request_of(case: Case, candidate: BaselineFile | Candidate, folder: Path) ->
         "hw": _resolved(case.hw, folder),
         "workload": case.workload and _resolved(case.workload, folder),
         "schedule": str(folder / schedule) if re.match(r"[^:]*\.py:", schedule) else schedule,
-        "problem": _problem(case.problem, schedule),
+        "problem": case.problem and launch_problem(case.problem, schedule),
         "tiling": dict(candidate.tiling),
         "precision": candidate.precision,
     }
     return Request.of({**dict(case), **fields, "numerics": False, "trace_groups": ()})
-
-
-def _problem(sizes: Mapping[str, int] | None, schedule: str) -> Any:
-    """Return what sizes are of: a product, a copy, or a Triton kernel's launch."""
-    problem = None if sizes is None else kernel_problem(sizes) or (sizes if "::" in schedule else None)
-    if sizes is not None and problem is None:
-        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
-    return problem
 
 
 def fault_text(error: NpusimError) -> str:

@@ -172,9 +172,10 @@ def _case(outcome: "CheckOutcome") -> dict[str, object]:
     ("npusim validate measured.yaml --band 0.15", "times: each residual, exit code 1 outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
+    ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
 )
 def validate(
-    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml).")] = None,
+    file: Annotated[Path | None, o.argument("FILE", "Timings (.yaml), or recorded bits (.npz).")] = None,
     *,
     only: Annotated[
         str | None, o.option("--only GLOB", "Cases by name, schedule or device; the rest is counted.")
@@ -187,9 +188,9 @@ def validate(
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Hold predicted times against measured ones, within a band.
+    """Hold predicted times against measured ones, within a band, or bits against recorded ones.
 
-    Exit code 1 if a time lies outside its band; 2 if else a case has no prediction.
+    Exit code 1 if a time lies outside its band, or a bit differs; 2 if else a case has no prediction.
     """
     if template:
         refuse({"FILE": file, "--only": only, "--band": band}, "--template prints a file; leave these out")
@@ -197,6 +198,15 @@ def validate(
         return
     if file is None:
         raise SpecError("which file? For example: npusim validate --template > measured.yaml")
+    if file.suffix == ".npz":
+        timed = {
+            "--band": band,
+            "--method": None if method == "auto" else method,
+            "--jobs": None if jobs == 1 else jobs,
+        }
+        refuse(timed, "read with timings (.yaml); bits are equal or not: leave these out")
+        _bits(file, only or "*", is_json=json)
+        return
     from npusim.report.findings import validation_document, validation_table
     from npusim.validate import validate as hold
 
@@ -205,6 +215,16 @@ def validate(
         report = hold(file, only=only, band=allowed, method=method, jobs=jobs, progress=advance)
     show_either(json, lambda: validation_document(report), lambda: validation_table(report))
     _judge(report)
+
+
+def _bits(file: Path, only: str, *, is_json: bool) -> None:
+    from npusim.report.findings import bits_document, bits_table
+    from npusim.validate.kernels import check_bits
+
+    report = check_bits(file, only)
+    show_either(is_json, lambda: bits_document(report), lambda: bits_table(report))
+    if not report.is_passed:
+        raise CheckFailedError("predicted and recorded bits differ")
 
 
 def _judge(report: "TimesReport") -> None:

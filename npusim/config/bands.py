@@ -1,8 +1,10 @@
 """Bands of predicted times: conformal quantiles of how far predictions were from measured times of the same kind.
 
-``hwconfigs/validated.csv`` has the error of each measured case.  A band is that of a new group of cases: it is made
-of errors of cases that no constant was fitted on, as far as there are enough, with the correction for their number
-(``reports/validation/bands.py`` holds it against each group, made of the others).
+``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A band is that
+of a new group of cases: it is made of errors of cases that no constant was fitted on, as far as there are enough, with
+the correction for their number (``reports/validation/bands.py`` holds it against each group, made of the others).
+Where no case is alike (its kind of kernel, each size within a factor of 4) there is no band: the errors of the nearest
+class are stated as errors.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import log2
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.packaged import read_table
@@ -32,14 +35,15 @@ FEWEST = 9
 #: that were kept out have their shares inside (``reports/validation/bands.py``).
 A_DOUBLING = 0.1
 #: Largest factor between the sizes of a case and those of one like it.
-LIKE = 2.0
+LIKE = 4.0
 
 
 class MeasuredCase(NamedTuple):
     """A measured case, with the relative error of its predicted time.
 
     ``group``: what is kept out together; ``is_fitted``: a constant of its device was fitted on it;
-    ``estimated_error``: the error where its kernel's registers are estimated, None where they decide nothing.
+    ``estimated_error``: the error where its kernel's registers are estimated, None where they decide nothing;
+    ``kind``: of its kernel (`kind_of`).
     """
 
     device: str
@@ -50,6 +54,7 @@ class MeasuredCase(NamedTuple):
     error: float
     estimated_error: float | None
     sizes: dict[str, int]
+    kind: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, str]) -> MeasuredCase:
@@ -57,7 +62,7 @@ class MeasuredCase(NamedTuple):
         sizes = (size.split("=") for size in row["sizes"].split())
         estimated = float(row["estimated_error"]) if row["estimated_error"] else None
         first = row["device"], row["numbers"], row["schedule"], row["group"], row["is_fitted"] == "yes"
-        return cls(*first, float(row["error"]), estimated, {name: int(size) for name, size in sizes})
+        return cls(*first, float(row["error"]), estimated, {name: int(size) for name, size in sizes}, row["kind"])
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ class Validated:
     """How far a schedule's predicted times on a device are expected to be from measured ones, relative to these.
 
     Half of such times are within ``median_error``, nine in ten within ``most_error``: of ``cases`` that were measured,
-    ``like`` of them with each size within a factor of 2 of this one's (None: no shape is known); ``others_used`` of
+    ``like`` of them with each size within a factor of 4 of this one's (None: no shape is known); ``others_used`` of
     other schedules of the device where these are too few.  ``outside`` says which size lies outside of those measured,
     and how far: bands are ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those
     of such predictions.
+    None ``like`` it: there is no band; ``median_error`` and ``most_error`` are then the median and the largest error of
+    the ``cases`` of the ``nearest`` class.
     No cases: nothing was measured, or (``is_changed``) the device's numbers are others than those that were held
     against it; ``others`` are then the other schedules that were measured there, each with its ``most_error``.
     """
@@ -83,20 +90,37 @@ class Validated:
     is_estimated: bool = False
     is_changed: bool = False
     others: dict[str, float] = field(default_factory=dict)
+    nearest: str = ""
+
+    @property
+    def band(self) -> float | None:
+        """The relative error within which nine in ten such times are expected; None where no case is alike."""
+        return None if self.nearest else self.most_error
 
     def text(self, schedule: str, device: str) -> str:
         """Return it in words."""
         if self.median_error is None or self.most_error is None:
             changed = " with these numbers" if self.is_changed else ""
             met = ", ".join(f"{_percent(error)} ({name})" for name, error in self.others.items())
-            others = f"; nine in ten of the times measured there are expected within {met}" if met else ""
+            others = f"; nine in ten of the times measured there were within {met}" if met else ""
             return f"no measurement of {schedule} on {device}{changed}: predicted only{others}"
+        if self.nearest:
+            return (
+                f"not measured like this: no case of {schedule} on {device} has such a kernel and each size within a "
+                f"factor of {LIKE:.0f}; errors of {self.nearest_text}, half of them up to {_percent(self.median_error)}"
+            )
         used = f" and {self.others_used} of other schedules" if self.others_used else ""
         most = "nine in ten" if self.cases + self.others_used >= FEWEST else "all measured so far"
         return (
             f"by {self.cases} measured time{'s' * (self.cases > 1)} of {schedule} on {device}{used}, half are expected "
             f"within {_percent(self.median_error)}, {most} within {_percent(self.most_error)}{self.why}"
         )
+
+    @property
+    def nearest_text(self) -> str:
+        """The nearest class, and its largest error."""
+        times = f"{self.cases} measured time{'s' * (self.cases > 1)}"
+        return f"the nearest, {times} of {self.nearest}: up to {_percent(self.most_error or 0)}"
 
     @property
     def why(self) -> str:
@@ -119,17 +143,22 @@ def measured_cases(device: str) -> tuple[MeasuredCase, ...]:
 
 
 def validated(
-    device: DeviceSpec, schedule: str, problem: SpecModel | None = None, *, is_estimated: bool = False
+    device: DeviceSpec,
+    schedule: str,
+    problem: SpecModel | None = None,
+    tiling: SpecModel | None = None,
+    *,
+    is_estimated: bool = False,
 ) -> Validated:
     """Return the band of a schedule's time on a device, as far as its numbers are those of its file.
 
-    Without a ``problem``, that of shapes as they were measured.
+    Without a ``problem``, that of shapes and kinds of kernel (``tiling``) as they were measured.
     """
     numbers = numbers_of(device) if (of_device := measured_cases(device.name)) else ""
     cases = [case for case in of_device if case.numbers == numbers]
     names = dict.fromkeys(case.schedule for case in cases)
     if schedule in names:
-        return band(cases, schedule, sizes_of(problem), is_estimated=is_estimated)
+        return band(cases, schedule, sizes_of(problem), kind_of(tiling), is_estimated=is_estimated)
     others = {name: errors_of(cases, name, is_estimated=False) for name in names if name != WHOLE_MODELS}
     is_changed = any(case.schedule == schedule for case in of_device)
     return Validated(is_changed=is_changed, others={name: nine_in_ten(errors) for name, errors in others.items()})
@@ -141,13 +170,26 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
-def band(cases: Sequence[MeasuredCase], schedule: str, sizes: Mapping[str, int], *, is_estimated: bool) -> Validated:
+def kind_of(tiling: SpecModel | None) -> str:
+    """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile."""
+    is_library = tiling is not None and getattr(tiling, "stages", "") is None
+    return getattr(tiling, "kernel", None) or ("library" if is_library else "")
+
+
+def band(
+    cases: Sequence[MeasuredCase], schedule: str, sizes: Mapping[str, int], kind: str = "", *, is_estimated: bool
+) -> Validated:
     """Return the band that a device's measured cases give a run of one of their schedules."""
     errors = errors_of(cases, schedule, is_estimated=is_estimated)
     same = [case for case in cases if case.schedule == schedule]
+    if sizes and not any(is_like(case, sizes, kind) for case in same):
+        of_kind = [case for case in same if case.kind == kind]
+        nearest = sorted(abs(case.error) for case in of_kind or same)
+        name = f"{schedule} ({kind})" if of_kind and kind else schedule
+        return Validated(len(nearest), 0, median(nearest), nearest[-1], nearest=name)
     factor, outside = distance(same, sizes)
     widened = 1 + A_DOUBLING * log2(factor)
-    like = sum(_is_like(case.sizes, sizes) for case in same) if sizes else None
+    like = sum(is_like(case, sizes, kind) for case in same) if sizes else None
     ends = half(errors) * widened, nine_in_ten(errors) * widened
     used = len(errors) - len(same) if len(errors) > len(same) else 0
     is_told = is_estimated and any(case.estimated_error is not None for case in same)
@@ -192,8 +234,10 @@ def distance(cases: Iterable[MeasuredCase], sizes: Mapping[str, int]) -> tuple[f
     return factor, words
 
 
-def _is_like(measured: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    return all(1 / LIKE <= size / measured.get(name, size) <= LIKE for name, size in sizes.items())
+def is_like(case: MeasuredCase, sizes: Mapping[str, int], kind: str) -> bool:
+    """Return whether a case of the same schedule is of that kind of kernel, each size within a factor of `LIKE`."""
+    near = (1 / LIKE <= size / case.sizes.get(name, size) <= LIKE for name, size in sizes.items())
+    return case.kind == kind and all(near)
 
 
 def numbers_of(device: DeviceSpec) -> str:

@@ -15,16 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PlainValidator, create_model, field_validator, model_validator
+from pydantic import Field, PlainValidator, ValidationError, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from npusim.config.device import L2State
 from npusim.config.document import parse_document, read_document, read_text
 from npusim.config.load import validated
+from npusim.config.messages import explain
 from npusim.config.model import (
     Band,
     Count,
-    HeadCount,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -36,7 +36,8 @@ from npusim.config.model import (
 )
 from npusim.config.problem import CallFields, Operands, Problem
 from npusim.config.quantity import LARGEST
-from npusim.config.workload import shared_heads
+from npusim.config.workload import WORKLOAD_SCHEMA, Workload
+from npusim.errors import SpecError
 
 
 class Interval(NamedTuple):
@@ -146,18 +147,21 @@ class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel
 OF_NAMED = (*RunSizes.model_fields, "phase")
 
 
-class MeasuredWorkload(RunSizes):
-    """What a case computes: a workload by name, or sizes of attention, of a matrix product (``m n k``),
-    or of a copy (``bytes``).
+#: What a workload file may say of a model beside those, its names and inputs; a case may write it out.
+_OF_FILE = ("schema_id", "name", "description", "source", "unmodelled", "data", "tensors")
+_OF_MODEL = MappingProxyType(
+    {n: _or_none(f) for n, f in Workload.model_fields.items() if n not in (*_OF_FILE, *RunSizes.model_fields)}
+)
+
+
+class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), RunSizes):  # type: ignore[misc]
+    """What a case computes: a workload by name, or what its file would say, with the sizes of attention; sizes of a
+    matrix product (``m n k``), of a copy (``bytes``), or by name of a Triton kernel's launch (``sizes``).
     """
 
-    name: Text | None = Field(default=None, description="a workload by name, as -w takes it")
+    name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
-    heads: HeadCount | None = Field(default=None, description="of the whole layer")
-    kv_heads: HeadCount | None = None
-    head_dim: PositiveInt | None = None
-    value_head_dim: PositiveInt | None = None
-    hidden: PositiveInt | None = Field(default=None, description="of the whole layer")
+    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(default=None, description="of a Triton kernel's launch")
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
@@ -167,10 +171,12 @@ class MeasuredWorkload(RunSizes):
     bytes: PositiveInt | None = None
 
     @property
-    def kind(self) -> Literal["named", "attention", "gemm", "copy"]:
+    def kind(self) -> Literal["named", "attention", "gemm", "copy", "launch"]:
         """Which sizes are given."""
         if self.name is not None:
             return "named"
+        if self.sizes is not None:
+            return "launch"
         if self.bytes is not None:
             return "copy"
         return "attention" if self.m is None else "gemm"
@@ -180,6 +186,7 @@ class MeasuredWorkload(RunSizes):
         needed: tuple[str, ...] = {
             "named": ("name",),
             "copy": ("bytes",),
+            "launch": ("sizes",),
             "gemm": ("m", "n", "k"),
             "attention": ("heads", "seq_q", "seq_kv", "head_dim"),
         }[self.kind]
@@ -200,22 +207,31 @@ class MeasuredWorkload(RunSizes):
         """Return what `npusim.run` takes besides the name of a named workload."""
         return {size: getattr(self, size) for size in OF_NAMED}
 
+    def named_sizes(self) -> dict[str, Any]:
+        """Return the sizes of a product, a copy or a launch by name."""
+        names = "m", "n", "k", "operands", "bytes"
+        return self.sizes or {name: size for name in names if (size := getattr(self, name)) is not None}
+
+    def written(self) -> Workload:
+        """Return attention that is written out as a workload; raise `SpecError` where it is none."""
+        stated = {name: value for name, value in self if value is not None and name in Workload.model_fields}
+        head = {"schema": WORKLOAD_SCHEMA, "name": "case", "description": "written out in a case"}
+        try:
+            return Workload.model_validate({**stated, **head, "seq": self.seq_q})
+        except ValidationError as error:
+            lines = [f"workload.{key}: {text}" for key, text in explain(error, stated, Workload)]
+            raise SpecError("\n".join(lines)) from None
+
     def problem(self) -> Problem:
         """Return the attention problem of one device; raise `SpecError` if it is none."""
-        sizes = {name: value for name, value in self if value is not None and name in Problem.model_fields}
-        devices = self.tensor_parallel or 1
-        if devices > 1:
-            queries = self.heads or 1
-            heads, kv_heads = shared_heads(queries, self.kv_heads or queries, devices)
-            sizes |= {"heads": heads, "kv_heads": kv_heads}
-        return Problem.model_validate(sizes)
+        return self.written().problem(seq_q=self.seq_q)
 
 
 class _Options(SpecModel):
     """What a run is asked for, besides its schedule and its sizes.
 
     The words of ``npusim run`` serve too: ``hw`` for ``device``, a name for ``workload``, and beside it
-    ``seq``, ``batch``, ...
+    ``seq``, ``batch``, ..., ``problem`` for sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
     """
 
     @model_validator(mode="before")
@@ -228,6 +244,12 @@ class _Options(SpecModel):
             if "device" in case:
                 raise fault_at("hw", "the same as `device`, which is there too; keep one")
             case["device"] = case.pop("hw")
+        if isinstance(case.get("tiling"), str):
+            case["unnamed"] = case.pop("tiling")
+            if case["unnamed"] not in ("auto", "declared"):
+                raise fault_at("tiling", f"{case['unnamed']!r}: write auto, declared, or fields: {{block_q: 128}}")
+        if "problem" in case and "workload" not in case:
+            case["workload"] = {"sizes": case.pop("problem")}
         if isinstance(case.get("workload"), str):
             case["workload"] = {"name": case["workload"]}
         if isinstance(case.get("workload"), dict):
@@ -236,7 +258,14 @@ class _Options(SpecModel):
         return case
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
-    tiling: dict[str, TilingValue] | None = Field(default=None, description="absent: the schedule's default")
+    tiling: dict[str, TilingValue] | None = Field(
+        default=None, description="fields of the kernel that was measured; absent, or auto: as npusim run chooses them"
+    )
+    unnamed: Literal["auto", "declared"] | None = Field(
+        default=None,
+        description="fields that tiling does not name: auto, as npusim run chooses them (absent, without a tiling), or "
+        "declared, as the schedule has them (absent, with one)",
+    )
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
     timing: Timing | None = Field(
         default=None,
@@ -257,6 +286,11 @@ class _Options(SpecModel):
     def start(self) -> L2State | None:
         """What L2 holds when the kernel starts."""
         return "warm" if self.warm else self.l2
+
+    @property
+    def is_open(self) -> bool:
+        """Whether fields of the tiling that it does not name are chosen, as `npusim.run` does."""
+        return (self.unnamed or ("declared" if self.tiling else "auto")) == "auto"
 
     @property
     def kind(self) -> Timing:
@@ -285,7 +319,12 @@ class MeasurementCase(_Options):
     name: Text = Field(description="unique in the file")
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
     device: Text = Field(description="a hardware or node file by name")
-    schedule: Text
+    schedule: Text = Field(description="its name, FILE.py:NAME, or FILE.py::KERNEL of Triton, its launch behind it")
+    args: Text | None = Field(default=None, description="of a Triton kernel, as --args takes them")
+    grid: Text | None = Field(default=None, description="of a Triton kernel: its programs")
+    constexpr: Text | None = Field(default=None, description="of a Triton kernel")
+    num_warps: PositiveInt | None = Field(default=None, description="of a Triton kernel")
+    num_stages: PositiveInt | None = Field(default=None, description="of a Triton kernel")
     workload: MeasuredWorkload
     baseline: Baseline | None = None
     measured: Measured

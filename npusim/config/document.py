@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeGuard
 
 from npusim import cache
@@ -106,10 +107,13 @@ def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
         raise SpecError(f"{path}: cannot be read: {reason}") from None
 
 
-def read_csv(path: Path, *needed: str, start: str = "") -> tuple[list[str], list[dict[str, str]]]:
+def read_csv(
+    path: Path, *needed: str, start: str = "", renamed: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[str], list[dict[str, str]]]:
     """Return the columns' names, without spaces around them, and the rows of a CSV file; cells it lacks are empty.
 
-    What stands before the first line that begins with ``start`` is left out: tools print messages there.
+    What stands before the first line that begins with ``start`` is left out: tools print messages there.  Columns that
+    are ``renamed`` get their new name, where no column has it.
 
     Raises `SpecError` where the file cannot be read, or lacks columns that are ``needed`` (says which it has).
     """
@@ -119,7 +123,8 @@ def read_csv(path: Path, *needed: str, start: str = "") -> tuple[list[str], list
         names, *rows = list(csv.reader(lines[first:])) or [[]]
     except csv.Error as error:
         raise SpecError(f"{path}: cannot be read: {error}") from None
-    columns = [name.strip() for name in names]
+    stripped = [name.strip() for name in names]
+    columns = [name if renamed.get(name, name) in stripped else renamed[name] for name in stripped]
     if missing := [name for name in needed if name not in columns]:
         known = f"it has {', '.join(columns[:12])}{', ...' if len(columns) > 12 else ''}" if columns else "it is empty"
         raise SpecError(f"{path}: no column {', '.join(missing)}; {known}")

@@ -560,6 +560,20 @@ def kernel_problem(sizes: Mapping[str, object], dtype: str | None = None) -> Gem
     return None
 
 
+def launch_problem(
+    sizes: Mapping[str, Any], schedule: str, dtype: str | None = None
+) -> GemmProblem | CopyProblem | KernelProblem:
+    """Return the problem of sizes by name: a product's, a copy's, or of the launch of a Triton kernel.
+
+    Raises `SpecError` for names of none of them.
+    """
+    if (problem := kernel_problem(sizes, dtype)) is not None:
+        return problem
+    if "::" not in schedule:
+        raise SpecError(f"problem: {', '.join(sizes)}: write m, n and k (gemm), or bytes (copy)")
+    return KernelProblem(**sizes, **({} if dtype is None else {"dtype": dtype}))
+
+
 AnyProblem = Problem | GemmProblem | CopyProblem | RowsProblem | KernelProblem
 
 

@@ -65,7 +65,7 @@ class Workload(CallFields):
     schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="of this file")
     name: Name
     description: Text
-    source: Text = Field(description="where the shapes come from")
+    source: Text | None = Field(default=None, description="where the shapes come from; packaged files say it")
     heads: HeadCount = Field(description="query heads of the layer")
     kv_heads: HeadCount = Field(default_factory=lambda data: data.get("heads", 1), description="default: heads")
     head_dim: PositiveInt
@@ -95,7 +95,7 @@ class Workload(CallFields):
     batch: Count = 1
     seq: Count = Field(description="tokens, unless the command line says otherwise")
     seq_kv: Count | None = Field(default=None, description="keys, where not as many")
-    causal: StrictBool
+    causal: StrictBool = False
     dtype: Dtype = "float16"
     data: DataRecipe = NormalData()
     tensors: TensorFile | None = None

@@ -444,7 +444,7 @@ def quantize(
         2^-127).  NaN in a block: scale NaN and elements 0 where scales are E8M0; Inf by the rule.
 
     Raises `FormatError` for an unknown format or rule, a rule for another format, an axis that ``block`` does not
-    divide where the format does not pad, and NaN or Inf where scales are not E8M0.
+    divide where the format does not pad, and NaN or Inf, or scales that become NaN, where scales are not E8M0.
 
     Examples
     --------
@@ -467,6 +467,12 @@ def quantize(
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
         quotients, scales, tensor_scale = found.apply(blocks, amax, chosen, tensor)
         elements = chosen.store(quotients).reshape(*wide.shape[:-1], -1)[..., :length]
+        is_lost = chosen.scale != E8M0 and np.isnan(scale_values(scales)).any()
+    if is_lost:  # TransformerEngine's and torchao's rules divide by the tensor's scale
+        raise FormatError(
+            f"{chosen.name}: rule {found.name}: scales of a tensor whose largest magnitude is {tensor:g} are NaN: "
+            "in float32 the tensor's scale is 0; scale it up first, or take another rule"
+        )
     return BlockArray(
         fmt=chosen,
         rule=found.name,

@@ -251,6 +251,7 @@ class TileProgram:
     ``constant`` (masks, shifting matrices) when values are wanted; ``pricing`` says what its operations cost on a
     device like the one it was built for.  ``l2``: what L2 holds when it starts.  ``consumers``: warp groups
     of a GPU's block whose warps specialise; 0: they do not.  ``clears``: launches of memsets before, which a call pays.
+    ``occupied``: bytes used and there of memories that hold more than tiles (registers), in place of what tiles use.
     """
 
     name: str
@@ -267,12 +268,14 @@ class TileProgram:
     l2: L2State = "clean"
     consumers: int = 0
     clears: int = 0
+    occupied: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: What is found of it in L2, by the device's numbers that this hangs on; a program made of this one has its own.
     residencies: dict[Hashable, Residency] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def occupancy_bytes(self) -> dict[str, tuple[int, int]]:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
-        return {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
+        of_tiles = {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
+        return of_tiles | self.occupied
 
 
 def program_key(program: TileProgram) -> Hashable:

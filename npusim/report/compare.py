@@ -175,7 +175,8 @@ def _latency(c: Comparison, latency: Breakdown) -> dict[str, object]:
         "units": latency.units,
         "clock_hz": [s.clock_hz for s in c.sheets],
         "cycles": [s.cycles for s in c.sheets],
-        "latency_us": [s.us(s.cycles or 0) + s.launch_us for s in c.sheets],
+        "time": c.sheets[0].time,
+        "latency_us": [s.time_us for s in c.sheets],
         "parts": [{**asdict(p), "text": str(p), "us": [latency.us(p, i) for i in runs]} for p in latency.parts],
         "causes": [[str(p) for p in latency.causes(i)] if i else [] for i in runs],
         "chains": [[{"unit": s.unit, **asdict(s.part)} for s in steps] for steps in c.chains],
@@ -217,14 +218,15 @@ def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
     values: dict[tuple[str, Kind], Value] = {}
     record, cycles = sheet.record, sheet.cycles or 1
     if sheet.cycles is not None:
-        values["latency us", "time"] = sheet.us(sheet.cycles) + sheet.launch_us
+        values[f"{sheet.time} us", "time"] = sheet.time_us
         values["cycles", "cycles"] = sheet.cycles
     if record is None:
         return values | {(f"{_core(name)} busy", "share"): unit.busy / cycles for name, unit in sheet.units.items()}
     timing, bits = record.timing, record.numerics
     if timing is not None:
         busiest = timing.busiest
-        values["latency us", "time"] = timing.latency_us
+        if sheet.time == "latency":
+            values["latency us", "time"] = timing.latency_us
         values["method", "text"] = method_text(timing.method, timing.band)
         values["operations", "count"] = timing.operations
         values["busiest pipe", "text"] = None if busiest is None else busiest.pipe
@@ -260,6 +262,9 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
         text = "; ".join(f"{key} {_arrow(c.differences[key])}" for key in c.problems)
         warning = cells(f"times are not of the same work: {text}", style="warn")
         blocks.append(Facts((("different problems", warning),)))
+    if measured := [s.label for s in c.sheets if s.record is None]:
+        text = f"of the cores, without launches: {', '.join(measured)} has no others"
+        blocks.append(Facts((("times", cells(text)),)))
     if c.latency is not None:
         blocks.append(Facts(tuple(_reasons(c, c.latency))))
     inputs = [(key, cells(_arrow(v))) for key, v in c.differences.items() if key not in c.problems]
@@ -276,7 +281,7 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
 def reason(latency: Breakdown, run: int) -> str:
     """Return in a sentence why run ``run`` takes longer or shorter than the first."""
     old, new = (latency.sheets[i] for i in (0, run))
-    before, after = (s.us(s.cycles or 0) + s.launch_us for s in (old, new))
+    before, after = old.time_us, new.time_us
     change = after - before
     unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
     if not latency.moved(run):
@@ -332,7 +337,7 @@ def _parts_grid(latency: Breakdown) -> Grid:
     if rest := [p for p in latency.parts if p not in shown]:
         still = "all others" if len(moved) > SHOWN else "all others, unchanged"
         rows.append((still, rest, "dim"))
-    rows.append(("latency", latency.parts, "title"))
+    rows.append((latency.sheets[0].time, latency.parts, "title"))
 
     def us(row: tuple[str, Sequence[Part], Style], run: int) -> float:
         return sum(latency.us(p, run) for p in row[1])
@@ -431,11 +436,11 @@ def _tiles(c: Comparison) -> Iterator[FigureTile]:
     for run, sheet in enumerate(c.sheets):
         if sheet.cycles is None:
             continue
-        us = sheet.us(sheet.cycles) + sheet.launch_us
         bits = None if sheet.record is None else sheet.record.numerics
         error = "" if bits is None else f"relative RMSE {bits.rmse:.2e}" if bits.rmse is not None else "not finite"
-        change = next((f.change(run) for f in c.figures if f.name == "latency us"), "") if run else ""
-        yield FigureTile(sheet.label, f"{us:,.2f} us", ", ".join(filter(None, (change, error))), error == "not finite")
+        change = next((f.change(run) for f in c.figures if f.name == f"{sheet.time} us"), "") if run else ""
+        note = ", ".join(filter(None, (change, error)))
+        yield FigureTile(sheet.label, f"{sheet.time_us:,.2f} us", note, error == "not finite")
 
 
 def _page_figures(c: Comparison) -> Iterator[Figure]:

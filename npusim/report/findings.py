@@ -13,7 +13,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.report.charts import ROW_HEIGHT, Figure, PagePart, altair, chart_of, finished, tooltip
-from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Heading, Style, cells, document, percent
+from npusim.report.text import (
+    Block,
+    Cell,
+    Column,
+    Columns,
+    Fact,
+    Facts,
+    Heading,
+    Style,
+    cells,
+    document,
+    percent,
+    whole,
+)
 from npusim.simulation.request import short_name
 from npusim.validate.times import Residual, TimesReport, median_error
 
@@ -23,6 +36,7 @@ if TYPE_CHECKING:
     from npusim.simulation.sensitivity import Sensitivity
     from npusim.validate.calibrate import Calibration
     from npusim.validate.diff import Difference, Explanation
+    from npusim.validate.kernels import BitsReport
 
 SCHEMA_VERSION = 1
 
@@ -224,6 +238,7 @@ RESIDUALS = Columns(
     *(Column(name, name) for name in ("predicted", "relative_error", "timing")),
     Column("host_decides", "is_floor"),
     Column("fitted", "is_fitted"),
+    Column("tile", lambda r: r.tile or None),
 )
 
 
@@ -241,6 +256,30 @@ def validation_document(report: TimesReport) -> dict[str, object]:
     }
 
 
+#: Recordings by name, with how many outputs are equal.
+BITS = Columns(
+    Column("name", 0),
+    Column("matched", lambda row: row[1].matched, whole, ">", lambda row: _passed(row[1].matched == row[1].total)),
+    Column("total", lambda row: row[1].total, whole, ">"),
+    Column("first that differs", lambda row: row[1].first_mismatch or ""),
+)
+
+
+def bits_document(report: BitsReport) -> dict[str, object]:
+    """Return recordings held against predicted bits as JSON data."""
+    counts = {name: {"matched": r.matched, "total": r.total} for name, r in sorted(report.reports.items())}
+    return {"schema_version": SCHEMA_VERSION, report.kind: counts}
+
+
+def bits_table(report: BitsReport) -> tuple[Block, ...]:
+    """Return recordings held against predicted bits as people read them."""
+    equal, total = (sum(getattr(r, n) for r in report.reports.values()) for n in ("matched", "total"))
+    text = cells(f"{whole(equal)} of {whole(total)} outputs equal", style=_passed(report.is_passed))
+    heading = Heading("bits, predicted against recorded", report.kind)
+    left_out: list[Fact] = [("left out", cells(f"{report.left_out} by --only"))] if report.left_out else []
+    return (heading, BITS.grid(sorted(report.reports.items())), Facts((("bits", text), *left_out)))
+
+
 def validation_table(report: TimesReport) -> tuple[Block, ...]:
     """Return the report as people read it."""
 
@@ -255,6 +294,7 @@ def validation_table(report: TimesReport) -> tuple[Block, ...]:
         Column("predicted", "predicted", ".4g", ">"),
         Column("error", "relative_error", _change, ">", lambda r: _passed(r.is_inside)),
         Column("method", lambda r: "the host decides" if r.is_floor else report.methods.get(r.name, "")),
+        *([Column("tile, where none is named", "tile")] if any(r.tile for r in report.residuals) else ()),
     )
     heading = Heading("times, predicted against measured", report.source)
     return (heading, table.grid(report.residuals), Facts(tuple(_summary(report))))

@@ -62,7 +62,7 @@ def latency_rows(
 
 def _row(run: RunData, form: str) -> dict[str, object]:
     p, known = run.problem, run.timing.validated if run.timing else None
-    band = {"band": "" if known is None or known.most_error is None else f"{known.most_error:.4f}"}
+    band = {"band": "" if known is None or known.band is None else f"{known.band:.4f}"}
     if isinstance(p, GemmProblem):
         name, sizes = "gemm", {"gemm_dtype": p.dtype, "m": p.m, "n": p.n, "k": p.k}
         shapes: tuple[tuple[int, ...], ...] = ((p.m, p.k), (p.k, p.n), (p.m, p.n))

@@ -105,7 +105,7 @@ def read_pipes(file: Path) -> MeasuredPipes:
         of_core = ", ".join(f"{kind}{_TOTAL}, {kind}_time(us), {kind}_..._ratio" for kind in PROFILED_CORES)
         raise SpecError(
             f"{file}: no column {', '.join(missing)}; a profiler's PipeUtilization.csv has block_id, sub_block_id, "
-            f"{of_core}"
+            f"{of_core}; a table of kernels (op_summary, kernel_details) is for npusim import"
         )
     blocks: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.report.pipes import read_pipes
 from npusim.report.record import RunRecord, load_result, record_of
@@ -71,7 +71,8 @@ class Unit:
 class Sheet:
     """One run as it is compared; ``record`` is None for a profiler's file.
 
-    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.
+    ``cycles`` are the cores', without the launch of ``launch_us``; None where there is no time.  ``time`` says what is
+    compared: a call's ``latency``, or the ``core`` time alone, without launches (0 then), beside a profiler's file.
     """
 
     label: str
@@ -81,6 +82,12 @@ class Sheet:
     cycles: int | None
     launch_us: float
     units: Mapping[str, Unit]
+    time: Literal["latency", "core"] = "latency"
+
+    @property
+    def time_us(self) -> float:
+        """The time that is compared, in microseconds."""
+        return self.us(self.cycles or 0) + self.launch_us
 
     def us(self, cycles: int) -> float:
         """Return cycles of the run's clock in microseconds."""
@@ -101,12 +108,16 @@ class Sheet:
 def sheets_of(runs: Iterable[RunData | RunRecord | str | Path]) -> tuple[Sheet, ...]:
     """Return the sheets of results, run folders, ``result.json`` or ``PipeUtilization.csv`` files.
 
-    Labels are those of the folders, and differ: two folders of one name bring their parents' along.
+    Labels are those of the folders, and differ: two folders of one name bring their parents' along.  A profiler's file
+    has the time of cores without launch; beside one all runs are compared by that.
     Raises `SpecError` as `load_result`, and for a CSV file without the columns that are needed.
     """
     listed = list(runs)
     labels = _labels(listed)
-    return tuple(sheet_of(run, label) for run, label in zip(listed, labels, strict=True))
+    sheets = tuple(sheet_of(run, label) for run, label in zip(listed, labels, strict=True))
+    if all(s.record is not None for s in sheets):
+        return sheets
+    return tuple(replace(s, launch_us=0.0, time="core") for s in sheets)
 
 
 def sheet_of(run: RunData | RunRecord | str | Path, label: str) -> Sheet:

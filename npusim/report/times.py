@@ -110,9 +110,12 @@ def sure_words(timing: TimingRecord) -> str:
     time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
     if known is None:
         return time
-    if known.most_error is not None:
-        return f"{time} ± {known.most_error * 100:.0f} %{known.why}"
-    others = f"; other kernels of this device ± {max(known.others.values()) * 100:.0f} %" if known.others else ""
+    if known.band is not None:
+        return f"{time} ± {known.band * 100:.0f} %{known.why}"
+    if known.nearest:
+        return f"{time} (not measured like this; errors of {known.nearest_text})"
+    most = max(known.others.values(), default=0.0) * 100
+    others = f"; nine in ten times of this device's other kernels were within {most:.0f} %" if known.others else ""
     return f"{time} (never measured{others})"
 
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
 GROUP = "npusim.schedules"
-#: What code from outside may raise; a call of `sys.exit` in it is a fault too, whatever its code.
-FAULTS = (Exception, SystemExit)
+#: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
+PASSED_ON = (KeyboardInterrupt, GeneratorExit)
 
 
 def is_outside(name: str) -> bool:
@@ -95,7 +95,9 @@ def _file(path: str, _changed: int) -> ModuleType:
         sys.path.append(folder)  # what lies beside it may be imported, as beside a script
     try:
         spec.loader.exec_module(module)
-    except FAULTS as error:
+    except PASSED_ON:
+        raise
+    except BaseException as error:
         raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
     return module
 
@@ -103,7 +105,9 @@ def _file(path: str, _changed: int) -> ModuleType:
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except FAULTS as error:
+    except PASSED_ON:
+        raise
+    except BaseException as error:
         raise SpecError(f"module {name}: {describe(error)}") from error
 
 
@@ -145,9 +149,9 @@ def with_origin(origin: str) -> Iterator[None]:
     """
     try:
         yield
-    except BufferOverflowError:
+    except (BufferOverflowError, *PASSED_ON):
         raise
-    except FAULTS as error:
+    except BaseException as error:
         path = origin.rpartition(":")[0]
         if not origin or str(error).startswith(path):
             raise

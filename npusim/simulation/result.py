@@ -161,7 +161,7 @@ def _completed(result: RunData, timing: TimingResult) -> TimingResult:
         constants=_constants(result.device, timing, sum(q.busy_cycles for q in units_of(uses))),
         overlap=timing if isinstance(timing, OverlapRecord) else None,
         roofline=roofline_of(result),
-        validated=validated(result.device, result.schedule, result.problem, is_estimated=is_estimated),
+        validated=validated(result.device, result.schedule, result.problem, result.tiling, is_estimated=is_estimated),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.bands import SIZES
 from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
+from npusim.simulation.tile import choose_tile
 from npusim.validate.times import Predictor
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def nearest(run: RunData, path: Path, method: str = "auto") -> tuple[MeasuredNei
 def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[float, str]:
     """Return how often a size would have to be doubled from the case to the run, and what differs."""
     plan = who.plan(case)
+    tiling = plan.tiling.model_copy(update=choose_tile(plan).fields)
     words, distance = [], 0.0
     for name in SIZES:
         a, b = getattr(plan.problem, name, None), getattr(run.problem, name, None)
@@ -63,7 +65,7 @@ def _differences(run: RunData, who: Predictor, case: MeasurementCase) -> tuple[f
             distance += abs(math.log2(b / a))
             words.append(f"{name} {a:,}")
     others: list[tuple[str, Any, Any]] = [
-        (name, value, getattr(run.tiling, name, None)) for name, value in sorted(dict(plan.tiling).items())
+        (name, value, getattr(run.tiling, name, None)) for name, value in sorted(dict(tiling).items())
     ]
     others += [("causal", getattr(plan.problem, "causal", None), getattr(run.problem, "causal", None))]
     for name, value, here in others:

@@ -3,9 +3,9 @@
 A profile says which kernels ran and how long; which schedule and tile a kernel is, and what L2 held, is said by a
 mapping file (`npusim.config.cases.MappingFile`), never guessed.  Times are of the kind ``kernel``: a task's duration.
 
-Sources: CANN documentation, "op_summary (Operator Details)"; msprof op, "OpBasicInfo" and "PipeUtilization"; Nsight
-Compute CLI documentation, ``--csv`` with ``--page raw`` or ``details``; libkineto, ``CuptiActivity``, and
-``torch.profiler`` with ``record_shapes``.
+Sources: CANN documentation, "op_summary (Operator Details)"; torch_npu's profiler, "kernel_details.csv"; msprof op,
+"OpBasicInfo" and "PipeUtilization"; Nsight Compute CLI documentation, ``--csv`` with ``--page raw`` or ``details``;
+libkineto, ``CuptiActivity``, and ``torch.profiler`` with ``record_shapes``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ _FORMATS = MappingProxyType(
 _UNIT = re.compile("([num]?)s(econd)?")
 _PREFIXES = MappingProxyType({"n": 1e-3, "u": 1.0, "m": 1e3, "": 1e6})
 _TASK = "Task Duration(us)"
+#: What ``kernel_details.csv``, ``OpBasicInfo.csv`` and other versions of CANN call columns of ``op_summary``.
+_RENAMED = MappingProxyType(
+    {"Name": "Op Name", "Type": "OP Type", "Op Type": "OP Type", "Duration(us)": _TASK, "Block Num": "Block Dim"}
+)
 _DURATION = ("gpu__time_duration.sum", "Duration")
 #: Kernels that a message names.
 _SHOWN = 8
@@ -135,7 +139,7 @@ def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dic
         sizes.setdefault("dtype", launch.dtype)
     if (device := rule.device or rules.hw) is None:
         raise SpecError(f"{where}: hw: missing; which device is it? The file may say it for all rules")
-    said = rule.model_dump(include={"precision", "attention", "group"}, exclude_none=True)
+    said = rule.model_dump(include={"precision", "attention", "group", "unnamed"}, exclude_none=True)
     fields = {**(rule.tiling or {}), **tiling}
     case = {"device": device, "schedule": rule.schedule, **said, "workload": sizes}
     return {**case, **({"tiling": fields} if fields else {}), "timing": "kernel", "l2": rule.start or rules.l2}
@@ -172,13 +176,14 @@ def _measured(number: int, case: dict[str, Any], launches: Sequence[KernelLaunch
 # ---------------------------------------------------------------- one reader a profiler
 
 
-def _rows(path: Path, pattern: str, *needed: str) -> Iterator[tuple[Path, str, dict[str, str]]]:
-    """Yield file, place and cells of each row of a file, or of all files of a folder that match."""
-    files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
+def _rows(path: Path, patterns: Sequence[str], *needed: str) -> Iterator[tuple[Path, str, dict[str, str]]]:
+    """Yield file, place and cells of each row of a file, or of all files of a folder that match the first pattern."""
+    by_pattern = (sorted(path.rglob(pattern)) for pattern in patterns)
+    files = next(filter(None, by_pattern), []) if path.is_dir() else [path]
     if not files:
-        raise SpecError(f"{path}: no file {pattern} in it")
+        raise SpecError(f"{path}: no file {' or '.join(patterns)} in it")
     for file in files:
-        for number, row in enumerate(read_csv(file, *needed)[1]):
+        for number, row in enumerate(read_csv(file, *needed, renamed=_RENAMED)[1]):
             yield file, f"{file}: row {number + 1}", row
 
 
@@ -191,19 +196,43 @@ def _quantities(rows: Iterable[tuple[Path, str, Mapping[str, str]]]) -> dict[str
     return {name: value for name, value in largest.items() if value}
 
 
-def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
+def _shapes(text: str, where: str) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of ``"2,4096;4096,128"``; an empty one is a scalar."""
-    return tuple(tuple(int(n) for n in shape.split(",") if n) for shape in text.replace('"', "").split(";"))
+    try:
+        return tuple(tuple(int(n) for n in shape.split(",") if n) for shape in text.replace('"', "").split(";"))
+    except ValueError:
+        raise SpecError(f"{where}: Input Shapes: {text!r} is no list of sizes, like 2,4096;4096,128") from None
 
 
-def _msprof(path: Path, pattern: str = "op_summary*.csv", kind: str = "OP Type") -> Iterator[KernelLaunch]:
-    for file, where, row in _rows(path, pattern, "Op Name", kind, _TASK):
+def _cann(path: Path, patterns: Sequence[str] = ("op_summary*.csv", "kernel_details*.csv")) -> Iterator[KernelLaunch]:
+    for file, where, row in _rows(path, patterns, "Op Name", "OP Type", _TASK):
         pipes = file.with_name(file.name.replace("OpBasicInfo", "PipeUtilization"))
-        beside = _rows(pipes, "", "block_id") if pipes != file and pipes.is_file() else [(file, where, row)]
+        beside = _rows(pipes, (), "block_id") if pipes != file and pipes.is_file() else [(file, where, row)]
         if task := cell_number(row, _TASK, where):
             dtype = _FORMATS.get(row.get("Input Data Types", "").strip('"').partition(";")[0])
-            shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""))
-            yield KernelLaunch((row["Op Name"], row[kind]), {"latency_us": task, **_quantities(beside)}, shapes, dtype)
+            shapes = _shapes(row.get("Input Shapes", "").replace("N/A", ""), where)
+            blocks = cell_number(row, "Block Dim", where)
+            measured = {"latency_us": task, **_quantities(beside)}
+            names = row["Op Name"], row["OP Type"]
+            yield KernelLaunch(names, measured, shapes, dtype, () if blocks is None else (int(blocks),))
+
+
+def _decimal_mark(texts: Iterable[str], path: Path) -> str:
+    """Return the mark before fractions by the numbers that can be read in one way only; empty where there is none.
+
+    Nsight Compute writes numbers as the locale has them: 151,360 or 151.360.
+    """
+    marks = set()
+    for mark, other in (".,", ",."):
+        grouped = rf"\d{{1,3}}(\{other}\d{{3}})"
+        sure = rf"{grouped}+\{mark}\d+|{grouped}{{2,}}|(0|\d{{4,}})\{mark}\d+|\d+\{mark}(\d{{1,2}}|\d{{4,}})"
+        marks |= {mark for text in texts if re.fullmatch(sure, text)}
+    if len(marks) > 1:
+        raise SpecError(f"{path}: fractions have points and commas: {_LOCALE}")
+    return marks.pop() if marks else ""
+
+
+_LOCALE = "write it again with LC_ALL=C"
 
 
 def _ncu(path: Path) -> Iterator[KernelLaunch]:
@@ -221,13 +250,22 @@ def _ncu(path: Path) -> Iterator[KernelLaunch]:
     if name is None or (unit := _UNIT.fullmatch(units[name])) is None:
         told = f"{name} is in {units[name]!r}, no unit of time" if name else f"no metric {' or '.join(_DURATION)}"
         raise SpecError(f"{path}: {told}; ncu --csv --page raw --metrics {_DURATION[0]},...")
+    cells = [row[c] for row in launches for c, u in units.items() if u and c in row]
+    mark = _decimal_mark(cells, path)
     for row in launches:
+        if not mark and re.fullmatch(r"\d{1,3}[.,]\d{3}", row[name]):
+            raise SpecError(f"{path}: {name}: {row[name]!r} {units[name]}: of thousands, or a fraction? {_LOCALE}")
+        if mark == ",":
+            row[name] = row[name].translate(str.maketrans(".,", ",."))
         grid = tuple(map(int, re.findall(r"\d+", row.get("Grid Size", ""))))
         if duration := cell_number(row, name, f"{path}: ID {row['ID']}"):
             yield KernelLaunch((row["Kernel Name"],), {"latency_us": duration * _PREFIXES[unit[1]]}, grid=grid)
 
 
 def _torch(path: Path) -> Iterator[KernelLaunch]:
+    if path.is_dir() or path.suffix == ".csv":
+        yield from _cann(path, ("kernel_details*.csv",))  # torch_npu's
+        return
     try:
         content = json.loads(read_text(path, MOST_TABLE_BYTES))
     except (ValueError, RecursionError) as error:
@@ -250,10 +288,5 @@ def _torch(path: Path) -> Iterator[KernelLaunch]:
 
 #: What reads a profile's launches, by the profiler's name on the command line.
 PROFILERS: Mapping[str, Callable[[Path], Iterator[KernelLaunch]]] = MappingProxyType(
-    {
-        "msprof": _msprof,
-        "msopprof": partial(_msprof, pattern="OpBasicInfo*.csv", kind="Op Type"),
-        "ncu": _ncu,
-        "torch": _torch,
-    }
+    {"msprof": _cann, "msopprof": partial(_cann, patterns=("OpBasicInfo*.csv",)), "ncu": _ncu, "torch": _torch}
 )

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.cases import MeasurementCase, load_measurements
 from npusim.config.node import NodeDevice, load_machine
 from npusim.config.packaged import list_packaged
-from npusim.config.problem import LayerProblem, Problem, SharedProblem, kernel_problem
+from npusim.config.problem import Problem, launch_problem
+from npusim.config.tiling import word_of
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
-from npusim.schedules import find_schedule
 from npusim.simulation.plan import plan_of
-from npusim.simulation.request import Request
+from npusim.simulation.request import LAUNCH, Request
 from npusim.simulation.simulate import run_plan, simulate_program
 from npusim.timing.result import TimingResult, method_text
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from npusim.config.cases import Interval
     from npusim.config.device import DeviceSpec
-    from npusim.config.model import SpecModel
-    from npusim.config.problem import AnyProblem
     from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
@@ -58,7 +56,7 @@ class Residual:
 
     ``timing``: what its latency is.  ``is_floor``: the host decides it, not the device; such a quantity is
     shown, and counts neither in the summary nor in a band.  ``is_fitted``: a number of the device's file was
-    fitted on this case or its group.
+    fitted on this case or its group.  ``tile``: the tile taken where the case names none, and whether npusim chose it.
     """
 
     name: str
@@ -71,6 +69,7 @@ class Residual:
     timing: str = "call"
     is_floor: bool = False
     is_fitted: bool = False
+    tile: str = ""
 
     @property
     def unit_hint(self) -> str:
@@ -231,7 +230,8 @@ def _residual(predictor: Predictor, case: MeasurementCase, quantity: str, band: 
     measured, predicted = getattr(case.measured, quantity), predictor.quantity(case, quantity)
     error, is_floor = measured.relative_error(predicted), predictor.is_floor(case, quantity)
     is_fitted = bool({case.name, case.group} & predictor.fitted(case.device))
-    return Residual(case.name, case.group, quantity, measured, predicted, error, band, case.kind, is_floor, is_fitted)
+    tile, kind = predictor.tile(case), case.kind
+    return Residual(case.name, case.group, quantity, measured, predicted, error, band, kind, is_floor, is_fitted, tile)
 
 
 class Predictor:
@@ -257,16 +257,21 @@ class Predictor:
     def machine(self, name: str) -> DeviceSpec:
         """Return a device or a node by name, read once."""
         if name not in self._machines:
-            self._machines[name] = load_machine(self._found(name), self.changes)
+            is_packaged = name.replace("-", "_") in list_packaged("hwconfigs")
+            file = name if is_packaged or name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+            path = self.beside(file)
+            self._machines[name] = load_machine(name if path == file else path, self.changes)
         return self._machines[name]
 
-    def _found(self, name: str) -> str | Path:
-        """Return the file of a device beside the measurements, where no packaged one has its name."""
-        is_path = name.endswith((".yaml", ".yml"))
-        if self.folder is None or (not is_path and name.replace("-", "_") in list_packaged("hwconfigs")):
-            return name
-        path = self.folder / (name if is_path else f"{name}.yaml")
-        return path if path.is_file() else name
+    def beside(self, file: str) -> str:
+        """Return the path of a file beside the measurements, if it is there, else as it is named.
+
+        A schedule's is the part before its colon.
+        """
+        path, colon, name = file.partition(":")
+        if self.folder is None or not path.endswith((".yaml", ".yml", ".py")) or not (self.folder / path).is_file():
+            return file
+        return f"{self.folder / path}{colon}{name}"
 
     def retimed(self, changes: Mapping[str, object]) -> Predictor:
         """Return these runs with numbers changed: programs stay, their times are simulated anew as they are asked for.
@@ -349,7 +354,23 @@ class Predictor:
 
     def text(self, case: MeasurementCase) -> str:
         """Return what tells a case's run from others."""
-        return f"{case.device} {case.schedule} {case.precision} {_tiling(case)} {case.workload!r} {case.start}"
+        launch = [getattr(case, name) for name in LAUNCH]
+        chosen = f"{_tiling(case)} {case.is_open}"
+        return f"{case.device} {case.schedule} {launch} {case.precision} {chosen} {case.workload!r} {case.start}"
+
+    def tile(self, case: MeasurementCase) -> str:
+        """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
+        plan, run = self.plan(case), self.result(case)
+        if (
+            (case.tiling and not plan.is_open)
+            or not isinstance(run.problem, Problem)
+            or isinstance(run.device, NodeDevice)
+        ):
+            return ""
+        kind = type(run.tiling)
+        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != getattr(plan.tiling, n)}
+        words = ",".join(f"{n}={word_of(kind, n, v)}" for n, v in taken.items() if n not in (case.tiling or {}))
+        return f"{'auto' if plan.is_open else 'declared'}: {words}" if words else ""
 
     def result(self, case: MeasurementCase) -> RunData:
         """Return the run of a case."""
@@ -373,7 +394,8 @@ class Predictor:
         """Return the plan of a case's run."""
         machine = self.machine(case.device)
         request = Request(
-            case.schedule,
+            self.beside(case.schedule),
+            **{name: getattr(case, name) for name in LAUNCH},
             hw=machine,
             tiling=_tiling(case),
             precision=case.precision,
@@ -381,45 +403,26 @@ class Predictor:
             method=self.method,
             trace_groups=(),
             l2=case.start,
-            **_what(case, machine),
+            **self._what(case),
         )
-        # A measured kernel's tile is its author's: what is not stated is as declared, not what would be fastest.
-        return replace(plan_of(request), is_open=False)
+        # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
+        plan = plan_of(request)
+        return plan if case.is_open else replace(plan, is_open=False)
+
+    def _what(self, case: MeasurementCase) -> dict[str, Any]:
+        """Return what a request computes: a workload by name, one that is written out, or sizes of another kernel."""
+        w = case.workload
+        if w.name is not None:
+            return {"workload": self.beside(w.name), **w.of_name()}
+        if w.kind == "attention":
+            return {"workload": w.written(), "seq_q": w.seq_q}
+        return {"problem": launch_problem(w.named_sizes(), case.schedule, w.dtype)}
 
 
 def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
     """Return a case's tiling; a node's attention is one of its fields."""
     chosen = {"attention": case.attention} if case.attention else {}
     return {**(case.tiling or {}), **chosen}
-
-
-def _what(case: MeasurementCase, machine: DeviceSpec) -> dict[str, Any]:
-    """Return what a request is told to compute: a workload by name, or the problem itself."""
-    if case.workload.name is not None:
-        return {"workload": case.workload.name, **case.workload.of_name()}
-    return {"problem": _problem(case, machine)}
-
-
-def _problem(case: MeasurementCase, machine: DeviceSpec) -> AnyProblem:
-    w = case.workload
-    sizes = {name: size for name in ("m", "n", "k", "operands", "bytes") if (size := getattr(w, name)) is not None}
-    if (kernel := kernel_problem(sizes, w.dtype)) is not None:
-        return kernel
-    if isinstance(machine, NodeDevice):
-        return _layer(case, machine, find_schedule(case.schedule, machine.family).problem)
-    return w.problem()
-
-
-def _layer(case: MeasurementCase, machine: NodeDevice, kind: type[SpecModel]) -> SharedProblem:
-    """Return a layer's share of a node; heads are those of the whole layer."""
-    w = case.workload
-    ranks = w.tensor_parallel or machine.node.device_count.value
-    shared = w.model_copy(update={"tensor_parallel": ranks})
-    if kind is SharedProblem:
-        return SharedProblem.around(shared.problem(), ranks=ranks)
-    if w.hidden is None:
-        raise SpecError(f"case {case.name}: workload.hidden: missing; a node's projection needs it")
-    return LayerProblem.around(shared.problem(), hidden=w.hidden, ranks=ranks)
 
 
 def _ranks(residuals: Sequence[Residual]) -> dict[str, GroupRank]:

@@ -27,6 +27,8 @@ from npusim.config.bands import (
     distance,
     errors_of,
     half,
+    is_like,
+    kind_of,
     nine_in_ten,
     numbers_of,
     sizes_of,
@@ -47,7 +49,8 @@ if TYPE_CHECKING:
 HEAD = """\
 # How far predicted times were from measured ones, by case: predicted over measured less one; `estimated_error` with
 # registers estimated. `group`: what is kept out together. Written by reports/validation/bands.py from the measurements
-# beside it; `numbers` a hash of the device file's then.
+# beside it, less those with a share of the host's (`host_floor_us`); `numbers` a hash of the device file's then;
+# `kind`: whose kernel it is.
 """
 #: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
 FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -73,16 +76,19 @@ def table(*devices: str) -> str:
 def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
     who, lines = Predictor(), list[tuple[str, ...]]()
     groups = defaultdict(set)
+    rows = [row for row in rows if row.case.host_floor_us is None]
     for row in rows:
         groups[row.case.device, row.case.schedule].add(_group(row))
     for row in rows:
         device, schedule = key = row.case.device, row.case.schedule
         group = _group(row) if len(groups[key]) > 1 else row.case.name
         estimated = _estimated_error(row)
-        sizes = " ".join(f"{name}={size}" for name, size in sizes_of(who.plan(row.case).problem).items())
+        plan = who.plan(row.case)
+        sizes = " ".join(f"{name}={size}" for name, size in sizes_of(plan.problem).items())
         errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
         numbers = numbers_of(machine_of(*key))
-        lines.append((device, numbers, schedule, group, "" if row.is_untouched else "yes", *errors, sizes))
+        fitted = "" if row.is_untouched else "yes"
+        lines.append((device, numbers, schedule, group, fitted, *errors, sizes, kind_of(plan.tiling)))
     return lines
 
 
@@ -130,7 +136,8 @@ class KeptOut(NamedTuple):
 def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
     """Return every measured case with the band that others give it, by device and schedule.
 
-    Where others are too few for nine in ten, a run says "all measured so far", no share: such are left out.
+    Where others are too few for nine in ten, a run says "all measured so far", no share, and where none of them is like
+    the case, it has no band: such are left out.
     """
     devices = defaultdict(list)
     for row in read_table(FILE):
@@ -142,7 +149,8 @@ def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
             others = [case for case in cases if (case.schedule, case.group) != (schedule, group)]
             if same := [case for case in others if case.schedule == schedule]:
                 errors = errors_of(others, schedule, is_estimated=False)
-                for case in inside if len(errors) >= FEWEST else ():
+                alike = [c for c in inside if any(is_like(o, c.sizes, c.kind) for o in same)]
+                for case in alike if len(errors) >= FEWEST else ():
                     doublings = log2(distance(same, case.sizes)[0])
                     found[case.device, schedule].append(KeptOut(case, half(errors), nine_in_ten(errors), doublings))
     return {key: tuple(listed) for key, listed in sorted(found.items())}

@@ -34,6 +34,7 @@ def test_every_packaged_workload_loads_under_its_own_name_and_makes_a_problem() 
     workloads = [load_workload(name) for name in list_workloads()]
     assert [workload.name for workload in workloads] == list_workloads()
     assert all(workload.problem().heads for workload in workloads)
+    assert all(workload.source for workload in workloads), "a packaged file says where its shapes come from"
 
 
 def test_names_may_be_spelled_with_a_dash() -> None:

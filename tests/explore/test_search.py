@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import re
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -312,3 +313,19 @@ def test_unwritable_csv_is_an_output_error(tmp_path: Path) -> None:
 def test_request_pickles_with_an_equal_device() -> None:
     request = Request("flash", hw=load_device("ascend_910b2"), workload=load_workload("pangu_38b"), seq=256)
     assert pickle.loads(pickle.dumps(request)) == request
+
+
+@pytest.mark.parametrize(("hw", "schedule"), [("h200", "flash"), ("a100", "flash"), ("v100", "volta_flash")])
+def test_room_of_a_gpu_counts_the_registers_of_resident_blocks(hw: str, schedule: str) -> None:
+    done = run(schedule, hw=hw, seq=512, numerics=False)
+    words = re.search(
+        r"(\d+) resident blocks of (\d+) warps \(limit: .*\), (\d+) registers", "\n".join(done.program.notes)
+    )
+    assert words
+    fit, warps, registers = map(int, words.groups())
+    used, there = done.program.occupancy_bytes()["sm.RF"]
+    of_block = warps * 32 * registers * 4
+    assert there == 64 * 1024 * 4  # CUDA C++ Programming Guide, compute capabilities
+    assert of_block <= used <= min(there, fit * of_block * 1.2)
+    used, there = done.program.occupancy_bytes()["sm.SMEM"]
+    assert 0 < used <= there < 1 << 18

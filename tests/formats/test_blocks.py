@@ -28,6 +28,17 @@ from npusim.formats import (
 )
 from tests.formats.mma_reference import matmul_reference
 
+
+def test_scales_that_are_nan_are_refused_by_name() -> None:
+    """Below 2688 x 2^-150 the tensor's scale is 0 in float32, and torchao's quotients are 0 / 0."""
+    least = np.full(32, 2.0**-149, np.float32)
+    with pytest.raises(FormatError, match=r"nvfp4: rule torchao_two_level: .* magnitude is 1.4013e-45 are NaN"):
+        quantize(least, "nvfp4", rule="torchao_two_level")
+    for rule in get_block_format("nvfp4").rules:
+        assert np.isfinite(quantize(least * 4096, "nvfp4", rule=rule).values()).all(), rule
+        assert (quantize(least * 0, "nvfp4", rule=rule).values() == 0).all(), rule
+
+
 #: Random blocks a rule: some, and (python -m pytest -m exhaustive) a million, in parts.
 PARTS = pytest.mark.parametrize("parts", [1, pytest.param(500, marks=pytest.mark.exhaustive)])
 COUNT = 2000

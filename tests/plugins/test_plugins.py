@@ -383,6 +383,12 @@ def faulty(tmp_path: Path, body: str) -> str:
             r"mine\.py:10: ZeroDivisionError",
         ),
         ("import sys\nsys.exit(0)\n", r"mine\.py:10: SystemExit: 0"),
+        ("raise BaseException('of no kind')\n", r"mine\.py:9: BaseException: of no kind"),
+        (
+            "class Stop(BaseException): ...\ndef f(problem, tiling, p, machine):\n    raise Stop('here')\n"
+            "S = schedule('s', f, precisions=[P])\n",
+            r"mine\.py:11: Stop: here",
+        ),
         (
             "import sys\ndef f(problem, tiling, p, machine):\n    sys.exit(0)\nS = schedule('s', f, precisions=[P])\n",
             r"mine\.py:11: SystemExit: 0",
@@ -403,6 +409,8 @@ def faulty(tmp_path: Path, body: str) -> str:
         "route",
         "builder",
         "exit on import",
+        "base exception on import",
+        "base exception",
         "exit",
         "name of a folder",
         "dropped wait",

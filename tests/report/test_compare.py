@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import npusim
 from npusim.errors import SpecError
 from npusim.report.compare import ComparedFigure, Comparison, compare, comparison_document, comparison_table, reason
 from npusim.report.output import save_run
@@ -328,11 +329,27 @@ def test_our_own_pipes_csv_reads_back_as_the_run_it_is_of(tmp_path: Path, result
     found = compare(folder, folder / "pipes.csv")
     assert _sums(found) == [result.cycles] * 2
     assert found.latency is not None
-    assert {p.name for p in found.latency.moved(1)} == {"launch"}
+    assert found.latency.moved(1) == ()  # cores' time on both sides: the file has no launch
     busy = [f for f in found.figures if f.name.endswith(" busy")]
     assert len(busy) == 10
     for figure in busy:
         assert figure.values[0] == pytest.approx(figure.values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "v100"])
+def test_beside_its_own_file_a_run_takes_as_long(tmp_path: Path, hw: str) -> None:
+    run = npusim.run("volta_flash" if hw == "v100" else "flash", hw=hw, seq=256, numerics=False)
+    folder = save_run(run, tmp_path / "a", trace=False)
+    found = compare(folder, folder / "pipes.csv")
+    text = str(found)
+    assert "core us" in text
+    assert "latency us" not in text
+    assert "of the cores, without launches" in text
+    assert found.figures[0].name == "core us"
+    assert found.figures[0].relative_change() == pytest.approx(0.0, abs=1e-12)
+    assert f"{run.timing.core_us:,.2f}" in text
+    document = comparison_document(found)["latency"]
+    assert document["time"] == "core"  # type: ignore[index,call-overload]
 
 
 def test_a_measured_file_is_held_against_a_prediction(tmp_path: Path, result: RunData) -> None:

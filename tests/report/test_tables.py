@@ -58,7 +58,7 @@ def test_the_verdict_says_limit_roof_error_and_how_sure_the_time_is(record: RunR
     assert verdict(record).text.startswith("latency-bound, 59 % launch, 20 of 24 core groups work, ")
     other = replace(timing, latency_s=1.2e-3, validated=Validated(others={"gemm": 0.3, "flash": 0.2}))
     assert verdict(replace(record, timing=other)).text.endswith(
-        ", 1.2 ms (never measured; other kernels of this device ± 30 %)"
+        ", 1.2 ms (never measured; nine in ten times of this device's other kernels were within 30 %)"
     )
     busy = replace(timing.busiest, busy_cycles=timing.cycles)
     ended = tuple(replace(u, group=g) for g, u in enumerate([busy] * record.device.group_count))

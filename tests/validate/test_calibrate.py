@@ -110,7 +110,7 @@ def cases(
         schedule, workload, tiling = shapes[at := count % len(shapes)]
         group = rng.integers(8) if number else count % 4
         row = {"name": f"c{count}", "group": f"g{group}", "device": device, "schedule": schedule, "workload": workload}
-        row |= {"tiling": tiling, "timing": "core" if number else "call"}
+        row |= {"tiling": tiling, "unnamed": "declared", "timing": "core" if number else "call"}
         if at not in predicted:
             case = MeasurementCase.model_validate({**row, "measured": {"latency_us": 1.0}})
             predicted[at] = who.latency_us(case)

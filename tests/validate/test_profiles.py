@@ -52,6 +52,68 @@ def test_every_launch_of_msprof_is_in_a_case_or_counted(tmp_path: Path) -> None:
     assert len(validate(tmp_path / "measured.yaml", jobs=2).residuals) == 6 + 7
 
 
+@pytest.mark.parametrize(("kind", "blocks"), [("msprof", "Block Dim"), ("msprof", "Block Num"), ("torch", "Block Num")])
+def test_tables_of_torch_npu_are_read(tmp_path: Path, kind: str, blocks: str) -> None:
+    """``kernel_details.csv``: CANN documentation, "kernel_details"; columns of AI Core metrics as in op_summary."""
+    folder = tmp_path / "ASCEND_PROFILER_OUTPUT"
+    folder.mkdir()
+    (folder / "kernel_details.csv").write_text(
+        f"Step Id,Name,Type,Accelerator Core,Start Time(us),Duration(us),Wait Time(us),{blocks},Mix {blocks},"
+        "Input Shapes,Input Data Types,Input Formats,aicore_time(us),aic_mac_time(us)\n"
+        '7,aclnnMatmul_MatMulV2,MatMulV2,AI_CORE,1000.5,24.5,0,24,0,"""1024,2048;2048,512""",FLOAT16;FLOAT16,ND;ND,'
+        "21.2,18.1\n"
+    )
+    launch = next(iter(PROFILERS[kind](tmp_path)))
+    assert launch.grid == (24,)
+    assert launch.inputs == ((1024, 2048), (2048, 512))
+    case = brought(tmp_path, kind, tmp_path, RULES)[1]["gemm"]
+    measured = {"latency_us": (24.5, 24.5), "core_us": (21.2, 21.2), "mac_us": (18.1, 18.1)}
+    assert dict(case.measured.items()) == measured
+
+
+def test_shapes_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "op_summary.csv").write_text('Op Name,OP Type,Task Duration(us),Input Shapes\nMatMulV2,y,3,"12,x"\n')
+    with pytest.raises(SpecError, match="row 1: Input Shapes: '12,x' is no list of sizes"):
+        list(PROFILERS["msprof"](tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("unit", "durations", "us"),
+    [
+        ("nsecond", ("151.360", "2.151.360"), 151.36),  # points of thousands by the second number
+        ("nsecond", ("151,360", "2,151,360"), 151.36),
+        ("usecond", ("151.360", "5.12"), 151.36),  # points of fractions
+        ("usecond", ("151,360", "5,12"), 151.36),
+        ("usecond", ("1.151,36", "7"), 1151.36),
+        ("usecond", ("1151.360", "7"), 1151.36),
+        ("nsecond", ("151360", "7"), 151.36),
+    ],
+)
+def test_numbers_of_other_locales_are_decided_by_the_others(
+    tmp_path: Path, unit: str, durations: tuple[str, ...], us: float
+) -> None:
+    file, (first, second) = tmp_path / "ncu.csv", durations
+    columns = '"ID","Kernel Name","CC","gpu__time_duration.sum"\n"","","","' + unit
+    file.write_text(f'{columns}"\n"0","x","9.0","{first}"\n"1","y","9.0","{second}"\n')
+    assert next(iter(PROFILERS["ncu"](file))).measured["latency_us"] == pytest.approx(us)
+
+
+@pytest.mark.parametrize(
+    ("durations", "message"),
+    [
+        (("151.360",), "'151.360' nsecond: of thousands, or a fraction. write it again with LC_ALL=C"),
+        (("1,360", "700"), "'1,360' nsecond: of thousands, or a fraction"),
+        (("5,12", "7.5"), "fractions have points and commas"),
+    ],
+)
+def test_a_number_that_may_be_either_is_refused(tmp_path: Path, durations: tuple[str, ...], message: str) -> None:
+    file = tmp_path / "ncu.csv"
+    rows = "".join(f'"{n}","x","9.0","{text}"\n' for n, text in enumerate(durations))
+    file.write_text(f'"ID","Kernel Name","CC","gpu__time_duration.sum"\n"","","","nsecond"\n{rows}')
+    with pytest.raises(SpecError, match=message):
+        list(PROFILERS["ncu"](file))
+
+
 def test_pipes_of_one_kernel_are_those_of_its_busiest_core(tmp_path: Path) -> None:
     measured = brought(tmp_path, "msopprof", SAMPLES / "opprof", RULES)[1]["gemm"].measured
     assert [measured.latency_us, measured.core_us, measured.mac_us, measured.mte2_us] == [

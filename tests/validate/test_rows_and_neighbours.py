@@ -46,14 +46,15 @@ def test_the_nearest_measured_cases_are_named_with_what_differs_and_their_error(
 
 
 def test_rows_have_the_readers_columns_units_and_the_band() -> None:
-    axes = {"m": [64, 128], "n": [256], "k": [256]}
+    axes = {"m": [512, 64], "n": [512], "k": [512]}
     text, faults = latency_rows(Request("gemm", hw="h200"), axes, "aiconfigurator")
     rows = list(csv.DictReader(io.StringIO(text)))
     head = "framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency,band"
     assert (text.splitlines()[0], len(rows), faults) == (head, 2, ())
-    run = product("h200", 64, 256, 256)
+    run = product("h200", 512, 512, 512)
     assert float(rows[0]["latency"]) * 1e3 == pytest.approx(run.latency_us, rel=1e-3)
     assert 0 < float(rows[0]["band"]) < 1
+    assert rows[1]["band"] == "", "none like it was measured"
     axes = {"heads": [2], "seq_q": [256], "head_dim": [64]}
     (row,) = csv.DictReader(io.StringIO(latency_rows(Request("flash", hw="h200"), axes, "msmodeling")[0]))
     assert row["Input Shapes"] == ";".join(["1,2,256,64"] * 3)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.load import load_device
+import npusim
+from npusim.config.cases import load_measurements
+from npusim.config.load import load_device, load_workload
+from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.report.findings import validation_table
 from npusim.report.text import plain
 from npusim.validate import TimesReport, validate
-from npusim.validate.times import kendall_tau, regret
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from npusim.validate.times import Predictor, kendall_tau, regret
 
 HEAD = 'schema: npusim.measurements/1\nsource: "a test"\n'
 CASE = (
@@ -85,6 +85,84 @@ def test_tau_and_regret_by_hand() -> None:
     assert kendall_tau(pairs) == pytest.approx(1 / 3)
     # The predicted best was measured at 2, the best at 1.
     assert regret(pairs) == pytest.approx(1.0)
+
+
+LATENT = (
+    "latent: {kv_lora_rank: 512, nope_head_dim: 128, rope_head_dim: 64}, scale: 0.1352337788608801, "
+    "heads: 128, head_dim: 192, value_head_dim: 128, seq_q: 1, seq_kv: 1024, causal: true, dtype: bfloat16, "
+)
+
+
+def test_without_a_tile_a_case_takes_that_of_a_run(tmp_path: Path) -> None:
+    case = "  - {{name: {0}, hw: ascend_910b2, schedule: pasa, workload: pangu_38b, {1}measured: {{latency_us: 1}}}}\n"
+    tiles = {
+        "none": "",
+        "auto": "tiling: auto, ",
+        "declared": "tiling: declared, ",
+        "named": "tiling: {block_q: 64}, ",
+        "others": "tiling: {block_q: 64}, unnamed: auto, ",
+    }
+    report = times(write(tmp_path, *(case.format(*item) for item in tiles.items())))
+    found = {r.name: r for r in report.residuals}
+    bare, named = (
+        npusim.run("pasa", workload="pangu_38b", numerics=False, tiling=t).latency_us for t in (None, {"block_q": 64})
+    )
+    assert found["none"].predicted == found["auto"].predicted == bare
+    assert found["others"].predicted == named
+    assert found["declared"].predicted > bare * 1.1
+    assert found["none"].tile.startswith("auto: block_q=256,block_kv=256")
+    assert found["declared"].tile == "declared: block_q=128,block_kv=256"
+    assert found["named"].tile == ""
+    again = found["none"].tile.removeprefix("auto: ").split(",")
+    tiling = dict(word.split("=") for word in again)
+    assert npusim.run("pasa", workload="pangu_38b", numerics=False, tiling=tiling).latency_us == bare
+    assert "tile, where none is named" in plain(validation_table(report))
+    with pytest.raises(SpecError, match="tiling: 'best': write auto, declared, or fields"):
+        times(write(tmp_path, case.format("wrong", "tiling: best, ")))
+
+
+def test_a_case_writes_out_latent_heads(tmp_path: Path) -> None:
+    form = "  - {{name: {}, hw: h100, schedule: split_kv, workload: {}, measured: {{latency_us: 9}}}}\n"
+    sizes = "batch: 4, page: 64, tensor_parallel: 8"
+    file = write(
+        tmp_path,
+        form.format("written", f"{{{LATENT}{sizes}}}"),
+        form.format("named", f"deepseek_v3, seq_q: 1, seq_kv: 1024, {sizes}"),
+    )
+    written, named = times(file).residuals
+    assert written.predicted == named.predicted
+    plan = Predictor().plan(load_measurements(file).cases[0])
+    assert plan.problem.values_in_keys
+    assert (plan.problem.head_dim, plan.problem.kv_heads) == (576, 1)
+
+
+def test_a_case_is_a_launch_of_a_triton_kernel_beside_the_file(tmp_path: Path) -> None:
+    kernels = tmp_path / "plain_kernels.py"
+    kernels.write_text((Path(__file__).parents[1] / "ttir" / "plain_kernels.py").read_text())
+    tail = "problem: {N: 4096}, dtype: float32, measured: {latency_us: 9}}\n"
+    call = "(tensor(N), tensor(N), tensor(N), N, BLOCK=1024, num_warps=8)"
+    options = 'args: "tensor(N), tensor(N), tensor(N), N", constexpr: BLOCK=1024, grid: N//1024, num_warps: 8'
+    file = write(
+        tmp_path,
+        f'  - {{name: whole, hw: h100, schedule: "plain_kernels.py::add[N//1024]{call}", {tail}',
+        f'  - {{name: options, hw: h100, schedule: "plain_kernels.py::add", {options}, {tail}',
+    )
+    whole, options_ = times(file).residuals
+    assert whole.predicted == options_.predicted
+    problem = KernelProblem(N=4096, dtype="float32")
+    run = npusim.run(f"{kernels}::add[N//1024]{call}", hw="h100", problem=problem, numerics=False)
+    assert whole.predicted == run.latency_us
+
+
+def test_a_workload_beside_the_file_needs_neither_source_nor_causal(tmp_path: Path) -> None:
+    text = "schema: npusim.workload/1\nname: mine\ndescription: mine\nheads: 2\nhead_dim: 64\nseq: 256\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    form = "  - {{name: {}, hw: h200, schedule: flash, workload: {}, measured: {{latency_us: 9}}}}\n"
+    sizes = "{heads: 2, head_dim: 64, seq_q: 256, seq_kv: 256}"
+    names = {"a": "mine.yaml", "b": sizes, "c": tmp_path / "mine.yaml"}
+    mine, written, absolute = times(write(tmp_path, *(form.format(*item) for item in names.items()))).residuals
+    assert mine.predicted == written.predicted == absolute.predicted
+    assert not load_workload(tmp_path / "mine.yaml").causal
 
 
 def test_only_counts_what_it_leaves_out(tmp_path: Path) -> None:

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, Validated, band, numbers_of, validated
-from npusim.config.cases import load_measurements
-from npusim.config.load import load_device
+from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, Validated, band, kind_of, numbers_of, validated
+from npusim.config.cases import Interval, load_measurements
+from npusim.config.load import load_device, load_workload
 from npusim.config.packaged import packaged_folder
+from npusim.config.tiling import build_tiling
+from npusim.report.latency_rows import latency_rows
 from npusim.report.record import record_of
 from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
+from npusim.schedules import find_schedule
+from npusim.simulation.request import Request
+from npusim.validate.times import Residual
 from reports.validation import bands, study
 
 if TYPE_CHECKING:
@@ -46,7 +51,8 @@ def test_every_measured_case_of_a_gpu_lies_beside_the_page(shared_folder: Path) 
     ):
         every = load_measurements(shared_folder / "measurements" / f"{name}.yaml").cases
         kept = [c for f in files for c in load_measurements(study.HERE / f"measured_{f}.yaml").cases]
-        assert kept == [case for case in every if case.device == hw]
+        # Of the paper's kernel on a V100 the declared tile is meant, which the file beside the page says.
+        assert [c.model_copy(update={"unnamed": None}) for c in kept] == [c for c in every if c.device == hw]
 
 
 @pytest.mark.exhaustive
@@ -66,7 +72,7 @@ def test_half_and_nine_in_ten() -> None:
         (Validated(), "no measurement of flash on t4: predicted only"),
         (
             Validated(others={"gemm": 0.3}),
-            "predicted only; nine in ten of the times measured there are expected within 30.0 % .gemm.$",
+            "predicted only; nine in ten of the times measured there were within 30.0 % .gemm.$",
         ),
         (Validated(is_changed=True), "no measurement of flash on t4 with these numbers: predicted only"),
         (
@@ -79,6 +85,11 @@ def test_half_and_nine_in_ten() -> None:
             "4 measured times of flash on t4 and 8 of other schedules, .* nine in ten within 10.0 % "
             ".0 of 4 cases like it; seq_kv 4 times the largest measured; registers estimated.$",
         ),
+        (
+            Validated(3, 0, 0.1, 0.2, nearest="flash (cann)"),
+            "^not measured like this: no case of flash on t4 has such a kernel and each size within a factor of 4; "
+            "errors of the nearest, 3 measured times of flash .cann.: up to 20.0 %, half of them up to 10.0 %$",
+        ),
     ],
 )
 def test_errors_in_words(found: Validated, text: str) -> None:
@@ -86,7 +97,7 @@ def test_errors_in_words(found: Validated, text: str) -> None:
 
 
 def test_a_run_says_its_errors_in_every_form() -> None:
-    runs = [npusim.run("flash", hw=hw, seq=256, numerics=False) for hw in ("h200", "a10")]
+    runs = [npusim.run("flash", hw=hw, seq=512, numerics=False) for hw in ("h200", "a10")]
     measured, predicted = (record_of(run) for run in runs)
     for record, word in ((measured, "nine in ten within"), (predicted, "predicted only")):
         assert record.timing is not None
@@ -114,13 +125,65 @@ def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured
     inside = band(cases, "gemm", {"m": 64}, is_estimated=False)
     assert (inside.cases, inside.like, inside.median_error, inside.most_error) == (19, 19, 0.05, 0.09)
     far = band(cases, "gemm", {"m": 16}, is_estimated=False)
-    assert (far.outside, far.like, far.widened) == ("m 1/4 of the smallest", 0, 1 + 2 * A_DOUBLING)
-    assert far.most_error == pytest.approx(0.09 * far.widened)
+    assert (far.outside, far.like, far.widened) == ("m 1/4 of the smallest", 19, 1 + 2 * A_DOUBLING)
+    assert far.most_error == far.band == pytest.approx(0.09 * far.widened)
     few = [case(0.01), *(case(n / 10, "flash") for n in range(1, 9)), case(3.0, "layer")]
     assert band(few, "gemm", {"m": 64}, is_estimated=False).others_used == 8
     assert band(few, "gemm", {"m": 64}, is_estimated=False).most_error == 0.8
     told = [c._replace(estimated_error=2 * c.error) for c in cases]
     assert band(told, "gemm", {}, is_estimated=True).most_error == 0.18
+
+
+def test_where_no_case_is_alike_errors_are_errors() -> None:
+    cases = [*(case(n / 100) for n in range(1, 10)), case(0.5, kind="cublas"), case(-0.7, kind="cublas")]
+    sizes, kind = (
+        band(cases, "gemm", {"m": 8}, is_estimated=False),
+        band(cases, "gemm", {"m": 64}, "x", is_estimated=False),
+    )
+    assert (sizes.like, sizes.band, sizes.nearest, sizes.cases) == (0, None, "gemm", 9)
+    assert (sizes.median_error, sizes.most_error, sizes.widened) == (0.05, 0.09, 1.0)
+    assert (kind.band, kind.nearest, kind.cases, kind.most_error) == (None, "gemm", 11, 0.7)
+    of_kind = band(cases, "gemm", {"m": 512}, "cublas", is_estimated=False)
+    assert (of_kind.nearest, of_kind.cases, of_kind.median_error) == ("gemm (cublas)", 2, pytest.approx(0.6))
+    assert band(cases, "gemm", {"m": 256}, "cublas", is_estimated=False).like == 2
+    assert kind_of(None) == kind_of(build_tiling(find_schedule("flash", "nvidia").tiling, {"stages": 2})) == ""
+    assert kind_of(build_tiling(find_schedule("flash", "nvidia").tiling, {"stages": "library"})) == "library"
+    assert kind_of(build_tiling(find_schedule("flash", "ascend").tiling, {"kernel": "cann"})) == "cann"
+
+
+def test_a_run_like_none_has_no_band_in_any_form() -> None:
+    latents = load_workload("deepseek_v3").problem(
+        seq_q=1, seq_kv=4096, batch=128, tensor_parallel=8, page=64, is_absorbed=True
+    )
+    known = validated(load_device("h100"), "split_kv", latents)
+    assert (known.like, known.band, known.nearest, known.cases) == (0, None, "split_kv", 10)
+    run = npusim.run("split_kv", hw="h100", seq=64, batch=1, numerics=False)
+    record = record_of(run)
+    assert record.timing is not None
+    assert record.timing.validated is not None
+    assert record.timing.validated.band is None
+    assert re.search(
+        r"us \(not measured like this; errors of the nearest, 10 measured times of split_kv: up to",
+        plain(run_table(record)),
+    )
+    assert "±" not in plain(run_table(record))
+    assert [tile.value for tile in run_tiles(record) if tile.name == "Validated"] == ["not like this"]
+    text, _ = latency_rows(
+        Request("split_kv", hw="h100"), {"heads": [8], "seq_q": [64], "head_dim": [64]}, "aiconfigurator"
+    )
+    assert text.splitlines()[1].endswith(",")
+
+
+def test_bands_rest_on_times_that_the_device_bounds() -> None:
+    path = next(path for _, path in study.FILES if path.name == "measured_more.yaml")
+    cases = [case for case in load_measurements(path).cases if case.host_floor_us is not None]
+    assert {c.name for c in cases} >= {"cann_q3072_kv8192", "fa_x86_q128_kv2048", "cann_a3_8192"}
+    interval = Interval(1.0, 1.0)
+    residuals = [Residual(c.name, c.group, "latency_us", interval, 1.0, 0.0, None) for c in cases]
+    rows = [study.Row("910B", "measured_more", c, r, "") for c, r in zip(cases, residuals, strict=True)]
+    assert bands._lines(rows) == []
+    assert validated(load_device("ascend_910b2"), "flash").cases == 9
+    assert validated(load_device("ascend_910b2"), "flash").most_error < 0.3  # type: ignore[operator]
 
 
 def test_bands_hold_for_cases_kept_out() -> None:

@@ -11,7 +11,6 @@ from npusim import run
 from npusim.cli.app import app
 from npusim.config.cases import load_measurements
 from npusim.errors import SpecError
-from npusim.schedules.define import FlashTiling
 from npusim.validate import TimesReport, validate
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ def test_words_of_run_and_todays_keys_mean_the_same(tmp_path: Path) -> None:
     )
     old, new, both, part = (r.predicted for r in _times(file).residuals)
     assert old == new == both
-    declared = FlashTiling()  # a measured kernel's tile, where the case states none
-    assert part == run("flash", seq=256, batch=2, tiling=declared, numerics=False, trace_groups=()).latency_us
+    assert part == run("flash", seq=256, batch=2, numerics=False, trace_groups=()).latency_us
 
 
 def test_a_baseline_is_named_so_too(tmp_path: Path) -> None:
@@ -81,7 +79,7 @@ def test_a_baseline_is_named_so_too(tmp_path: Path) -> None:
         " baseline: {hw: ascend_910b1, workload: pangu_38b, seq: 512}, measured: {speedup: 2}}\n"
     )
     fast, slow = (
-        run("flash", hw=hw, seq=seq, tiling=FlashTiling(), numerics=False, trace_groups=()).latency_us
+        run("flash", hw=hw, seq=seq, numerics=False, trace_groups=()).latency_us
         for hw, seq in (("ascend_910b2", 256), ("ascend_910b1", 512))
     )
     assert _times(_write(tmp_path, case)).residuals[0].predicted == pytest.approx(slow / fast)

@@ -10,8 +10,8 @@ import pytest
 
 from npusim.errors import TilingError
 from npusim.run import run
+from npusim.validate.kernels import check_kernels
 from reports.validation import study
-from reports.validation.kernels import check_kernels
 
 CUT = Path(__file__).parent.parent / "golden" / "attention_h200_cut.npz"
 

@@ -98,6 +98,8 @@ class SmTiling:
         Of a core for each element of a block's result, where a library merges splits.
     code
         Instructions that a block waits for, by what each of them takes: keys of ``library.code`` in the device file.
+    occupied
+        Bytes that resident blocks take of each memory, and bytes there, where registers are no tiles of a buffer.
     """
 
     groups: int = 1
@@ -126,6 +128,7 @@ class SmTiling:
     clears: int = 0
     combine_cycles: float = 0.0
     code: tuple[tuple[str, float], ...] = ()
+    occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -221,13 +224,21 @@ def has_concurrent_warp_groups(device: DeviceSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Resident ``blocks``, as many as the tightest of ``limits`` (blocks, by what bounds them)."""
+    """Resident ``blocks``, as many as the tightest of ``limits`` (blocks, by what bounds them).
+
+    ``memories``: bytes that a block takes of each memory, and bytes there.
+    """
 
     blocks: int
     warps: int
     thread_registers: int
     shared_bytes: int
     limits: Mapping[str, int]
+    memories: Mapping[str, tuple[int, int]]
+
+    def occupied(self, blocks: int) -> dict[str, tuple[int, int]]:
+        """Return the bytes that so many resident blocks take of each memory, and the bytes there."""
+        return {name: (blocks * of_block, there) for name, (of_block, there) in self.memories.items()}
 
     @property
     def limit(self) -> str:
@@ -288,7 +299,11 @@ def occupancy(
             f"registers: {count} a thread x {warps * WARP_LANES} threads = "
             f"{of_warp * warps:,}, but a multiprocessor has {issue.registers_count.value:,}"
         )
-    return Occupancy(blocks, warps, count, size, limits)
+    memories = {
+        RF: (REGISTER_BYTES * of_warp * warps, REGISTER_BYTES * issue.registers_count.value),
+        SMEM: (size + reserved if size else 0, memory_bytes),
+    }
+    return Occupancy(blocks, warps, count, size, limits, memories)
 
 
 # ---------------------------------------------------------------- tiling fields of attention

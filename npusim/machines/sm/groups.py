@@ -24,7 +24,9 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import (
     REGISTER_BYTES,
+    RF,
     SM,
+    SMEM,
     SPILL,
     TENSOR,
     WARPS,
@@ -258,6 +260,7 @@ def _resident(
         stages=stages,
         spilled_bytes=round(spilled_bytes * (1 - far)),
         far_bytes=round(spilled_bytes * far),
+        occupied=room.occupied(blocks),
     )
     return tiling, room
 
@@ -424,7 +427,7 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
     held = {"tile": max(0, registers - issue.overhead_registers_count.value)}
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     room = occupancy(issue, memory, warps, held, {"tiles": sum(staged) * size})
-    return replace(plain, residents=room.blocks)
+    return replace(plain, residents=room.blocks, occupied=room.occupied(room.blocks))
 
 
 def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:
@@ -551,6 +554,7 @@ def library_tiling(
         )
     groups = max(1, m // GROUP_ROWS)
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
-    by_registers = issue.registers_count.value // (registers * groups * GROUP_WARPS * WARP_LANES)
-    blocks = max(1, min(memory // shared, by_registers))
-    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave)
+    of_block, there = registers * groups * GROUP_WARPS * WARP_LANES, issue.registers_count.value
+    blocks = max(1, min(memory // shared, there // of_block))
+    held = {RF: (REGISTER_BYTES * blocks * of_block, REGISTER_BYTES * there), SMEM: (blocks * shared, memory)}
+    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave, occupied=held)

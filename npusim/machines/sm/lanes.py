@@ -183,7 +183,8 @@ def fitted(tile: ChainTile, tiling: SmFields, device: DeviceSpec) -> tuple[SmFie
         except TilingError as error:
             fault = fault or error
         else:
-            return chosen, replace(lanes, residents=chosen.residents or room.blocks), room
+            blocks = chosen.residents or room.blocks
+            return chosen, replace(lanes, residents=blocks, occupied=room.occupied(blocks)), room
     assert fault is not None
     raise fault
 

@@ -1,7 +1,7 @@
-"""Golden vectors of matrix units: load an ``.npz`` and compare every output bit.
+"""Outputs of matrix units that were recorded on a chip: load an ``.npz`` and compare every output bit.
 
-Form of the file (``golden/README.md``): keys ``<registry name>@<chip>/<A|B|C|D>`` and optionally
-``/kind``, all bit patterns, A (case, M, K), B (case, K, N), C and D (case, M, N).
+Form of the file: keys ``<registry name>@<chip>/<A|B|C|D>`` and optionally ``/kind``, all bit patterns, A (case, M, K),
+B (case, K, N), C and D (case, M, N).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -65,15 +66,15 @@ def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
     dtypes or shapes are not those of the form; the message names file and key; `FormatError` if a name is not in
     ``ARITHMETICS``.
     """
-    arrays = _read(Path(path))
+    arrays = recorded_arrays(Path(path))
     names = sorted({key.rpartition("/")[0] for key in arrays})
     if not names or "" in names:
         raise TensorError(f"{path}: keys must be <name>@<chip>/<A|B|C|D|kind>; got {_some(arrays)}")
     return MappingProxyType({name: _vectors(Path(path), name, arrays) for name in names})
 
 
-def _read(path: Path) -> dict[str, Array]:
-    """Read every array, refusing pickles."""
+def recorded_arrays(path: Path) -> dict[str, Array]:
+    """Return every array of a file; raise `TensorError` for one that is no whole ``.npz``, or has pickles."""
     try:
         if _starts_like_an_array(path):
             raise TensorError(f"{path}: a single .npy array, not an .npz archive")
@@ -130,14 +131,14 @@ def _vectors(path: Path, name: str, arrays: Mapping[str, Array]) -> MmaVectors:
     return MmaVectors(name, unit, a, b, c, d, kind)
 
 
-def check_vectors(path: str | Path) -> dict[str, VectorReport]:
-    """Return for every name in the file how many outputs of :func:`matmul` have the same bits.
+def check_vectors(path: str | Path, only: str = "*") -> dict[str, VectorReport]:
+    """Return for the names that ``only`` (a glob) selects how many outputs of :func:`matmul` have the same bits.
 
     NaN and signed zero are compared as bits too.
 
     Raises `TensorError` or `FormatError` as :func:`load_vectors`.
     """
-    return {name: _compare(vectors) for name, vectors in load_vectors(path).items()}
+    return {name: _compare(vectors) for name, vectors in load_vectors(path).items() if fnmatchcase(name, only)}
 
 
 def _compare(vectors: MmaVectors) -> VectorReport:
