@@ -48,8 +48,8 @@ class Child:
     is_named: bool = False
 
     @classmethod
-    def attention(cls, text: str, default: str, problem: Problem) -> Child:
-        """Return attention as ``text`` names it, ``schedule:field=value:...``; ``auto`` is ``default``."""
+    def named(cls, text: str, default: str, problem: Problem | RowsProblem) -> Child:
+        """Return the program that ``text`` names, ``schedule:field=value:...``; ``auto`` is ``default``."""
         name, *fields = (default if text == "auto" else text).split(":")
         pairs = ((key, value) for key, _, value in (field.partition("=") for field in fields))
         return cls(name, problem, fields=tuple(pairs), is_named=text != "auto")

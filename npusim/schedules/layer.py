@@ -17,7 +17,7 @@ up (FastAttention section 4.4, figure 6).  In prefill both compute on the device
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +38,7 @@ from npusim.node.program import (
     CopyOp,
     HostCall,
     HostOp,
+    KernelOp,
     NodeKernel,
     RowBlock,
     Task,
@@ -75,6 +76,10 @@ class LayerTiling(OverlapTiling):
     attention: str = Field(
         default="auto",
         description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
+    )
+    rows: str = Field(
+        default="auto",
+        description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
     )
     offload: Literal["none", "classic", "cooperative"] = Field(
         default="none", description="of K and V to the host, and who computes their attention"
@@ -114,7 +119,7 @@ def periods(
         for (place, is_dense, is_local), count in kinds.items()
     ]
     if problem.vocab:
-        programs.append(Period(_head(problem), 1))
+        programs.append(Period(_head(problem, tiling), 1))
     return tuple(programs)
 
 
@@ -150,9 +155,20 @@ def _layer(
     comm = None
     if p.ranks > 1:
         comm = communication(device.node, p.ranks, tiling, p.hidden, element_bytes(precision))
-    tasks = layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)
+    tasks = [_as_named(task, tiling) for task in layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)]
     flops = p.layer_flops(is_dense=is_dense)
     return task_program("layer", p.ranks, tasks, flops, (COMPUTE, *((comm.queue,) if comm else ())))
+
+
+def _as_named(task: Task, tiling: LayerTiling) -> Task:
+    """Return a task whose kernels of rows are those that the tiling names."""
+    if tiling.rows == "auto" or not isinstance(task.op, KernelOp) or task.op.kernel.role != "rows":
+        return task
+    if tiling.rows.partition(":")[0] != "rows":
+        raise TilingError(f"rows: {tiling.rows} is no kernel of rows; allowed: auto, rows, rows:FIELD=VALUE")
+    kernel = task.op.kernel
+    children = [Child.named(tiling.rows, "rows", c.problem) if c.schedule == "rows" else c for c in kernel.children]
+    return replace(task, op=replace(task.op, kernel=replace(kernel, children=tuple(children))))
 
 
 def layer_tasks(
@@ -241,11 +257,12 @@ def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
     )
 
 
-def _head(p: ModelProblem) -> TileProgram:
+def _head(p: ModelProblem, tiling: LayerTiling) -> TileProgram:
     """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
     columns = -(-p.vocab // p.ranks)
     block = RowBlock(0, p.batch, (_norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)))
-    return task_program("vocabulary", p.ranks, block_tasks(0, block), 2 * p.batch * columns * p.hidden, (COMPUTE,))
+    tasks = [_as_named(task, tiling) for task in block_tasks(0, block)]
+    return task_program("vocabulary", p.ranks, tasks, 2 * p.batch * columns * p.hidden, (COMPUTE,))
 
 
 def _rows(problem: RowsProblem, name: str) -> NodeKernel:
@@ -274,7 +291,7 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
         return NodeKernel("attention", (prefill_attention(name, device, problem),))
     table = device.node.kernels
     is_stated = name == "auto" and table is not None and table.decode is not None
-    child = Child.attention(name, "split_kv", problem)
+    child = Child.named(name, "split_kv", problem)
     return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
 
 

@@ -26,6 +26,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
+from npusim.schedules.registry import SMALLER
 from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond, traced_groups
 from npusim.simulation.result import Spread
 from npusim.timing import METHODS
@@ -272,7 +273,15 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
         )
     if "fitted kernels" in timing.method:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
-    return (*notes, *_beside(machine, program, method))
+    return (*notes, *_cut_rows(machine.each, program), *_beside(machine, program, method))
+
+
+def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
+    """Return which kernels of rows run with smaller fields than by default, as their rows do not fit."""
+    kernels = (op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "rows")
+    children = {(k.label, c): None for k in kernels for c in k.children if has_schedule(c.schedule, device)}
+    notes = (f"{label}: {n}" for label, c in children for n in child_program(c, device).notes if SMALLER in n)
+    return tuple(dict.fromkeys(notes))
 
 
 def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
