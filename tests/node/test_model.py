@@ -329,9 +329,9 @@ def test_rows_that_do_not_fit_twice_have_one_slot_or_are_cut() -> None:
 def test_a_model_of_long_rows_runs_on_its_node_and_says_how() -> None:
     """LLaMA2-70B, rows of 8,192 elements: one slot, and with pieces that a user names another time."""
     call: dict[str, Any] = {"hw": NPUS, "workload": "llama2_70b", "seq": 4096, "numerics": False}
-    result = npusim.run("layer", **call)
+    result: Any = npusim.run("layer", **call)
     assert f"norm: buffers=1: {SMALLER}" in result.notes
-    cut = npusim.run("layer", tiling={"rows": "rows:piece=4096"}, **call)
+    cut: Any = npusim.run("layer", tiling={"rows": "rows:piece=4096"}, **call)
     assert not any(SMALLER in note for note in cut.notes)
     assert cut.timing.parts_s["norm"] < result.timing.parts_s["norm"]
     assert cut.timing.parts_s["qkv"] == result.timing.parts_s["qkv"]
@@ -342,7 +342,7 @@ def test_a_model_of_long_rows_runs_on_its_node_and_says_how() -> None:
 @pytest.mark.parametrize("hw", ["h200", "v100"])
 def test_a_model_runs_on_one_gpu_and_its_rows_move_their_bytes(hw: str) -> None:
     """No kernel of rows takes less than its bytes take through L2, or more than twice what they take from memory."""
-    result = npusim.run("layer", hw=hw, workload="llama2_7b", seq=2048, numerics=False)
+    result: Any = npusim.run("layer", hw=hw, workload="llama2_7b", seq=2048, numerics=False)
     device = load_device(hw)
     p = result.problem
     moved = {
