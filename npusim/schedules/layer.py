@@ -185,8 +185,9 @@ def layer_tasks(
     tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
     ends: list[int] = []
     if tiling.blocks == 1 or strategy != "none":
-        tasks += attention_tasks(p.attention, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
-        block = RowBlock(0, p.rows, (_product("projection", p.rows, p.hidden, p.width, p),))
+        place = (len(tasks) - 1,), len(tasks), p.cached.kv_bytes()
+        tasks += attention_tasks(p.attention, strategy, tiling.attention, device, *place)
+        block = RowBlock(0, p.rows, _behind(p, p.rows))
         tasks += block_tasks(0, block, (len(tasks) - 1,))
         ends.append(_reduced(tasks, comm, 0, block, is_overlapped=False))
         cuts = cuts if strategy == "none" else [(0, p.rows)]
@@ -194,7 +195,7 @@ def layer_tasks(
         for index, (row, rows) in enumerate(cuts):
             pieces = (attention_kernel(q, tiling.attention, device) for q in row_pieces(p.attention, row, rows))
             attention = NodeKernel("attention", tuple(c for k in pieces for c in k.children))
-            block = RowBlock(row, rows, (attention, _product("projection", rows, p.hidden, p.width, p, is_fused=True)))
+            block = RowBlock(row, rows, (attention, *_behind(p, rows, is_fused=True)))
             tasks += block_tasks(index, block)
             ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
     for index, (row, rows) in enumerate(cuts):
@@ -217,8 +218,21 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     # A latent's rotated key is one for all heads.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
-    products = (_product(name, p.rows, columns, length, p) for name, columns, length in p.projections())
+    named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
+    products = [_product(name, p.rows, columns, length, p) for name, columns, length in named]
+    if p.latent is not None and p.is_absorbed:
+        sizes = p.latent.kv_lora_rank, p.latent.nope_head_dim
+        products.append(_product("q to latents", p.rows, *sizes, p, count=p.heads))
     return (_norm(p, p.rows), *products, _rows(turned, "rotary"))
+
+
+def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
+    """Return what comes behind attention: the products that make values of latents, where it leaves these, and O's."""
+    projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
+    if p.latent is None or not p.is_absorbed:
+        return (projection,)
+    sizes = p.value_head_dim, p.latent.kv_lora_rank
+    return _product("latents to v", rows, *sizes, p, count=p.heads), projection
 
 
 def _norm(p: ModelProblem, rows: int) -> NodeKernel:
@@ -296,11 +310,18 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
 
 
 def attention_tasks(
-    problem: Problem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
+    problem: Problem,
+    strategy: Strategy,
+    name: str,
+    device: NodeDevice,
+    after: tuple[int, ...] = (),
+    first: int = 0,
+    kept_bytes: int = 0,
 ) -> list[Task]:
     """Return attention with K and V where ``strategy`` keeps them; the last task has its result.
 
-    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.
+    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.  ``kept_bytes``: of K
+    and V, or of latents, in a cache; 0: those of ``problem``.
 
     Raises `TilingError` if the node's file lacks what the strategy needs: a link to the host, or its cores.
     """
@@ -312,7 +333,9 @@ def attention_tasks(
     if strategy == "none":
         return block_tasks(0, block, after)
     if problem.seq_q > 1:  # K and V go down beside the attention that reads them
-        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", problem.kv_bytes(), is_bulk=True))
+        down = CopyOp(
+            "offload 0", DOWN, "DOWN", (), call=CopyCall("down", kept_bytes or problem.kv_bytes(), is_bulk=True)
+        )
         return [Task(down, after), *block_tasks(0, block, after)]
     kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
     if strategy == "classic":

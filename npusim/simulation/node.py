@@ -343,6 +343,10 @@ def _weights(what: ModelProblem) -> str:
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
     parts += [f"its shapes {total / 1e9:.1f}"] if what.parameters else []
     parts += [f"{active / 1e9:.1f} a token, vocabulary included"] if what.experts else []
+    if what.stored is not None:
+        parts += [
+            f"{what.stored.of} stored in {what.stored.bits:g} bits, read by products as {what.dtype} (not modelled)"
+        ]
     parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
     return ", ".join(parts)
 

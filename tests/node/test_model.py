@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.config.layers import Experts, LatentAttention, ModelProblem
-from npusim.config.load import load_device
+from npusim.config.layers import Experts, LatentAttention, ModelProblem, StoredWeights
+from npusim.config.load import load_device, load_workload
 from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -303,6 +303,52 @@ def test_what_stands_between_products_is_what_float64_says(what: Any, hw: str) -
     }
     for name, values in expected[what]().items():
         np.testing.assert_allclose(written[name].reshape(values.shape).astype(float), values, rtol=4e-3, atol=4e-3)
+
+
+LATENT = ModelProblem.around(
+    Problem(heads=16, head_dim=192, value_head_dim=128, seq_q=1, seq_kv=4096, causal=True, causal_offset=4095),
+    ranks=8,
+    hidden=2048,
+    layers=3,
+    intermediate=4096,
+    latent=LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64),
+)
+
+
+def test_a_cache_of_latents_has_their_bytes_and_decoding_meets_them() -> None:
+    """576 elements a token for all heads, where K and V of 16 heads have 5,120."""
+    machine, size = load_node_device(NPUS), 4096 * 576 * 2
+    prefill = LATENT.model_copy(update={"seq_q": 4096, "causal_offset": 0})
+    assert memory_plan(LATENT, machine).kv_bytes == memory_plan(prefill, machine).kv_bytes == size
+    assert LATENT.attention.kv_bytes() == size
+    assert prefill.attention.kv_bytes() == 4096 * 16 * (192 + 128) * 2
+    decoded, filled = timed(LATENT), timed(prefill)
+    assert {"q to latents", "latents to v"} <= set(decoded.parts_s)
+    assert "kv" not in decoded.parts_s
+    assert "kv" in filled.parts_s
+    # W_UK and W_UV are multiplied whole on either way: attention alone has more operations on latents.
+    products = [p.layer_flops(is_dense=True) - p.attention.flops() for p in (LATENT, prefill)]
+    assert products[0] * prefill.rows == products[1]
+    assert LATENT.attention.flops() == 2 * 16 * (576 + 512) * 4096
+    down = [
+        task.op.call
+        for task in layer_tasks(prefill, LayerTiling(), load_node_device(GPUS), None, "classic")
+        if task.op.label.startswith("offload")
+    ]
+    assert [call.size_bytes for call in down] == [size]
+
+
+def test_a_model_of_stored_weights_says_what_its_products_read() -> None:
+    load = load_workload("deepseek_v3").model_copy(update={"stored": StoredWeights(bits=8.0)})
+    small = load.model_copy(update={"layers": 6, "experts": load.experts.model_copy(update={"dense_layers": 3})})
+    result: Any = npusim.run("layer", hw=NPUS, workload=small, phase="decode", seq=4096, numerics=False)
+    text = "layers stored in 8 bits, read by products as bfloat16 (not modelled)"
+    assert any(text in note for note in result.notes)
+    assert not any("latent cache" in note for note in result.notes)
+    whole = load_workload("deepseek_v3").model(load.problem(tensor_parallel=8), 8)
+    machine = load_node_device(NPUS)
+    tenants = memory_plan(load.model(load.problem(tensor_parallel=8), 8), machine).tenants
+    assert tenants["weights"] * 2 == memory_plan(whole, machine).tenants["weights"]
 
 
 def test_rows_that_do_not_fit_twice_have_one_slot_or_are_cut() -> None:
