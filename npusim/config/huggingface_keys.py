@@ -52,6 +52,8 @@ _NEUTRAL = re.compile(
     """,
     re.VERBOSE,
 )
+#: Letters of a key beyond which it is none of these.
+_LONGEST = 64
 #: Values at which a key changes nothing.
 _WITHOUT_EFFECT: Mapping[str, object] = MappingProxyType(
     {"scale_attn_weights": True, "expansion_ratio": 4, "mlp_ratio": 4, "embedding_fraction": 1.0, "attn_scale": 0.1}
@@ -71,6 +73,7 @@ def unread_keys(config: Mapping[str, Any], read: Collection[str]) -> Iterator[st
     # Widths that change nothing where they are the hidden size.
     same = {**_WITHOUT_EFFECT, **dict.fromkeys(("word_embed_proj_dim", "embedding_size"), config.get("hidden_size"))}
     for key, value in {**config, **parts}.items():
-        is_known = key in read or _NEUTRAL.fullmatch(key) or (key.startswith("index_") and config.get("index_topk"))
+        is_neutral = len(key) <= _LONGEST and _NEUTRAL.fullmatch(key)
+        is_known = key in read or is_neutral or (key.startswith("index_") and config.get("index_topk"))
         if value and not is_known and value != same.get(key):
-            yield key
+            yield key or '""'

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from npusim.config.huggingface import import_config, workload_yaml
+from npusim.config.huggingface_keys import unread_keys
 from npusim.config.load import load_workload
 from npusim.errors import SpecError
 from npusim.report.inputs import read_as
@@ -462,6 +464,36 @@ def test_a_file_without_a_model_type_is_not_taken_for_a_known_one(imported: Call
     inner = {key: value for key, value in LLAMA_3_8B.items() if key != "model_type"}
     assert list(imported({"model_type": "new", "text_config": inner}).left_out()) == ["model_type"]
     assert imported({"model_type": "llava", "text_config": inner}).left_out() == {}
+
+
+def test_keys_that_nobody_would_write_are_listed_at_once() -> None:
+    """Alternatives of an expression that try each of a long key's places would take hours."""
+    begun = time.process_time()
+    keys = ["dropout_" * 100_000 + "!", "", "a\nb"]
+    assert list(unread_keys({"model_type": "llama", **dict.fromkeys(keys, 1)}, ("model_type",))) == [
+        keys[0],
+        '""',
+        keys[2],
+    ]
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("attention_bias", "bos_token_id", "hidden_dropout_prob", "initializer_range", "rms_norm_eps", "rope_theta"),
+        *("attn_pdrop", "vision_config", "router_aux_loss_coef", "mlp_bias", "_attn_implementation_autoset"),
+    ],
+)
+def test_keys_that_change_nothing_are_not_listed(key: str) -> None:
+    assert not list(unread_keys({"model_type": "llama", key: 1}, ("model_type",)))
+
+
+@pytest.mark.parametrize(
+    "key", ["attention_sink_bias", "relative_attention_bias", "token_drop_ratio", "rope_head_dim", "output_size"]
+)
+def test_keys_that_are_called_almost_so_are_listed(key: str) -> None:
+    assert list(unread_keys({"model_type": "llama", key: 1}, ("model_type",))) == [key]
 
 
 def test_what_mpt_says_of_its_attention_is_read(imported: Callable[..., Workload]) -> None:
