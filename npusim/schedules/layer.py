@@ -164,8 +164,6 @@ def _as_named(task: Task, tiling: LayerTiling) -> Task:
     """Return a task whose kernels of rows are those that the tiling names."""
     if tiling.rows == "auto" or not isinstance(task.op, KernelOp) or task.op.kernel.role != "rows":
         return task
-    if tiling.rows.partition(":")[0] != "rows":
-        raise TilingError(f"rows: {tiling.rows} is no kernel of rows; allowed: auto, rows, rows:FIELD=VALUE")
     kernel = task.op.kernel
     children = [Child.named(tiling.rows, "rows", c.problem) if c.schedule == "rows" else c for c in kernel.children]
     return replace(task, op=replace(task.op, kernel=replace(kernel, children=tuple(children))))
@@ -185,8 +183,7 @@ def layer_tasks(
     tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
     ends: list[int] = []
     if tiling.blocks == 1 or strategy != "none":
-        place = (len(tasks) - 1,), len(tasks), p.cached.kv_bytes()
-        tasks += attention_tasks(p.attention, strategy, tiling.attention, device, *place)
+        tasks += attention_tasks(p, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
         block = RowBlock(0, p.rows, _behind(p, p.rows))
         tasks += block_tasks(0, block, (len(tasks) - 1,))
         ends.append(_reduced(tasks, comm, 0, block, is_overlapped=False))
@@ -310,22 +307,16 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
 
 
 def attention_tasks(
-    problem: Problem,
-    strategy: Strategy,
-    name: str,
-    device: NodeDevice,
-    after: tuple[int, ...] = (),
-    first: int = 0,
-    kept_bytes: int = 0,
+    p: SharedProblem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
 ) -> list[Task]:
     """Return attention with K and V where ``strategy`` keeps them; the last task has its result.
 
-    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.  ``kept_bytes``: of K
-    and V, or of latents, in a cache; 0: those of ``problem``.
+    ``first`` is the number that the first task gets, ``after`` what has the token's Q, K and V.
 
     Raises `TilingError` if the node's file lacks what the strategy needs: a link to the host, or its cores.
     """
     check_host(device, strategy)
+    problem = p.attention
     kernel = attention_kernel(problem, name, device)
     width = get_format(problem.dtype).size_bytes
     row = problem.batch * width
@@ -333,9 +324,7 @@ def attention_tasks(
     if strategy == "none":
         return block_tasks(0, block, after)
     if problem.seq_q > 1:  # K and V go down beside the attention that reads them
-        down = CopyOp(
-            "offload 0", DOWN, "DOWN", (), call=CopyCall("down", kept_bytes or problem.kv_bytes(), is_bulk=True)
-        )
+        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", p.cached.kv_bytes(), is_bulk=True))
         return [Task(down, after), *block_tasks(0, block, after)]
     kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
     if strategy == "classic":
@@ -372,7 +361,7 @@ def _offload(
     Raises `TilingError` for more ranks than devices, or a node whose file has no host.
     """
     check_ranks(device.node, problem.ranks)
-    tasks = attention_tasks(problem.attention, strategy, tiling.attention, device)
+    tasks = attention_tasks(problem, strategy, tiling.attention, device)
     return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
 
 
