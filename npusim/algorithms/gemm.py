@@ -18,7 +18,7 @@ from npusim.algorithms.split import even, split_blocks, tiles_of
 from npusim.ir.tile import GlobalTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 def product(a: Value, b: Value, fmt: str, role: str) -> Value:
@@ -149,6 +149,18 @@ def norm(x: Value, update: Value, fmt: str, mean: float) -> tuple[Value, Value]:
     return total, (total.to(WIDE) * rsqrt(square)).to(fmt)
 
 
+@kernel(results="sum y", x="row col", update="row col")
+def norm_by_pieces(x: Value, update: Value, fmt: str, mean: float) -> Iterator[tuple[Value, Value]]:
+    """The same of rows that do not fit: their squares piece by piece, then the results, of inputs read again."""
+    square = full("row", 0.0, WIDE)
+    for xj, uj in tiles(x, update):
+        wide = (xj + uj).to(WIDE)
+        square = square + (wide * wide).sum()
+    for xj, uj in tiles(x, update):
+        total = xj + uj
+        yield total, (total.to(WIDE) * rsqrt(square * mean + EPSILON)).to(fmt)
+
+
 @kernel(results="sum y", x="row col", update="row col", cos="row col", sin="row col")
 def rotary(x: Value, update: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
     """Halves of a head turned by an angle a row and column (Su et al. 2021)."""
@@ -198,22 +210,27 @@ WHOLE_ROWS = ("norm", "route")
 
 
 def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int, int], parts: int = 1) -> Phase:
-    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block."""
+    """Return ``what`` of ``shape`` (heads, rows, columns), a ``tile`` of rows and columns a block.
+
+    A norm's block has whole rows; of a narrower ``tile`` it goes through them column by column.
+    """
     heads, rows, cols = shape
     if what == "sum":
         total = GlobalTensor("y", 1, heads, rows, cols, fmt, "output")
         stacked = Stacked("split", parts, replace(total, name="x", batch=parts, role="input"))
         return _sum_of("sum", stacked, total, tile)
-    one = KERNELS[what]
+    is_cut = what == "norm" and tile[1] < cols
+    one = norm_by_pieces if is_cut else KERNELS[what]
 
     def tensor(n: str) -> GlobalTensor:
         role: Literal["input", "output"] = "output" if n in one.results else "input"
         return GlobalTensor(n, 1, 1 if n in SHARED else heads, rows, cols, fmt, role)
 
     out = [tensor(n) for n in one.results]
+    by_rows = ("row", tile[0])
     return one.phase(
         what,
-        grid(out[-1], ("row", tile[0]), ("col", tile[1])),
+        with_columns(grid(out[-1], by_rows), cols, tile[1]) if is_cut else grid(out[-1], by_rows, ("col", tile[1])),
         {"row": tile[0], "col": min(tile[1], cols)},
         out,
         **dict[str, Any]((n, tensor(n)) for n in one.axes),

@@ -184,7 +184,7 @@ def import_workload(
 ) -> None:
     """Make a workload from a model's Hugging Face config.json."""
     from npusim.config.huggingface import import_config, workload_yaml
-    from npusim.report.inputs import not_modelled
+    from npusim.report.inputs import not_modelled, read_as
 
     if out is not None and out.suffix not in (".yaml", ".yml"):
         raise SpecError(f"--out {out}: workload files end in .yaml")
@@ -195,5 +195,6 @@ def import_workload(
         write(out, workload_yaml(load), f"  (npusim run flash -w {out})")
     elif not json:
         typer.echo(workload_yaml(load), nl=False)
+    say(f"read as: {read_as(load)}")
     for cell in not_modelled(load):
         say(f"not modelled: {cell.text}" if cell.style else cell.text)

@@ -152,16 +152,19 @@ def export_rows(
     dtype: Annotated[
         Literal["float16", "bfloat16"] | None, o.option("--dtype FORMAT", "Of inputs.", shown="float16")
     ] = None,
+    force: Annotated[bool, o.option("--force", "Replace a file that is no such table.")] = False,
 ) -> None:
     """Write predicted latencies of a grid of shapes as a table that serving simulators read.
 
     The last column, band, is how far nine in ten such times are expected to be from measured ones, of each shape; empty
     where none was measured.
     """
-    from npusim.report.latency_rows import latency_rows
+    from npusim.report.latency_rows import latency_rows, refuse_other_table
     from npusim.report.output import check_file_writable
 
     check_file_writable(file)
+    if not force:
+        refuse_other_table(file)
     given = o.key_values(grid, "--grid")
     axes = {n: [o.count(f"--grid {n}")(value) for value in o.names(text, f"--grid {n}")] for n, text in given.items()}
     with progress("predicting") as advance:

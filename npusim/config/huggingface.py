@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +20,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from npusim.config.document import read_text
-from npusim.config.layers import Experts, LatentAttention
+from npusim.config.huggingface_keys import unread_keys
+from npusim.config.layers import Experts, LatentAttention, StoredWeights
 from npusim.config.messages import explain
-from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, fault_at
+from npusim.config.model import HeadCount, NonNegativeInt, PositiveInt, StrictBool, fault_at
 from npusim.config.workload import OF_PROBLEM, WORKLOAD_SCHEMA, Unmodelled, Workload, shared_heads
 from npusim.errors import SpecError
 
@@ -30,6 +31,12 @@ from npusim.errors import SpecError
 _DEFAULT_SEQ = 4096
 
 _GATED_ACTIVATIONS = frozenset(("silu", "swish", "swiglu", "geglu"))
+_PLAIN_ACTIVATIONS = _GATED_ACTIVATIONS | {
+    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "quick_gelu"),
+    *("mish", "relu", "relu2", "relu6", "tanh", "xielu"),
+}
+#: Bits of a weight by ``quant_method``: MXFP4 has a scale of 8 bits for 32 values; FP8's, for 128 x 128, are left out.
+_STORED_BITS = MappingProxyType({"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25})
 _DTYPES = ("float16", "bfloat16", "float32")
 
 ENCODERS = frozenset(
@@ -91,15 +98,22 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gemma": _family(3072, 24576, 28, 16, **{**_GEMMA, "num_key_value_heads": 16}),
         "gemma2": _family(2304, 9216, 26, 8, **_GEMMA, sliding_window=4096, attn_logit_softcapping=50.0),
         "gemma3_text": _family(2304, 9216, 26, 8, **{**_GEMMA, "vocab_size": 262208}, sliding_window=4096),
-        "deepseek_v32": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
+        "deepseek_v32": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA, index_topk=2048),
         "deepseek_v3": _family(7168, 18432, 61, 128, **_DEEPSEEK, **_MLA),
     }
 )
 #: Multimodal configs whose text part may leave out its own type.
 _TEXT_TYPES = MappingProxyType({"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"})
-_INHERITED = ("torch_dtype", "dtype")
+_DTYPE_KEYS = ("torch_dtype", "dtype")
 
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: Where MPT says in a part of its own what others say at the top.
+_OF_MPT = MappingProxyType(
+    {"kv_n_heads": "num_key_value_heads", "softmax_scale": "attention_multiplier", "alibi": "alibi"}
+)
+FFN_WIDTH = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "hidden_dim")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "top_k_experts")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def _named(default: Any, *names: str) -> Any:
@@ -108,40 +122,39 @@ def _named(default: Any, *names: str) -> Any:
 
 
 class HuggingFaceConfig(BaseModel):
-    """The keys of a ``config.json`` that say something about attention; all others are ignored."""
+    """The keys of a ``config.json`` that are read; `unread_keys` says which of the others may matter."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     model_type: str = ""
-    hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model"))
+    hidden_size: PositiveInt = Field(validation_alias=AliasChoices("hidden_size", "n_embd", "d_model", "dim"))
     heads: HeadCount = Field(validation_alias=AliasChoices("num_attention_heads", "num_heads", "n_head", "n_heads"))
     kv_heads: HeadCount | None = _named(None, "num_key_value_heads", "num_kv_heads", "multi_query_group_num")
     multi_query: bool = _named(False, "multi_query", "multi_query_attention")
     new_decoder_architecture: bool = False
-    layers: PositiveInt = Field(validation_alias=AliasChoices("num_hidden_layers", "num_layers", "n_layer", "n_layers"))
+    layers: PositiveInt = Field(validation_alias=AliasChoices(*_LAYERS))
     head_dim: PositiveInt | None = _named(None, "head_dim", "kv_channels")
-    intermediate_size: PositiveInt | None = _named(None, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    intermediate_size: PositiveInt | None = _named(None, *FFN_WIDTH)
     dense_size: PositiveInt | None = _named(None, "intermediate_size_mlp")
     vocab_size: PositiveInt | None = None
     tied: bool | None = _named(None, "tie_word_embeddings")
-    activation: str | None = _named(None, "hidden_act", "activation_function", "hidden_activation")
+    activation: str | None = _named(None, "hidden_act", "activation_function", "hidden_activation", "activation")
     max_positions: int | None = _named(None, "max_position_embeddings", "n_positions", "n_ctx")
     dtype: str | None = _named(None, "dtype", "torch_dtype")
     is_decoder: bool | None = None
     is_encoder_decoder: bool = False
     image_size: object = None
     patch_size: object = None
-    sliding_window: int | None = None
+    sliding_window: int | None = _named(None, "sliding_window", "sliding_window_size")
     use_sliding_window: bool | None = None
     max_window_layers: int | None = None
-    sliding_window_pattern: int | None = None
-    layer_types: tuple[str, ...] | None = None
+    sliding_window_pattern: int | str | None = None
+    layer_types: tuple[str, ...] | None = _named(None, "layer_types", "layers_block_type")
     query_pre_attn_scalar: PositiveNumber | None = None
     attention_multiplier: PositiveNumber | None = None
     rope_scaling: dict[str, object] | None = _named(None, "rope_scaling", "rope_parameters")
     softcap: PositiveNumber | None = _named(None, "attn_logit_softcapping")
     alibi: bool = _named(False, "alibi", "use_alibi")
-    attn_config: dict[str, object] | None = None
     position_embedding_type: str | None = None
     relative_attention_num_buckets: int | None = None
     attention_chunk_size: PositiveInt | None = None
@@ -154,47 +167,49 @@ class HuggingFaceConfig(BaseModel):
     qk_rope_head_dim: PositiveInt | None = None
     v_head_dim: PositiveInt | None = None
     experts: NonNegativeInt | None = _named(None, "n_routed_experts", "num_local_experts", "num_experts")
-    experts_per_token: NonNegativeInt | None = _named(None, "num_experts_per_tok", "experts_per_token", "moe_topk")
+    experts_per_token: NonNegativeInt | None = _named(None, *EXPERTS_PER_TOKEN)
     expert_size: PositiveInt | None = _named(None, "moe_intermediate_size")
     shared_experts: NonNegativeInt | None = _named(None, "n_shared_experts", "num_shared_experts")
     shared_expert_size: NonNegativeInt | None = _named(None, "shared_expert_intermediate_size")
     first_dense: NonNegativeInt = _named(0, "first_k_dense_replace")
     sparse_step: PositiveInt = _named(1, "decoder_sparse_step", "interleave_moe_layer_step")
-    layer_freq: PositiveInt = _named(1, "moe_layer_freq")
+    layer_freq: PositiveInt | tuple[StrictBool | NonNegativeInt, ...] = _named(1, "moe_layer_freq")
     dense_layers: tuple[NonNegativeInt, ...] = _named((), "mlp_only_layers")
     quantization: dict[str, object] | None = _named(None, "quantization_config")
-    #: Keys that say there are experts in a form that is not read.
-    other_experts: tuple[str, ...] = ()
+    #: Keys that nothing reads and that may change what is computed.
+    unread: tuple[str, ...] = ()
 
 
 #: What a workload file leaves out at its default; a data recipe must keep its kind, and is left out whole.
-_LEFT_OUT = ("batch", "data", "unmodelled")
+_LEFT_OUT = ("batch", "data", "unmodelled", "unread")
 
 
 def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model of a config with what its file leaves out; unknown types as they are."""
+    """Return the text model of a config with what its file leaves out, and which of its keys nothing reads."""
     inner = data.get("text_config")
     config = dict(data)
     if isinstance(inner, dict) and "num_attention_heads" not in data:
-        is_stated = any(inner.get(key) is not None for key in _INHERITED)
-        inherited = {} if is_stated else {key: data[key] for key in _INHERITED if data.get(key) is not None}
-        text_type = _TEXT_TYPES.get(str(data.get("model_type", "")))
-        config = {**({"model_type": text_type} if text_type else {}), **inner, **inherited}
+        is_stated = any(inner.get(key) is not None for key in _DTYPE_KEYS)
+        above = ("quantization_config", *(() if is_stated else _DTYPE_KEYS))
+        inherited = {key: data[key] for key in above if data.get(key) is not None and inner.get(key) is None}
+        outer = str(data.get("model_type", ""))
+        config = {"model_type": _TEXT_TYPES.get(outer, outer), **inner, **inherited}
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if isinstance(kinds, list) and kinds and not any(config.get(key) for key in _LAYERS):
+        config["num_hidden_layers"] = len(kinds)
     defaults = dict(_DEFAULTS.get(str(config.get("model_type", "")), {}))
     if "hidden_activation" in config:
         defaults.pop("hidden_act", None)
-    return {**defaults, **config, "other_experts": _unread_experts(config)}
-
-
-def _unread_experts(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys by which a config has experts that `HuggingFaceConfig` does not read."""
-    aliases = [f.validation_alias for f in HuggingFaceConfig.model_fields.values()]
-    names = {str(n) for a in aliases for n in (a.choices if isinstance(a, AliasChoices) else (a,))}
-    flat = {**config, **{f"{k}.{n}": v for k, x in config.items() if isinstance(x, dict) for n, v in x.items()}}
-    counts = {k for k, v in flat.items() if "expert" in k and isinstance(v, int) and v > 1 and k not in names}
-    has_counts = any(config.get(key) for key in names if "expert" in key)
-    # Beside a count that is read, only what says which layers have experts matters.
-    return tuple(sorted(k for k in counts if not has_counts or "layer" in k))
+    aliases = [f.validation_alias or n for n, f in HuggingFaceConfig.model_fields.items()]
+    read = {str(n) for a in aliases for n in (a.choices if isinstance(a, AliasChoices) else (a,))}
+    part, stored = config.get("attn_config"), config.get("quantization_config")
+    if isinstance(part, dict):
+        read.add("attn_config")
+        defaults |= {key: part[name] for name, key in _OF_MPT.items() if part.get(name)}
+        defaults |= {"multi_query": True} if part.get("attn_type") == "multiquery_attention" else {}
+    if isinstance(stored, dict) and not _stored_bits(stored):
+        read.remove("quantization_config")
+    return {**defaults, **config, "unread": tuple(unread_keys(config, read))}
 
 
 def import_config(
@@ -215,8 +230,9 @@ def import_config(
     prefill, ``nope + rope`` by ``v``; the factor of the scores is ``query_pre_attn_scalar``'s,
     ``attention_multiplier``'s or YaRN's where those say one.  The text model of a multimodal config is
     taken, and what a file leaves to the library's defaults is filled in.  What
-    npusim does not compute stands in ``unmodelled``.
-    Without a stated dtype: float16.
+    npusim does not compute stands in ``unmodelled``; an unknown model type, and keys that nothing reads and that
+    may change attention, caches or parameters, stand in ``unread``.  Without a stated dtype: float16; without a
+    known activation the FFN has two matrices, and ``source`` says so.
 
     Raises
     ------
@@ -251,12 +267,15 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
     # Before the workload checks it: this fault is the command line's, not the file's.
     shared_heads(heads, kv_heads, options["tensor_parallel"])
     window, chunk, local_layers = _windows(config)
+    positions = config.position_embedding_type
     model = f"{config.model_type or 'model'}: {config.layers} layers"
     return Workload(
         schema=WORKLOAD_SCHEMA,
         name=options["name"] or _name(path, config),
         description=f"{model}, {heads} heads of {head_dim}, {kv_heads} KV heads",
-        source=f"{path.name} ({config.model_type or 'unknown model type'}){_dtype_note(config, options['dtype'])}",
+        source="; ".join(
+            (f"{path.name} ({config.model_type or 'no model type'})", *_assumed(config, options["dtype"]))
+        ),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -272,10 +291,12 @@ def _workload_of(config: HuggingFaceConfig, path: Path, text: str, options: Mapp
         chunk=chunk,
         local_layers=local_layers,
         softcap=config.softcap,
-        alibi=bool(config.model_type in ALIBI or config.alibi or (config.attn_config or {}).get("alibi")),
+        alibi=config.model_type in ALIBI or config.alibi or positions == "alibi",
         sink_logits=config.model_type in SINKS,
         scale=_scale(config, head_dim),
         unmodelled=_unmodelled(config),
+        unread=config.unread,
+        stored=_stored(config),
         latent=latent,
         tensor_parallel=options["tensor_parallel"],
         batch=options["batch"],
@@ -367,7 +388,11 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
         return None, None, 0
     pattern = config.sliding_window_pattern or WINDOW_PATTERNS.get(config.model_type)
     if kinds is not None:
-        sliding = sum(kind.startswith("sliding") for kind in kinds)
+        sliding = sum(kind.startswith(("sliding", "local")) for kind in kinds)
+    elif isinstance(pattern, str):  # EXAONE 4: the last layer sees everything
+        if not set(pattern) <= {"L", "G"}:
+            raise fault_at("sliding_window_pattern", f"{pattern!r}: allowed: a number, or L (local) and G (global)")
+        sliding = sum(pattern[layer % len(pattern)] == "L" for layer in range(config.layers - 1))
     elif pattern:
         sliding = config.layers - config.layers // pattern
     elif config.use_sliding_window and config.max_window_layers is not None:
@@ -379,17 +404,16 @@ def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
 
 
 def _is_gated(config: HuggingFaceConfig) -> bool:
-    kind = config.model_type
-    if kind in GATED:
-        return True
-    return kind not in ENCODERS | TWO_MATRIX_DECODERS and config.activation in _GATED_ACTIVATIONS
+    return config.model_type in GATED or (not _says_gated(config) and config.activation in _GATED_ACTIVATIONS)
+
+
+def _says_gated(config: HuggingFaceConfig) -> bool:
+    """Return whether the model type says if an FFN has a gating matrix, whatever its activation."""
+    return config.model_type in GATED | ENCODERS | TWO_MATRIX_DECODERS
 
 
 def _experts(config: HuggingFaceConfig) -> Experts | None:
-    """Return the mixture of experts, None for a dense model; refuse by name what is not read."""
-    if config.other_experts:
-        key = config.other_experts[0]
-        raise fault_at(key.partition(".")[0], f"{key}: experts in a form that is not read; write a workload file")
+    """Return the mixture of experts, None for a dense model."""
     if (config.experts or 0) < 2:
         return None
     if not config.experts_per_token:
@@ -400,9 +424,13 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
     if width is None:
         raise fault_at("moe_intermediate_size", f"missing, and there are {config.experts} experts")
     shared = config.shared_experts or (1 if config.model_type in SHARED_EXPERT else 0)
-    # Qwen and Llama 4 count layers from 1, DeepSeek from 0.
+    freq = config.layer_freq
+    sparse = freq if isinstance(freq, tuple) else [i % freq == 0 for i in range(config.layers)]
+    if len(sparse) != config.layers:
+        raise fault_at("moe_layer_freq", f"{len(sparse)} entries, and there are {config.layers} layers")
+    # Qwen and Llama 4 count layers from 1, DeepSeek from 0; a list says it of each layer.
     dense = [
-        i < config.first_dense or i in config.dense_layers or (i + 1) % config.sparse_step or i % config.layer_freq
+        i < config.first_dense or i in config.dense_layers or (i + 1) % config.sparse_step or not sparse[i]
         for i in range(config.layers)
     ]
     return Experts(
@@ -414,11 +442,30 @@ def _experts(config: HuggingFaceConfig) -> Experts | None:
     )
 
 
-def _dtype_note(config: HuggingFaceConfig, chosen: str | None) -> str:
-    """Return what is to be said of a format that the file does not state, or that its weights do not have."""
-    method = (config.quantization or {}).get("quant_method")
-    note = "" if chosen or config.dtype else "; it states no dtype: float16"
-    return note + (f"; its weights are stored as {method}, and counted with 16 bits" if method else "")
+def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
+    """Yield what is assumed as the file does not state it, and what is known of how weights are stored."""
+    if not (chosen or config.dtype):
+        yield "it states no dtype: float16"
+    if not _says_gated(config) and config.activation not in _PLAIN_ACTIVATIONS:
+        what = "no activation" if config.activation is None else f"an unknown activation, {config.activation}"
+        yield f"it states {what}: an FFN of two matrices"
+    if config.quantization and not _stored_bits(config.quantization):
+        yield f"its weights are stored as {config.quantization.get('quant_method')}, and counted with 16 bits"
+
+
+def _stored_bits(spec: Mapping[str, Any]) -> float | None:
+    """Return the bits of a quantised weight with its share of scales and zeros; None where they are not known."""
+    method, bits, group = (spec.get(key) for key in ("quant_method", "bits", "group_size"))
+    if method not in ("awq", "gptq") or not isinstance(bits, int):
+        return _STORED_BITS.get(str(method))
+    return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0.0)  # a scale and a zero a group
+
+
+def _stored(config: HuggingFaceConfig) -> StoredWeights | None:
+    """Return how weights are stored, None where as Q, K and V are; MXFP4 is that of experts alone (gpt_oss)."""
+    spec = config.quantization or {}
+    bits = _stored_bits(spec)
+    return StoredWeights(bits=bits, of="experts" if spec["quant_method"] == "mxfp4" else "layers") if bits else None
 
 
 def _dtype(config: HuggingFaceConfig, key: str) -> Literal["float16", "bfloat16", "float32"]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.model import NonNegativeInt, PositiveInt, SpecModel, StrictBool, fault_at
+from npusim.config.model import NonNegativeInt, PositiveFloat, PositiveInt, SpecModel, StrictBool, fault_at
 from npusim.config.problem import LayerProblem, Problem
 from npusim.units import ceil_div
 
@@ -54,6 +54,13 @@ class Experts(SpecModel):
         return round(self.count * (1.0 - (1.0 - self.per_token / self.count) ** tokens))
 
 
+class StoredWeights(SpecModel):
+    """How the matrices of a model's layers are stored, where not in 16 bits; the vocabulary's are not stored so."""
+
+    bits: PositiveFloat = Field(description="of a weight, its share of scales included")
+    of: Literal["layers", "experts"] = Field(default="layers", description="matrices stored so; others have 16 bits")
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Weights of a model's matrices, all of them and those that one token takes; norms and biases are left out."""
@@ -79,8 +86,9 @@ class ModelProblem(LayerProblem):
     With ``gated`` an FFN has a third matrix.  ``vocab`` 0: unknown, no matrix for it; ``tied``: one matrix for
     both ends.  ``model_kv_heads``: of the whole model, fewer than the devices hold where these hold copies; 0: all they
     hold.  ``parameters`` are those stated for the whole model, 0: those of its shapes.  ``latent``: Q, K and V
-    come from products of low rank.  ``local``: the attention of ``local_layers`` of the layers, of the same sizes but
-    with a window or chunk; they are taken to be spread evenly.
+    come from products of low rank, and a cache holds latents, which queries of a decoding step meet themselves.
+    ``stored``: weights that have not 16 bits.  ``local``: the attention of ``local_layers`` of the layers, of the same
+    sizes but with a window or chunk; they are taken to be spread evenly.
     """
 
     layers: PositiveInt
@@ -92,6 +100,7 @@ class ModelProblem(LayerProblem):
     parameters: NonNegativeInt = 0
     experts: Experts | None = None
     latent: LatentAttention | None = None
+    stored: StoredWeights | None = None
     local: Problem | None = None
     local_layers: NonNegativeInt = 0
 
@@ -107,6 +116,25 @@ class ModelProblem(LayerProblem):
         attention = self.local if is_local else None
         seen = {name: getattr(attention, name) for name in LOCAL} if attention else {}
         return self.model_copy(update={**seen, "local": None, "local_layers": 0})
+
+    @property
+    def is_absorbed(self) -> bool:
+        """Whether W_UK and W_UV are multiplied by Q and by what attention leaves, not by K and V."""
+        return self.latent is not None and self.seq_q < self.seq_kv
+
+    @property
+    def attention(self) -> Problem:
+        """Return the attention of one device."""
+        return self.cached if self.is_absorbed else super().attention
+
+    @property
+    def cached(self) -> Problem:
+        """Return the attention whose keys and values are what a cache holds: latents, where there are some."""
+        attention, latent = super().attention, self.latent
+        if latent is None:
+            return attention
+        sizes = {"kv_heads": 1, "head_dim": latent.width, "value_head_dim": latent.kv_lora_rank}
+        return attention.model_copy(update={**sizes, "values_in_keys": True})
 
     @property
     def qkv_width(self) -> int:
@@ -147,7 +175,8 @@ class ModelProblem(LayerProblem):
     def layer_flops(self, *, is_dense: bool) -> int:
         """Return the operations of one layer on one device."""
         product = 2 * sum(columns * length for _, columns, length in self.projections())
-        return super().flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
+        product += 2 * self.width * self.hidden
+        return self.attention.flops() + self.rows * (product + self.ffn_flops(is_dense=is_dense))
 
     def flops(self) -> int:
         """Return the operations of one layer on one device, of one with experts where there are such."""
@@ -173,3 +202,12 @@ class ModelProblem(LayerProblem):
             active = sparse * (always + matrix * experts.width * experts.per_token)
         vocabulary = self.vocab * self.hidden * (1 if self.tied else 2)
         return Parameters(layers + routed, layers + active, vocabulary)
+
+    def stored_bytes(self, bits: float = 16) -> float:
+        """Return the bytes of the layers' weights, of all devices; ``bits``: of those not `stored` in fewer."""
+        total, experts, stored = self.parameters or self.weights().layers, self.experts, self.stored
+        if stored is None:
+            return total * bits / 8
+        routed = 0 if experts is None else (self.layers - self.dense_layers) * experts.width * experts.count
+        other = 0 if stored.of == "layers" else total - (3 if self.gated else 2) * self.hidden * routed
+        return (other * bits + (total - other) * min(bits, stored.bits)) / 8

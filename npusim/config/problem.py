@@ -602,6 +602,11 @@ class SharedProblem(Problem):
         return Problem(**{name: getattr(self, name) for name in Problem.model_fields})
 
     @property
+    def cached(self) -> Problem:
+        """Return the attention whose keys and values are what a cache holds."""
+        return self.attention
+
+    @property
     def whole(self) -> Problem:
         """Return the attention of all heads."""
         heads = {"heads": self.heads * self.ranks, "kv_heads": self.kv_heads * self.ranks}

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from npusim.config.layers import Experts, LatentAttention, ModelProblem
+from npusim.config.layers import Experts, LatentAttention, ModelProblem, StoredWeights
 from npusim.config.model import (
     Count,
     HeadCount,
@@ -34,6 +34,8 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
         "sparse": "some keys only, chosen as they come",
     }
 )
+#: Keys of a config.json that mean more than others where nothing reads them.
+UNREAD: Mapping[str, str] = MappingProxyType({"model_type": "a type of model that is not known"})
 #: What is computed, and can be left out all the same, as what is not: what a run is like without it.
 OPTIONAL = ("window", "chunk", "softcap", "alibi", "sink_logits")
 #: Names that a run may be asked to ignore.
@@ -90,6 +92,10 @@ class Workload(CallFields):
     unmodelled: tuple[Unmodelled, ...] = Field(
         default=(), description="what else its attention does and npusim does not compute"
     )
+    unread: tuple[Text, ...] = Field(
+        default=(), description="keys of its config.json that nothing reads and that may change what is computed"
+    )
+    stored: StoredWeights | None = Field(default=None, description="weights, where not in 16 bits")
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share the heads")
     batch: Count = 1
@@ -193,7 +199,7 @@ class Workload(CallFields):
         missing = [name for name in ("hidden", "layers", "intermediate") if getattr(self, name) is None]
         if missing:
             raise SpecError(f"workload {self.name}: {', '.join(missing)}: missing; a model's layers need them")
-        names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied")
+        names = ("hidden", "layers", "intermediate", "gated", "experts", "latent", "tied", "stored")
         sizes = {name: getattr(self, name) for name in names}
         if local is not None and local != attention:
             sizes |= {"local": local, "local_layers": self.local_layers}
@@ -215,16 +221,18 @@ class Workload(CallFields):
 
     def left_out(self) -> dict[str, str]:
         """Return what npusim does not compute of this attention: name -> what it is."""
-        return {name: UNMODELLED[name] for name in self.unmodelled}
+        unread = {key: UNREAD.get(key, "a key of its config.json that nothing reads") for key in self.unread}
+        return {name: UNMODELLED[name] for name in self.unmodelled} | unread
 
     def ignored(self, ignore: Collection[str], models: Collection[str] = ()) -> tuple[str, ...]:
         """Return what a run leaves out, as a table says it; ``models``: what its schedule computes by itself.
 
         Raises `SpecError` for what is not modelled and not in ``ignore``, and for a name there that means nothing.
         """
-        unknown = [name for name in ignore if name not in IGNORABLE]
+        known = (*IGNORABLE, *self.unread)
+        unknown = [name for name in ignore if name not in known]
         if unknown:
-            raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(IGNORABLE)}")
+            raise SpecError(f"ignore {', '.join(unknown)}: there are {', '.join(known)}")
         parts = {name: what for name, what in self.left_out().items() if name not in models}
         refused = [f"{name} ({what})" for name, what in parts.items() if name not in ignore]
         if refused:

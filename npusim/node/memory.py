@@ -68,13 +68,13 @@ class MemoryPlan:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in ranked if size)
 
 
-def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight_bytes: float = HALF) -> MemoryPlan:
+def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, bits: float = 16) -> MemoryPlan:
     """Return the corrected plan of ``p`` on a node: its keys and ``output`` tokens more are kept.
 
-    ``weight_bytes`` are those of a weight.
+    ``bits`` are those of a weight that the model does not store in fewer.
     """
     node, rows = machine.node, p.batch * p.seq_q
-    parameters, gates = p.parameters or p.weights().layers, 2 if p.gated else 1
+    gates = 2 if p.gated else 1
     attention, ffn = p.qkv_width + p.width, gates * p.ffn_width
     if p.experts is not None:
         routed = p.experts.per_token * (p.hidden + gates * ceil_div(p.experts.width, p.ranks))
@@ -83,11 +83,11 @@ def memory_plan(p: ModelProblem, machine: NodeDevice, *, output: int = 0, weight
     host = None
     if node.cpu is not None and node.pcie is not None:
         host = node.cpu.dram_capacity_bytes.value - node.cpu.reserve_bytes.value
-    element = p.kv_bytes() // (p.batch * p.seq_kv)
+    element = p.cached.kv_bytes() // (p.batch * p.seq_kv)
     return MemoryPlan(
         machine.each.memory.gm.capacity_bytes.value,
         {
-            "weights": math.ceil(parameters * weight_bytes / p.ranks),
+            "weights": math.ceil(p.stored_bytes(bits) / p.ranks),
             "intermediates": HALF * rows * (2 * p.hidden + max(attention, ffn)),
             "vocabulary": HALF * (p.vocab + columns) * p.hidden,  # a rank gives its share of the logits
             "reserve": 0 if node.reserve_bytes is None else node.reserve_bytes.value,
@@ -134,15 +134,15 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
     """Return what of ranks, quantised weights, offloading and shorter prompts would make a model fit."""
     ways: list[str] = []
 
-    def holds(other: ModelProblem, weight_bytes: float = HALF) -> bool:
-        it = memory_plan(other, machine, output=output, weight_bytes=weight_bytes)
+    def holds(other: ModelProblem, bits: float = 16) -> bool:
+        it = memory_plan(other, machine, output=output, bits=bits)
         return it.free_bytes >= it.layers * it.kv_bytes
 
     more = [n for n in range(p.ranks + 1, p.heads * p.ranks + 1) if (p.heads * p.ranks) % n == 0]
     ranks = next((n for n in more if holds(_on(p, n))), None)
     ways += [f"{ranks} devices (--hw, a node file of your own)"] if ranks else []
-    bits = next((b for b in (8, 4) if holds(p, b / 8)), None)
-    ways += [f"weights of {bits} bits (not modelled: 16)"] if bits else []
+    bits = next((b for b in (8, 4) if holds(p, b)), None)
+    ways += [f"weights of {bits} bits (stored: {{bits: {bits}.0}} in a workload file)"] if bits else []
     offloaded = memory_plan(p, machine, output=output)
     if offloaded.fits:
         ways.append(f"offload of {offloaded.cpu_layers} of {p.layers} layers (-t offload=cooperative)")

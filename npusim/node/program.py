@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
     from npusim.ir.tile import RingTile
 
+    ChildProblem = Problem | GemmProblem | RowsProblem | CopyProblem
+
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
@@ -42,14 +44,14 @@ class Child:
     """
 
     schedule: str
-    problem: Problem | GemmProblem | RowsProblem | CopyProblem
+    problem: ChildProblem
     precision: str = ""
     fields: tuple[tuple[str, str], ...] = ()
     is_named: bool = False
 
     @classmethod
-    def attention(cls, text: str, default: str, problem: Problem) -> Child:
-        """Return attention as ``text`` names it, ``schedule:field=value:...``; ``auto`` is ``default``."""
+    def named(cls, text: str, default: str, problem: ChildProblem) -> Child:
+        """Return the program that ``text`` names, ``schedule:field=value:...``; ``auto`` is ``default``."""
         name, *fields = (default if text == "auto" else text).split(":")
         pairs = ((key, value) for key, _, value in (field.partition("=") for field in fields))
         return cls(name, problem, fields=tuple(pairs), is_named=text != "auto")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from npusim.config.bands import validated_schedules
+from npusim.config.layers import LOCAL
 from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
 from npusim.config.workload import OF_PROBLEM, Workload
@@ -145,6 +146,28 @@ def workload_table(load: Workload) -> tuple[Block, ...]:
     if load.left_out():
         facts.append(("not modelled", not_modelled(load)))
     return (Heading(load.name, load.description), Facts(tuple(facts)))
+
+
+def read_as(load: Workload) -> str:
+    """Return in a line what an imported workload is: layers, heads, what keys are seen, FFN, weights, cache."""
+    model = load.model(load.problem(seq=1, batch=1, tensor_parallel=1), 1)
+    heads = f"{load.heads} heads of {_pair(load.head_dim, load.value_head_dim)}, {load.kv_heads} KV heads"
+    stated = {n: getattr(load, n) for n in ("window", "chunk", "softcap", "alibi", "sink_logits")}
+    local = f" in {load.local_layers} layers"
+    rules = [f"{n}{'' if v is True else f'={_number(v)}'}{local * (n in LOCAL)}" for n, v in stated.items() if v]
+    ffn, e = f"{'a gated' if load.gated else 'an'} FFN of {load.intermediate}", load.experts
+    ffn = (
+        ffn
+        if e is None
+        else f"{e.per_token} of {e.count} experts of {e.width} in {model.layers - e.dense_layers} layers"
+    )
+    weights = f"{model.weights().total / 1e9:.3g} billion parameters"
+    weights += f", {load.stored.of} in {load.stored.bits:g} bits" if load.stored else ""
+    cache = (
+        f"{format_bytes(model.cached.kv_bytes() * model.layers)} of {'latents' if load.latent else 'K and V'} a token"
+    )
+    layers = ", ".join([f"{load.layers} layers", heads, "causal" if load.causal else "not causal", *rules])
+    return f"{layers}; {ffn}; {weights}; {cache}"
 
 
 def not_modelled(load: Workload) -> tuple[Cell, ...]:

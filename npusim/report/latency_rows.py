@@ -14,12 +14,15 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from npusim import __version__
+from npusim.config.document import read_text
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.sanitize import csv_text
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 
@@ -58,6 +61,13 @@ def latency_rows(
     if not rows:
         raise SpecError(f"no shape has a prediction: {faults[0]}")
     return csv_text(rows[0], (row.values() for row in rows)), tuple(faults)
+
+
+def refuse_other_table(file: Path) -> None:
+    """Raise `SpecError` for a file that is there, is not empty and is no such table: its columns end in ``band``."""
+    first = read_text(file).partition("\n")[0].rstrip() if file.exists() else ""
+    if first and not first.endswith(",band"):
+        raise SpecError(f"{file}: is no table of latencies, so it is not replaced; choose another name, or --force")
 
 
 def _row(run: RunData, form: str) -> dict[str, object]:

@@ -39,7 +39,7 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "standard": ("standard", ("ascend", "nvidia")),
         "gemm": ("gemm", ("ascend", "nvidia")),
         "copy": ("gemm", ("ascend", "nvidia")),
-        "rows": ("gemm", ("ascend",)),
+        "rows": ("gemm", ("ascend", "nvidia")),
         "tiling_allreduce": ("allreduce", (NODE_FAMILY,)),
         "gemm_allreduce": ("allreduce", (NODE_FAMILY,)),
         "allreduce": ("allreduce", (NODE_FAMILY,)),

@@ -218,7 +218,7 @@ def _tiling_allreduce(
 
 def prefill_attention(name: str, device: NodeDevice, problem: Problem) -> Child:
     """Return the attention that one device runs over rows of queries."""
-    return Child.attention(name, "two_level" if device.each.family == "ascend" else "flash", problem)
+    return Child.named(name, "two_level" if device.each.family == "ascend" else "flash", problem)
 
 
 def row_pieces(problem: Problem, row: int, rows: int) -> Iterator[Problem]:

@@ -11,17 +11,19 @@ from npusim.algorithms.gemm import copy as copy_phase
 from npusim.config.problem import CopyProblem, GemmProblem, RowsProblem
 from npusim.config.tiling import Field, Tiling
 from npusim.ir.tile import GlobalTensor
-from npusim.machines.ascend.plan import GemmFields
+from npusim.machines.ascend.plan import GemmFields, RowsFields
 from npusim.machines.sm.core import has_warps
-from npusim.machines.sm.groups import GpuGemmFields
+from npusim.machines.sm.groups import GpuGemmFields, GpuRowsFields
 from npusim.schedules.define import check_multiplied, schedule
-from npusim.units import ceil_div
+from npusim.units import ceil_div, round_up
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
 
+#: Columns that pieces of rows are multiples of: of 16 bits, 32 bytes.
+COLUMNS = 16
 STORED = FlashPrecision("stored", scores="input", product="input")
 
 
@@ -84,20 +86,15 @@ def copy(problem: CopyProblem, tiling: Any, _precision: FlashPrecision, machine:
     return [replace(copy_phase(source, target, machine.row_cores), slice_elements=tiling.block_bytes)]
 
 
-class RowsFields(Tiling):
-    """Elements that a vector core works on at a time."""
-
-    elements: int = Field(default=4096, ge=256, description="of a slice; one row at least where rows are summed up")
-    slices: int = Field(default=16, ge=1, description="of a vector core in a block")
-
-
-def rows_of_layer(problem: RowsProblem, tiling: RowsFields, _precision: FlashPrecision, machine: Any) -> Phases:
+def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision, machine: Any) -> Phases:
     """Return a norm, rotary embedding or activation between the products of a layer."""
     p = problem
     width = p.cols if p.what in WHOLE_ROWS else min(p.cols, tiling.elements)
+    if p.what == "norm" and p.cols > (piece := getattr(tiling, "piece", p.cols)):
+        width = round_up(ceil_div(p.cols, ceil_div(p.cols, piece)), COLUMNS)
     rows = max(1, tiling.elements // width)
     most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # few rows on all cores
-    height = min(p.rows, max(1, min(rows * tiling.slices * machine.row_cores, most)))
+    height = min(p.rows, max(1, min(rows * getattr(tiling, "slices", 1) * machine.row_cores, most)))
     phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width), p.parts)
     return [replace(phase, slice_elements=rows * width)]
 
@@ -128,8 +125,9 @@ SCHEDULES = (
         rows_of_layer,
         problem=RowsProblem,
         precisions=[STORED],
-        families=["ascend"],
-        tiling=RowsFields,
+        families=["ascend", "nvidia"],
+        tiling={"ascend": RowsFields, "nvidia": GpuRowsFields},
+        unsupported=needs_groups,
         summary="norm, rotary embedding or activation of a layer",
     ),
 )

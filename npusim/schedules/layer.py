@@ -17,7 +17,7 @@ up (FastAttention section 4.4, figure 6).  In prefill both compute on the device
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +38,7 @@ from npusim.node.program import (
     CopyOp,
     HostCall,
     HostOp,
+    KernelOp,
     NodeKernel,
     RowBlock,
     Task,
@@ -75,6 +76,10 @@ class LayerTiling(OverlapTiling):
     attention: str = Field(
         default="auto",
         description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
+    )
+    rows: str = Field(
+        default="auto",
+        description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
     )
     offload: Literal["none", "classic", "cooperative"] = Field(
         default="none", description="of K and V to the host, and who computes their attention"
@@ -114,7 +119,7 @@ def periods(
         for (place, is_dense, is_local), count in kinds.items()
     ]
     if problem.vocab:
-        programs.append(Period(_head(problem), 1))
+        programs.append(Period(_head(problem, tiling), 1))
     return tuple(programs)
 
 
@@ -150,9 +155,18 @@ def _layer(
     comm = None
     if p.ranks > 1:
         comm = communication(device.node, p.ranks, tiling, p.hidden, element_bytes(precision))
-    tasks = layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)
+    tasks = [_as_named(task, tiling) for task in layer_tasks(p, tiling, device, comm, strategy, is_dense=is_dense)]
     flops = p.layer_flops(is_dense=is_dense)
     return task_program("layer", p.ranks, tasks, flops, (COMPUTE, *((comm.queue,) if comm else ())))
+
+
+def _as_named(task: Task, tiling: LayerTiling) -> Task:
+    """Return a task whose kernels of rows are those that the tiling names."""
+    if tiling.rows == "auto" or not isinstance(task.op, KernelOp) or task.op.kernel.role != "rows":
+        return task
+    kernel = task.op.kernel
+    children = [Child.named(tiling.rows, "rows", c.problem) if c.schedule == "rows" else c for c in kernel.children]
+    return replace(task, op=replace(task.op, kernel=replace(kernel, children=tuple(children))))
 
 
 def layer_tasks(
@@ -169,8 +183,8 @@ def layer_tasks(
     tasks = block_tasks(0, RowBlock(0, p.rows, _before(p)))
     ends: list[int] = []
     if tiling.blocks == 1 or strategy != "none":
-        tasks += attention_tasks(p.attention, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
-        block = RowBlock(0, p.rows, (_product("projection", p.rows, p.hidden, p.width, p),))
+        tasks += attention_tasks(p, strategy, tiling.attention, device, (len(tasks) - 1,), len(tasks))
+        block = RowBlock(0, p.rows, _behind(p, p.rows))
         tasks += block_tasks(0, block, (len(tasks) - 1,))
         ends.append(_reduced(tasks, comm, 0, block, is_overlapped=False))
         cuts = cuts if strategy == "none" else [(0, p.rows)]
@@ -178,7 +192,7 @@ def layer_tasks(
         for index, (row, rows) in enumerate(cuts):
             pieces = (attention_kernel(q, tiling.attention, device) for q in row_pieces(p.attention, row, rows))
             attention = NodeKernel("attention", tuple(c for k in pieces for c in k.children))
-            block = RowBlock(row, rows, (attention, _product("projection", rows, p.hidden, p.width, p, is_fused=True)))
+            block = RowBlock(row, rows, (attention, *_behind(p, rows, is_fused=True)))
             tasks += block_tasks(index, block)
             ends.append(_reduced(tasks, comm, index, block, is_overlapped=True))
     for index, (row, rows) in enumerate(cuts):
@@ -201,8 +215,21 @@ def _before(p: ModelProblem) -> tuple[NodeKernel, ...]:
     # A latent's rotated key is one for all heads.
     heads, size = (p.heads + p.kv_heads, p.head_dim) if p.latent is None else (p.heads + 1, p.latent.rope_head_dim)
     turned = RowsProblem(what="rotary", heads=heads, rows=p.rows, cols=size // 2, dtype=p.dtype)
-    products = (_product(name, p.rows, columns, length, p) for name, columns, length in p.projections())
+    named = [x for x in p.projections() if x[0] != "kv" or not p.is_absorbed]
+    products = [_product(name, p.rows, columns, length, p) for name, columns, length in named]
+    if p.latent is not None and p.is_absorbed:
+        sizes = p.latent.kv_lora_rank, p.latent.nope_head_dim
+        products.append(_product("q to latents", p.rows, *sizes, p, count=p.heads))
     return (_norm(p, p.rows), *products, _rows(turned, "rotary"))
+
+
+def _behind(p: ModelProblem, rows: int, *, is_fused: bool = False) -> tuple[NodeKernel, ...]:
+    """Return what comes behind attention: the products that make values of latents, where it leaves these, and O's."""
+    projection = _product("projection", rows, p.hidden, p.width, p, is_fused=is_fused)
+    if p.latent is None or not p.is_absorbed:
+        return (projection,)
+    sizes = p.value_head_dim, p.latent.kv_lora_rank
+    return _product("latents to v", rows, *sizes, p, count=p.heads), projection
 
 
 def _norm(p: ModelProblem, rows: int) -> NodeKernel:
@@ -241,11 +268,12 @@ def _experts(p: ModelProblem, rows: int) -> tuple[NodeKernel, ...]:
     )
 
 
-def _head(p: ModelProblem) -> TileProgram:
+def _head(p: ModelProblem, tiling: LayerTiling) -> TileProgram:
     """Return the last norm and the vocabulary's product of one token a sequence, its columns shared."""
     columns = -(-p.vocab // p.ranks)
     block = RowBlock(0, p.batch, (_norm(p, p.batch), _product("vocabulary", p.batch, columns, p.hidden, p)))
-    return task_program("vocabulary", p.ranks, block_tasks(0, block), 2 * p.batch * columns * p.hidden, (COMPUTE,))
+    tasks = [_as_named(task, tiling) for task in block_tasks(0, block)]
+    return task_program("vocabulary", p.ranks, tasks, 2 * p.batch * columns * p.hidden, (COMPUTE,))
 
 
 def _rows(problem: RowsProblem, name: str) -> NodeKernel:
@@ -274,12 +302,12 @@ def attention_kernel(problem: Problem, name: str, device: NodeDevice) -> NodeKer
         return NodeKernel("attention", (prefill_attention(name, device, problem),))
     table = device.node.kernels
     is_stated = name == "auto" and table is not None and table.decode is not None
-    child = Child.attention(name, "split_kv", problem)
+    child = Child.named(name, "split_kv", problem)
     return NodeKernel("decode" if is_stated else "attention", (child,), name="attention")
 
 
 def attention_tasks(
-    problem: Problem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
+    p: SharedProblem, strategy: Strategy, name: str, device: NodeDevice, after: tuple[int, ...] = (), first: int = 0
 ) -> list[Task]:
     """Return attention with K and V where ``strategy`` keeps them; the last task has its result.
 
@@ -288,6 +316,7 @@ def attention_tasks(
     Raises `TilingError` if the node's file lacks what the strategy needs: a link to the host, or its cores.
     """
     check_host(device, strategy)
+    problem = p.attention
     kernel = attention_kernel(problem, name, device)
     width = get_format(problem.dtype).size_bytes
     row = problem.batch * width
@@ -295,7 +324,7 @@ def attention_tasks(
     if strategy == "none":
         return block_tasks(0, block, after)
     if problem.seq_q > 1:  # K and V go down beside the attention that reads them
-        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", problem.kv_bytes(), is_bulk=True))
+        down = CopyOp("offload 0", DOWN, "DOWN", (), call=CopyCall("down", p.cached.kv_bytes(), is_bulk=True))
         return [Task(down, after), *block_tasks(0, block, after)]
     kv = problem.kv_heads * (problem.head_dim + problem.value_head_dim) * row
     if strategy == "classic":
@@ -332,7 +361,7 @@ def _offload(
     Raises `TilingError` for more ranks than devices, or a node whose file has no host.
     """
     check_ranks(device.node, problem.ranks)
-    tasks = attention_tasks(problem.attention, strategy, tiling.attention, device)
+    tasks = attention_tasks(problem, strategy, tiling.attention, device)
     return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
 
 

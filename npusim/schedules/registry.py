@@ -170,7 +170,7 @@ class Schedule:
             return tiling, self.program(problem, tiling, device, precision, is_hinted=is_hinted)
         program = self.program(problem, smaller, device, precision)
         moved = [f"{k}={v}" for k, v in smaller if v != getattr(tiling, k)]
-        note = f"{' '.join(moved)}: smaller than the default, which does not fit here"
+        note = f"{' '.join(moved)}: {SMALLER}"
         return smaller, replace(program, notes=(*program.notes, note))
 
     def _noted(self, program: TileProgram, problem: AnyProblem, device: DeviceSpec) -> TileProgram:
@@ -221,9 +221,11 @@ def _check_reference(called: str, reference: Callable[..., Any]) -> None:
 
 # ---------------------------------------------------------------- what fits
 
-#: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled
-#: one after the other, smaller blocks load K and V more often.
-SHRINKING = ("vector_rows", "block_kv", "block_q", "block")
+#: Fields whose defaults may shrink, the one that costs least first: rows of a slice are only handled one after the
+#: other, with one slot loads wait for work; smaller blocks load K and V, and pieces of rows load these, more often.
+SHRINKING = ("vector_rows", "buffers", "piece", "block_kv", "block_q", "block")
+#: Note on fields that did.
+SMALLER = "smaller than the default, which does not fit here"
 #: Halvings of one field that are tried.
 _HALVINGS = 4
 #: Values of one field that are tried one by one, from the largest.

@@ -26,6 +26,7 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.schedules.layer import layers_on_host, periods
+from npusim.schedules.registry import SMALLER
 from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond, traced_groups
 from npusim.simulation.result import Spread
 from npusim.timing import METHODS
@@ -272,7 +273,15 @@ def _notes(machine: NodeDevice, timing: NodeTiming, program: TileProgram, method
         )
     if "fitted kernels" in timing.method:
         notes.append(f"kernel times are fitted ({node.name}: kernels), not simulated")
-    return (*notes, *_beside(machine, program, method))
+    return (*notes, *_cut_rows(machine.each, program), *_beside(machine, program, method))
+
+
+def _cut_rows(device: DeviceSpec, program: TileProgram) -> tuple[str, ...]:
+    """Return which kernels of rows run with smaller fields than by default, as their rows do not fit."""
+    kernels = (op.kernel for op in operations(program) if isinstance(op, KernelOp) and op.kernel.role == "rows")
+    children = {(k.label, c): None for k in kernels for c in k.children if has_schedule(c.schedule, device)}
+    notes = (f"{label}: {n}" for label, c in children for n in child_program(c, device).notes if SMALLER in n)
+    return tuple(dict.fromkeys(notes))
 
 
 def _beside(machine: NodeDevice, program: TileProgram, method: str) -> tuple[str, ...]:
@@ -334,6 +343,10 @@ def _weights(what: ModelProblem) -> str:
     parts = [f"{(what.parameters or total) / 1e9:.1f} billion parameters"]
     parts += [f"its shapes {total / 1e9:.1f}"] if what.parameters else []
     parts += [f"{active / 1e9:.1f} a token, vocabulary included"] if what.experts else []
+    if what.stored is not None:
+        parts += [
+            f"{what.stored.of} stored in {what.stored.bits:g} bits, read by products as {what.dtype} (not modelled)"
+        ]
     parts += [] if what.vocab else ["without a vocabulary, which is not stated"]
     return ", ".join(parts)
 

@@ -255,7 +255,7 @@ class Plan:
 
     def _cache_note(self) -> tuple[str, ...]:
         """Return what is to be said of a cache of latents whose K and V are read expanded."""
-        problem = self.problem
+        problem = self.problem.attention if isinstance(self.problem, ModelProblem) else self.problem
         note = self.workload.expanded_cache(problem) if isinstance(problem, Problem) and self.tensors is None else ""
         return (note,) if note else ()
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +57,8 @@ _RENAMED = MappingProxyType(
 _DURATION = ("gpu__time_duration.sum", "Duration")
 #: Kernels that a message names.
 _SHOWN = 8
+#: Seconds that one expression may take on one name.
+MATCH_S = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,27 @@ def listed(launches: Sequence[KernelLaunch]) -> str:
     )
 
 
+def _matched(pattern: str, name: str, where: str) -> re.Match[str] | None:
+    """Return where an expression matches a name; `SpecError` after `MATCH_S` of CPU, in a main thread with a timer."""
+
+    def interrupt(*_: object) -> None:
+        raise SpecError(f"{where}.kernel: {pattern} takes over {MATCH_S} s on {name[:80]!r}; nest no repetitions")
+
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        return re.search(pattern, name)
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_S)
+        return re.search(pattern, name)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def _case_of(launch: KernelLaunch, rules: MappingFile, file: Path | None) -> dict[str, Any] | None:
     """Return the case that the first matching rule makes of a launch, without what was measured; None for none."""
-    matches = (
-        (n, r, m) for n, r in enumerate(rules.kernels) for name in launch.names if (m := re.search(r.kernel, name))
-    )
+    tried = ((n, r, name) for n, r in enumerate(rules.kernels) for name in launch.names)
+    matches = ((n, r, m) for n, r, name in tried if (m := _matched(r.kernel, name, f"{file}: kernels.{n}")))
     number, rule, match = next(matches, (0, None, None))
     if rule is None or match is None:
         return None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.config.huggingface import import_config
+from npusim.config.huggingface import import_config, workload_yaml
+from npusim.config.huggingface_keys import unread_keys
+from npusim.config.load import load_workload
+from npusim.errors import SpecError
+from npusim.report.inputs import read_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -387,14 +392,11 @@ def test_layers_with_experts_are_those_of_the_model(imported: Callable[..., Work
     assert imported(MIXTRAL, num_local_experts=1).experts is None
 
 
-def test_experts_in_a_form_that_is_not_read_are_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
+def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     def refused(config: dict[str, object], **changes: object) -> str:
         return fault(import_config, write(json.dumps({**config, **changes}), "config.json")).partition("  ")[2]
 
-    assert refused(LLAMA_3_8B, ffn_config={"moe_num_experts": 16}) == (
-        "ffn_config: ffn_config.moe_num_experts: experts in a form that is not read; write a workload file"
-    )
-    assert refused(MIXTRAL, expert_layer_period=2).startswith("expert_layer_period: ")
+    assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: 2 entries, and there are 32 layers"
     assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, and there are 8 experts"
     assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 of only 8 experts"
 
@@ -402,7 +404,189 @@ def test_experts_in_a_form_that_is_not_read_are_refused(write: Callable[..., Pat
 def test_what_a_file_does_not_say_of_formats_is_said(imported: Callable[..., Workload]) -> None:
     assert imported({"model_type": "llama"}).source == "config.json (llama); it states no dtype: float16"
     assert imported(LLAMA_3_8B).source == "config.json (llama)"
-    assert imported(GPT_OSS_20B).source.endswith("its weights are stored as mxfp4, and counted with 16 bits")
+    source = imported(LLAMA_3_8B, quantization_config={"quant_method": "hqq"}).source
+    assert source.endswith("; its weights are stored as hqq, and counted with 16 bits")
+    # A file of a type whose activation says whether the FFN has a gating matrix.
+    for stated, words in (("absent", "no activation"), ("frob", "an unknown activation, frob")):
+        load = imported(QWEN_3_30B_A3B, hidden_act=stated)
+        assert (load.gated, load.source) == (
+            False,
+            f"config.json (qwen3_moe); it states {words}: an FFN of two matrices",
+        )
+    assert imported(LLAMA_3_8B, hidden_act="absent").gated  # the library's default
+    assert imported(LLAMA_3_8B, model_type="gpt_neox", hidden_act="absent").source == "config.json (gpt_neox)"
+
+
+#: A key each of public models' files, of which nothing knows what it does to attention, caches or parameters.
+NOT_READ: dict[str, object] = {
+    "attention_type": "block_sparse",
+    "attention_window": [512] * 32,
+    "attn_layer_period": 8,
+    "block_configs": [{"attention": {"n_heads_in_group": 8}}],
+    "blocksparse_block_size": 64,
+    "expert_layer_period": 2,
+    "ffn_config": {"moe_num_experts": 16},
+    "global_attn_every_n_layers": 3,
+    "global_head_dim": 512,
+    "hybrid_override_pattern": "M-M*",
+    "index_n_heads": 64,
+    "linear_attn_config": {"kda_layers": [1, 2, 3]},
+    "model_type": "mamba",
+    "num_kv_shared_layers": 4,
+    "pruned_heads": {"0": [1]},
+    "quantization_config": {"quant_method": "compressed-tensors"},
+    "relative_attention": True,
+    "state_size": 16,
+    "use_relative_position_bias": True,
+    "use_something_new": 1,
+}
+
+
+@pytest.mark.parametrize("key", NOT_READ)
+def test_a_key_that_nothing_reads_is_listed_and_refused_by_a_run(
+    imported: Callable[..., Workload], write: Callable[..., Path], key: str
+) -> None:
+    load = imported(LLAMA_3_8B, **{key: NOT_READ[key]})
+    assert list(load.left_out()) == [key]
+    saved = load_workload(write(workload_yaml(load)))
+    assert saved == load
+    with pytest.raises(SpecError, match=rf"{key} \(.*\): not modelled; to run without: --ignore {key}$"):
+        saved.ignored(())
+    with pytest.raises(SpecError, match=rf"ignore other: there are .*, {key}$"):
+        saved.ignored(("other",))
+    assert len(saved.ignored((key,))) == 1
+    off: object = {} if isinstance(NOT_READ[key], dict) else None
+    assert imported(LLAMA_3_8B, **({} if key == "model_type" else {key: off})).left_out() == {}
+
+
+def test_a_file_without_a_model_type_is_not_taken_for_a_known_one(imported: Callable[..., Workload]) -> None:
+    assert list(imported(LLAMA_3_8B, model_type="absent").left_out()) == ["model_type"]
+    inner = {key: value for key, value in LLAMA_3_8B.items() if key != "model_type"}
+    assert list(imported({"model_type": "new", "text_config": inner}).left_out()) == ["model_type"]
+    assert imported({"model_type": "llava", "text_config": inner}).left_out() == {}
+
+
+def test_keys_that_nobody_would_write_are_listed_at_once() -> None:
+    """Alternatives of an expression that try each of a long key's places would take hours."""
+    begun = time.process_time()
+    keys = ["dropout_" * 100_000 + "!", "", "a\nb"]
+    assert list(unread_keys({"model_type": "llama", **dict.fromkeys(keys, 1)}, ("model_type",))) == [
+        keys[0],
+        '""',
+        keys[2],
+    ]
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("attention_bias", "bos_token_id", "hidden_dropout_prob", "initializer_range", "rms_norm_eps", "rope_theta"),
+        *("attn_pdrop", "vision_config", "router_aux_loss_coef", "mlp_bias", "_attn_implementation_autoset"),
+    ],
+)
+def test_keys_that_change_nothing_are_not_listed(key: str) -> None:
+    assert not list(unread_keys({"model_type": "llama", key: 1}, ("model_type",)))
+
+
+@pytest.mark.parametrize(
+    "key", ["attention_sink_bias", "relative_attention_bias", "token_drop_ratio", "rope_head_dim", "output_size"]
+)
+def test_keys_that_are_called_almost_so_are_listed(key: str) -> None:
+    assert list(unread_keys({"model_type": "llama", key: 1}, ("model_type",))) == [key]
+
+
+def test_what_mpt_says_of_its_attention_is_read(imported: Callable[..., Workload]) -> None:
+    """MPT-7B's file, with keys of llm-foundry's that npusim reads, and one that it does not."""
+    mpt = {
+        "attn_config": {
+            "alibi": True,
+            "alibi_bias_max": 8,
+            "attn_impl": "torch",
+            "attn_pdrop": 0,
+            "clip_qkv": None,
+            "attn_type": "multihead_attention",
+            "prefix_lm": False,
+            "qk_ln": False,
+            "softmax_scale": None,
+        },
+        "d_model": 4096,
+        "expansion_ratio": 4,
+        "learned_pos_emb": True,
+        "logit_scale": None,
+        "max_seq_len": 2048,
+        "model_type": "mpt",
+        "n_heads": 32,
+        "n_layers": 32,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "init_device": "cpu",
+        "resid_pdrop": 0,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 50432,
+        "verbose": 0,
+    }
+    load = imported(mpt)
+    assert (load.alibi, load.kv_heads, load.scale, load.left_out()) == (True, 32, None, {})
+
+    def changed(**more: object) -> Workload:
+        return imported({**mpt, "attn_config": more})
+
+    assert changed(kv_n_heads=8, softmax_scale=0.5).kv_heads == 8
+    assert changed(kv_n_heads=8, softmax_scale=0.5).scale == 0.5
+    assert changed(attn_type="multiquery_attention").kv_heads == 1
+    assert list(changed(sliding_window_size=128).left_out()) == ["attn_config.sliding_window_size"]
+
+
+def test_layers_and_experts_are_read_in_their_other_spellings(imported: Callable[..., Workload]) -> None:
+    experts = imported(
+        QWEN_3_30B_A3B, num_experts_per_tok="absent", num_experts_per_token=4, moe_layer_freq=[0, 0, *[1] * 46]
+    ).experts
+    assert experts is not None
+    assert (experts.per_token, experts.dense_layers) == (4, 2)
+    experts = imported(QWEN_3_30B_A3B, num_experts_per_tok="absent", top_k_experts=6).experts
+    assert experts is not None
+    assert experts.per_token == 6
+    layered = imported(LLAMA_3_8B, num_hidden_layers="absent", layers_block_type=["attention"] * 20)
+    assert (layered.layers, layered.left_out()) == (20, {})
+    mixed = imported(LLAMA_3_8B, num_hidden_layers="absent", layers_block_type=["mamba", "attention"] * 8)
+    assert (mixed.layers, list(mixed.left_out())) == (16, ["layers"])
+    exaone = {**LLAMA_3_8B, "model_type": "exaone4", "sliding_window": 4096, "sliding_window_pattern": "LLLG"}
+    assert (imported(exaone).window, imported(exaone).local_layers) == (4096, 24)
+    assert imported(exaone, num_hidden_layers=30).local_layers == 22  # the last sees everything
+    assert imported(exaone, layer_types=["local", "global"] * 16).local_layers == 16
+    assert imported(LLAMA_3_8B, position_embedding_type="alibi").alibi
+
+
+@pytest.mark.parametrize(
+    ("config", "gigabytes"),
+    [
+        (DEEPSEEK_V3, 671 + 129280 * 7168 * 2 / 1e9),  # FP8, the vocabulary's matrices in 16 bits
+        (GPT_OSS_20B, 13.8),  # its checkpoint: experts in MXFP4
+        ({**LLAMA_3_8B, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, 5.7),
+        (LLAMA_3_8B, 16.06),
+    ],
+)
+def test_weights_have_the_bytes_in_which_they_are_stored(
+    imported: Callable[..., Workload], config: dict[str, object], gigabytes: float
+) -> None:
+    load = imported(config)
+    assert load.left_out() == {}
+    model = load.model(load.problem(), 1)
+    stored = model.stored_bytes() + 2 * model.weights().vocabulary
+    assert stored / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert f"{load.stored.of} in {load.stored.bits:g} bits" in read_as(load) if load.stored else True
+
+
+def test_read_as_has_what_decides_attention_weights_and_caches(imported: Callable[..., Workload]) -> None:
+    assert read_as(imported(GEMMA_2_9B_IT)) == (
+        "42 layers, 16 heads of 256, 8 KV heads, causal, window=4096 in 21 layers, softcap=50; "
+        "a gated FFN of 14336; 9.24 billion parameters; 336 KiB of K and V a token"
+    )
+    assert read_as(imported(DEEPSEEK_V3)) == (
+        "61 layers, 128 heads of 192/128, 128 KV heads, causal; 8 of 256 experts of 2048 in 58 layers; "
+        "671 billion parameters, layers in 8 bits; 68.6 KiB of latents a token"
+    )
 
 
 def test_what_cannot_be_right_is_refused(write: Callable[..., Path], fault: Callable[..., str]) -> None:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.config.layers import Experts, LatentAttention, ModelProblem
-from npusim.config.load import load_device
+from npusim.config.layers import Experts, LatentAttention, ModelProblem, StoredWeights
+from npusim.config.load import load_device, load_workload
 from npusim.config.node import NodeDevice, load_node_device
 from npusim.config.problem import Problem, RowsProblem
-from npusim.errors import SpecError, TilingError
+from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.ir.check import check
 from npusim.node.memory import longest, memory_plan
 from npusim.node.program import COMPUTE, task_program
 from npusim.node.result import OVERHEAD
@@ -21,6 +22,7 @@ from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
 from npusim.schedules.allreduce import communication
 from npusim.schedules.layer import LayerTiling, layer_tasks
+from npusim.schedules.registry import SMALLER
 from npusim.simulation.node import time_on_node
 from reports.nodes.models import paper_layers
 
@@ -268,13 +270,19 @@ def largest(p: Any, count: int) -> Any:
     return np.where(p >= np.sort(p, -1)[..., -count, None], p, 0.0)
 
 
-@pytest.mark.parametrize("what", ["norm", "rotary", "gate", "gelu", "route", "sum"])
-def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
-    heads, rows, cols = (1 if what == "norm" else 2), 20, 48
-    schedule = find_schedule("rows", "ascend")
-    parts = {"route": 3, "sum": 2}.get(what, 1)
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])
+@pytest.mark.parametrize("what", ["norm", "rotary", "gate", "gelu", "route", "sum", "norm by pieces"])
+def test_what_stands_between_products_is_what_float64_says(what: Any, hw: str) -> None:
+    is_cut, what = what == "norm by pieces", what.partition(" ")[0]
+    heads, rows, cols = (1 if what == "norm" else 2), 20, 600 if is_cut else 48
+    device = load_device(hw)
+    schedule = find_schedule("rows", device.family)
+    parts, fields = {"route": 3, "sum": 2}.get(what, 1), {}
+    if is_cut and device.family == "ascend":
+        fields = {"piece": 256, "buffers": 1}
     problem = RowsProblem(what=what, heads=heads, rows=rows, cols=cols, parts=parts)
-    program = schedule.program(problem, schedule.tiling(), load_device("ascend_910b2"), schedule.precision())
+    program = schedule.program(problem, schedule.tiling(**fields), device, schedule.precision())
+    check(program)
     draw = np.random.default_rng(5)
     given = {n: draw.standard_normal((heads, rows, cols)).astype(np.float16) for n in ("x", "update", "cos", "sin")}
     added = given if what != "sum" else {"x": np.stack([given["x"], given["update"]])}
@@ -295,6 +303,103 @@ def test_what_stands_between_products_is_what_float64_says(what: Any) -> None:
     }
     for name, values in expected[what]().items():
         np.testing.assert_allclose(written[name].reshape(values.shape).astype(float), values, rtol=4e-3, atol=4e-3)
+
+
+LATENT = ModelProblem.around(
+    Problem(heads=16, head_dim=192, value_head_dim=128, seq_q=1, seq_kv=4096, causal=True, causal_offset=4095),
+    ranks=8,
+    hidden=2048,
+    layers=3,
+    intermediate=4096,
+    latent=LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64),
+)
+
+
+def test_a_cache_of_latents_has_their_bytes_and_decoding_meets_them() -> None:
+    """576 elements a token for all heads, where K and V of 16 heads have 5,120."""
+    machine, size = load_node_device(NPUS), 4096 * 576 * 2
+    prefill = LATENT.model_copy(update={"seq_q": 4096, "causal_offset": 0})
+    assert memory_plan(LATENT, machine).kv_bytes == memory_plan(prefill, machine).kv_bytes == size
+    assert LATENT.attention.kv_bytes() == size
+    assert prefill.attention.kv_bytes() == 4096 * 16 * (192 + 128) * 2
+    decoded, filled = timed(LATENT), timed(prefill)
+    assert {"q to latents", "latents to v"} <= set(decoded.parts_s)
+    assert "kv" not in decoded.parts_s
+    assert "kv" in filled.parts_s
+    # W_UK and W_UV are multiplied whole on either way: attention alone has more operations on latents.
+    products = [p.layer_flops(is_dense=True) - p.attention.flops() for p in (LATENT, prefill)]
+    assert products[0] * prefill.rows == products[1]
+    assert LATENT.attention.flops() == 2 * 16 * (576 + 512) * 4096
+    down = [
+        task.op.call
+        for task in layer_tasks(prefill, LayerTiling(), load_node_device(GPUS), None, "classic")
+        if task.op.label.startswith("offload")
+    ]
+    assert [call.size_bytes for call in down] == [size]
+
+
+def test_a_model_of_stored_weights_says_what_its_products_read() -> None:
+    load = load_workload("deepseek_v3").model_copy(update={"stored": StoredWeights(bits=8.0)})
+    small = load.model_copy(update={"layers": 6, "experts": load.experts.model_copy(update={"dense_layers": 3})})
+    result: Any = npusim.run("layer", hw=NPUS, workload=small, phase="decode", seq=4096, numerics=False)
+    text = "layers stored in 8 bits, read by products as bfloat16 (not modelled)"
+    assert any(text in note for note in result.notes)
+    assert not any("latent cache" in note for note in result.notes)
+    whole = load_workload("deepseek_v3").model(load.problem(tensor_parallel=8), 8)
+    machine = load_node_device(NPUS)
+    tenants = memory_plan(load.model(load.problem(tensor_parallel=8), 8), machine).tenants
+    assert tenants["weights"] * 2 == memory_plan(whole, machine).tenants["weights"]
+
+
+def test_rows_that_do_not_fit_twice_have_one_slot_or_are_cut() -> None:
+    """A norm of 8,192 columns has one slot a tensor, one beyond 12,288 is cut as well: notes name what is smaller."""
+    schedule, device = find_schedule("rows", "ascend"), load_device("ascend_910b2")
+
+    def notes(cols: int, pieces: int = 0, **fields: object) -> tuple[str, ...]:
+        problem = RowsProblem(what="norm", rows=64, cols=cols)
+        _, program = schedule.fitted(problem, schedule.tiling(**fields), device, schedule.precision())
+        check(program)
+        assert all(used <= program.spaces[s].capacity_bytes for s, used in program.used_bytes.items())
+        assert {block.tile_count for block in program.phases[0].blocks} == {pieces}
+        return program.notes
+
+    assert notes(5120) == ()
+    assert notes(8192) == (f"buffers=1: {SMALLER}",)
+    assert notes(16384, 2) == (f"buffers=1: {SMALLER}",)
+    assert notes(12288, 2) == (f"piece=6144: {SMALLER}",)
+    assert notes(8192, 2, buffers=2) == (f"piece=6144: {SMALLER}",)
+    with pytest.raises(BufferOverflowError, match="UB"):
+        notes(8192, buffers=2, piece=12288)
+
+
+def test_a_model_of_long_rows_runs_on_its_node_and_says_how() -> None:
+    """LLaMA2-70B, rows of 8,192 elements: one slot, and with pieces that a user names another time."""
+    call: dict[str, Any] = {"hw": NPUS, "workload": "llama2_70b", "seq": 4096, "numerics": False}
+    result: Any = npusim.run("layer", **call)
+    assert f"norm: buffers=1: {SMALLER}" in result.notes
+    cut: Any = npusim.run("layer", tiling={"rows": "rows:piece=4096"}, **call)
+    assert not any(SMALLER in note for note in cut.notes)
+    assert cut.timing.parts_s["norm"] < result.timing.parts_s["norm"]
+    assert cut.timing.parts_s["qkv"] == result.timing.parts_s["qkv"]
+    with pytest.raises(SpecError, match="flash on one ascend_910b2: schedule flash needs sizes of attention"):
+        npusim.run("layer", tiling={"rows": "flash"}, **call)
+
+
+@pytest.mark.parametrize("hw", ["h200", "v100"])
+def test_a_model_runs_on_one_gpu_and_its_rows_move_their_bytes(hw: str) -> None:
+    """No kernel of rows takes less than its bytes take through L2, or more than twice what they take from memory."""
+    result: Any = npusim.run("layer", hw=hw, workload="llama2_7b", seq=2048, numerics=False)
+    device = load_device(hw)
+    p = result.problem
+    moved = {
+        "norm": RowsProblem(what="norm", rows=p.rows, cols=p.hidden).bytes_moved() * (2 * p.layers),
+        "activation": RowsProblem(what="gate", rows=p.rows, cols=p.intermediate).bytes_moved() * p.layers,
+        "rotary": RowsProblem(what="rotary", heads=2 * p.heads, rows=p.rows, cols=p.head_dim // 2).bytes_moved()
+        * p.layers,
+    }
+    for name, size in moved.items():
+        seconds = result.timing.parts_s[name]
+        assert size / device.link("l2").bytes_per_s.value < seconds < 2 * size / device.link("hbm").bytes_per_s.value
 
 
 def test_a_node_of_one_keeps_its_device() -> None:

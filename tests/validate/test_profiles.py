@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -190,6 +193,20 @@ def test_what_is_no_profile_says_so(tmp_path: Path, kind: str, text: str, rules:
     mapping.write_text(rules)
     with pytest.raises(SpecError, match=message):
         import_profile(kind, source, mapping)
+
+
+def test_an_expression_that_would_run_for_ever_is_refused(tmp_path: Path) -> None:
+    """The message comes after some seconds of processor time, and the timer is off behind it."""
+    rules = GPU.replace("kernel: '", "kernel: '(a+)+$|")
+    launch = {"ph": "X", "cat": "kernel", "name": "a" * 60 + "b", "ts": 0, "dur": 5.0, "args": {"grid": [1, 1, 1]}}
+    source, mapping = tmp_path / "trace.json", tmp_path / "mapping.yaml"
+    source.write_text(json.dumps({"traceEvents": [launch]}))
+    mapping.write_text(rules)
+    begun = time.process_time()
+    with pytest.raises(SpecError, match=r"mapping.yaml: kernels.0.kernel: \(a\+\)\+\$.* takes over 2 s on 'aaa"):
+        import_profile("torch", source, mapping)
+    assert time.process_time() - begun < 6
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
 def test_a_rule_that_contradicts_the_shapes_is_refused(tmp_path: Path) -> None:

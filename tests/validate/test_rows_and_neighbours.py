@@ -7,10 +7,12 @@ import io
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner
 
+from npusim.cli.app import app
 from npusim.config.problem import GemmProblem
 from npusim.errors import SpecError
-from npusim.report.latency_rows import latency_rows
+from npusim.report.latency_rows import latency_rows, refuse_other_table
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
 from npusim.validate.nearest import nearest
@@ -43,6 +45,24 @@ def test_the_nearest_measured_cases_are_named_with_what_differs_and_their_error(
     assert second.distance - first.distance == pytest.approx(4)
     with pytest.raises(SpecError, match="no latency of gemm on ascend_910b2"):
         nearest(run, file_of(tmp_path, ("other", "h200", 256)))
+
+
+def test_a_table_replaces_no_file_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    refuse_other_table(file)
+    for text in ("", "m,n,k,latency,band\n1,2,3,4,\n"):
+        file.write_text(text)
+        refuse_other_table(file)
+    file.write_text("shape,band,us\n1,2,3\n")
+    with pytest.raises(SpecError, match=r"mine.csv: is no table of latencies, so it is not replaced; .*--force"):
+        refuse_other_table(file)
+    words = ["export", "rows", str(file), "--schedule", "gemm", "-g", "m=64", "-g", "n=64", "-g", "k=64"]
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, file.read_text()) == (2, "shape,band,us\n1,2,3\n")
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    written = file.read_text()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert file.read_text() == written
 
 
 def test_rows_have_the_readers_columns_units_and_the_band() -> None:

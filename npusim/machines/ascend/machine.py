@@ -236,7 +236,8 @@ class AscendMachine(Machine):
         if not _is_attention(phase):
             if hasattr(t, "block_k") and any(s.is_product for s in phase.stages):
                 return gemm_tiling(phase, t, self.group), ""
-            return AscendTiling(elements=phase.slice_elements or SLICE_ELEMENTS, code=self._code(t, phase)), ""
+            elements, buffers = phase.slice_elements or SLICE_ELEMENTS, getattr(t, "buffers", PING_PONG)
+            return AscendTiling(elements=elements, buffers=buffers, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]

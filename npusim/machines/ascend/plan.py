@@ -96,6 +96,8 @@ class AscendTiling:
         stage.  ``serial``: tile after tile, the next begins when all cores are through.
     slots
         Of L0A, L0B and L0C at most; with one the core waits for the way out of L0C before it loads for more.
+    buffers
+        Slots of what rows alone load and store, where no product is beside them.
     route
         Of what rows hand to products; none: on the chip where the device leads there.
     is_work_list
@@ -115,6 +117,7 @@ class AscendTiling:
     code: VectorCode | None = None
     order: StageOrder = "rolling"
     slots: int = PING_PONG
+    buffers: int = PING_PONG
     route: Route | None = None
     is_work_list: bool = False
     is_continuous: bool = False
@@ -276,6 +279,23 @@ class GemmFields(Tiling):
     )
     unit_flag: bool = Field(
         default=False, description="whether one half of the accumulators drains while the other still adds up"
+    )
+
+
+class RowsFields(Tiling):
+    """Elements that a vector core works on at a time, and slots or pieces of rows that UB does not hold twice."""
+
+    elements: int = Field(default=4096, ge=256, description="of a slice; one row at least where rows are summed up")
+    slices: int = Field(default=16, ge=1, description="of a vector core in a block")
+    buffers: int = Field(
+        default=2, ge=1, le=2, description="slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"
+    )
+    # source: CANN ops-nn, norm/add_rms_norm, add_rms_norm_tiling.cpp: UB_FACTOR_B16, beyond which it is SPLIT_D
+    piece: int = Field(
+        default=12288,
+        ge=256,
+        multiple_of=16,
+        description="columns of a norm at a time; a longer row is cut evenly, and read twice",
     )
 
 

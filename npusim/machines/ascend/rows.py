@@ -117,6 +117,8 @@ class VectorShare:
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
+        #: Slots where slice follows slice.
+        self.depth = tiling.buffers if self.is_alone else PING_PONG
         self.rows = group.largest_share(frame.phase.sizes[frame.row_axis], frame.phase.row_grain)
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
@@ -126,7 +128,7 @@ class VectorShare:
         for s in stages:
             for n in filter(frame.is_loaded, s.masks):
                 # One slot beside products: only the tiles on the diagonal need a mask.
-                depth = PING_PONG if self.is_alone else 1
+                depth = self.depth if self.is_alone else 1
                 ring = core.ub, frame.prefix + n, s.height * frame.width(n), depth, core.load, core.vector
                 if n not in self.masks:
                     self.masks[n] = group.ring(*ring)
@@ -147,14 +149,14 @@ class VectorShare:
             size = frame.row_bytes(n, frame.rows_of(n, (0, s.height))[1])
             self._share_ring(self.ins, n, size)
             if n in s.moved.values():
-                self.ins[n] = ring(core.ub, self._ring(n), size, PING_PONG, core.load, core.store)
+                self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
                 # Ping-pong where slice follows slice; one slot in an update (CATLASS).
-                depth = PING_PONG if self.is_alone or s.outputs else 1
+                depth = self.depth if self.is_alone or s.outputs else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
             if n not in s.moved and n not in self.outs:
-                depth = 1 if s.stage in frame.phase.finish else PING_PONG
+                depth = 1 if s.stage in frame.phase.finish else self.depth
                 size = frame.row_bytes(n, s.height)
                 self._share_ring(self.outs, n, size)
             if n not in s.moved and n not in self.outs:

@@ -30,6 +30,7 @@ from npusim.machines.sm.core import (
     SPILL,
     TENSOR,
     WARPS,
+    GroupFields,
     Occupancy,
     SmTiling,
     engine_of,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.engine import CodeSpec
     from npusim.ir.tile import GlobalTensor
-    from npusim.machines.sm.core import GroupFields
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
@@ -64,6 +64,8 @@ SPILL_ACCESSES = 1.45
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
+#: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
+ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 #: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
 FLEX_BOUNDS = 4.0
 
@@ -198,7 +200,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
 
     ``down``: warps down the rows of its product; 0: as many as across, as nobody says.  Raises as `group_tiling`.
     """
-    issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
+    issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)
     stages = 1 if issue.copies.value == "staged" else fields.stages or 1
     work, groups, shared, count = GroupWork(fields.warps), 1, 0, UNNAMED_REGISTERS
@@ -206,6 +208,7 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
         left, result = (phase.names[n] for n in (product_stage.srcs[0], product_stage.dst))
         (m, k), n = (phase.sizes[a] for a in left.axes), phase.sizes[result.axes[1]]
         down = down or 1 << (fields.warps.bit_length() - 1) // 2
+        engine = engine_of(device, TENSOR, GroupMatrixEngine)
         is_wgmma = engine.wgmma is not None and m >= GROUP_ROWS and down >= GROUP_WARPS
         if is_wgmma and down == fields.warps:
             work, groups = GroupWork(GROUP_WARPS), down // GROUP_WARPS
@@ -225,6 +228,13 @@ def kernel_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec, down: i
     tiling, room = _resident(phase, fields, device, registers, (size, stages if phase.loop_axis else 0, groups), work)
     note = f", {registers.spilled} spilled" if registers.spilled else ""
     return replace(tiling, depth=max(1, stages - 1)), f"{room}; tiles of {size}; registers {registers.origin}{note}"
+
+
+def rows_tiling(phase: Phase, fields: GpuRowsFields, device: DeviceSpec) -> tuple[SmTiling, str]:
+    """Return how warps execute rows that no product is beside, and a note: how many blocks a core holds."""
+    size = prod(phase.sizes.values())
+    warps = fields.warps or next((n for least, n in ROWS_WARPS if size >= least), GROUP_WARPS)
+    return kernel_tiling(phase, GroupFields(warps=warps, stages=None), device)
 
 
 def _resident(
@@ -459,6 +469,19 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
         constant = f"softmax.{min(issue.library.softmax, key=lambda n: abs(int(n) - columns))}.row_cycles"
     assert tiling.work is not None
     return replace(tiling, work=replace(tiling.work, element_cycles=cycles, constant=constant))
+
+
+class GpuRowsFields(Tiling):
+    """What a block of norms and activations works on, and its warps."""
+
+    elements: int = Field(default=4096, ge=256, description="of a block; one row at least where rows are summed up")
+    warps: int | None = Field(
+        default=None,
+        ge=4,
+        le=32,
+        multiple_of=4,
+        description="of a block; default: 4, from 2,048 elements on 8, from 8,192 on 16, from 32,768 on 32",
+    )
 
 
 class GpuGemmFields(Tiling):

@@ -32,11 +32,13 @@ from npusim.machines.sm.core import (
 )
 from npusim.machines.sm.groups import (
     GpuGemmFields,
+    GpuRowsFields,
     group_tiling,
     kernel_tiling,
     library_tiling,
     operator_tiling,
     plain_tiling,
+    rows_tiling,
 )
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
@@ -209,6 +211,8 @@ class SmMachine(Machine):
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
         is_library = getattr(tiling, "kernel", None) == XFORMERS
+        if isinstance(tiling, GpuRowsFields):
+            return rows_tiling(phase, tiling, self.device)
         if phase.operator and has_warps(self.device):
             return operator_tiling(self.device, phase), ""
         if self.has_groups or is_library:
