@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType, new_class
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from npusim.machines.ascend.plan import KernelFields, VectorFields
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule, able_devices, for_inputs, multiplies
+from npusim.schedules.registry import Schedule, able_devices, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -160,11 +160,13 @@ def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
     machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
-    p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
+    kernel = getattr(tiling, "kernel", None) or called
+    p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
+    notes = (*notes, *_decided(precision, p, dtype))
     planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
@@ -188,6 +190,14 @@ def _build(
     flops = sum(counted) if counted else problem.flops()
     program: TileProgram = machine.build(called, tiled_phases, flops, tuple(dict.fromkeys(all_notes)))
     return program
+
+
+def _decided(precision: Any, p: Any, dtype: str) -> tuple[str, ...]:
+    """Return a note on what a library's kernel decides of formats, where the precision leaves it open."""
+    plain = p if hasattr(precision, "whole") else for_inputs(precision, dtype)
+    names = [n for n in ("output", "p_scale") if getattr(p, n, None) != getattr(plain, n, None)]
+    stated = " ".join(f"{n}={getattr(p, n)}" for n in names)
+    return (f"{stated}: as FlashAttention has it for inputs of 8 bits",) if names else ()
 
 
 def _origin(function: Callable[..., Any]) -> str:
@@ -287,8 +297,38 @@ def attention(
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
-    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
-    return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
+    made = _checked(called, kernel, phases, reads_all=given is not None)
+    return schedule(called, made, precisions=precisions, tiling=tiling, **(hooks | more))
+
+
+#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
+_READ_BESIDE = frozenset(
+    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
+)
+
+
+def _checked(called: str, kernel: Kernel, phases: PhasesFunction, *, reads_all: bool) -> PhasesFunction:
+    """Return the phases of a kernel, which raise `SpecError` for what it does not compute.
+
+    That is a power of two without a scale, and a changed field of the precision that neither kernel nor schedule reads,
+    unless the schedule may read all.
+    """
+    read = _READ_BESIDE | ({"exponent"} if "unit" in kernel.parameters else set()) | ({"sink"} & kernel.parameters)
+
+    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        if "scale" not in kernel.parameters and p.exp_variant.startswith("exp2."):
+            raise SpecError(
+                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
+                "which log2 e is part of"
+            )
+        planned = phases(problem, tiling, p, machine)
+        known = read.union(*((x[0] if isinstance(x, tuple) else x).precision_fields or () for x in planned))
+        if wrong := [] if reads_all else [n for n in changed_fields(p) if n not in known and hasattr(p, n)]:
+            listed = ", ".join(f.name for f in fields(p) if f.name in known - {"name"})
+            raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
+        return planned
+
+    return checked
 
 
 def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
@@ -371,18 +411,6 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
     known = {n for t in ATTENTION_TILING.values() for n in t.model_fields}
     if fields is not None and (wrong := sorted(known.intersection(fields.model_fields))):
         raise SpecError(f"schedule {called}: field {wrong[0]!r} is one of a machine's own; call it otherwise")
-
-
-def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
-    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        if p.exp_variant.startswith("exp2."):
-            raise SpecError(
-                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
-                "which log2 e is part of"
-            )
-        return phases(problem, tiling, p, machine)
-
-    return checked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:
