@@ -14,7 +14,7 @@ import numpy as np
 from npusim.algorithms.language import Value, in_units_of, tanh
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.tiling_mask import ByIndices, PartByPart
-from npusim.config.scores import alibi_slopes, bias_row, sink_logits
+from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.errors import TilingError
 from npusim.formats import cast
 from npusim.formats.exponential import LOG2_E
@@ -90,8 +90,8 @@ def _bias(problem: Problem, packed: int) -> PartByPart:
 
     def part(batch: int, head: int, rows: slice, cols: slice) -> Any:
         places = (divmod(row, each[batch]) for row in range(rows.start, rows.stop))
-        heads = ((head * packed + within if problem.bias == "head" else 0, query) for within, query in places)
-        return cast(np.array([bias_row(h, q, problem.seq_kv)[cols] for h, q in heads]), problem.dtype)
+        heads = ((head * packed + within, query) for within, query in places)
+        return cast(np.array([problem.bias_row(h, q, problem.seq_kv)[cols] for h, q in heads]), problem.dtype)
 
     return PartByPart((problem.seq_q * packed, problem.seq_kv), part)
 
