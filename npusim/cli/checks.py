@@ -286,7 +286,7 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks.",
+            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, choice.",
             panel="How",
             shown="all",
         ),
@@ -296,13 +296,15 @@ def invariant(
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 
     A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
-    and the first element that differs is named, with the operation and tile where the computations part.
+    and the first element that differs is named, with the operation and tile where the computations part. The row
+    choice has the tile and splits that npusim chooses for a varied call itself; --require fails on them too.
     """
     from npusim.invariance import ASPECTS, examine
     from npusim.report.findings import invariance_document, invariance_table
 
     required = o.names(require, "--require", ASPECTS) if require else ()
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
+    varied = (*varied, "choice") if varied and "choice" in required else varied  # a row of its own for what is varied
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:
@@ -310,4 +312,7 @@ def invariant(
     show_either(json, lambda: invariance_document(invariance, required), lambda: invariance_table(invariance))
     broken = [name for name in required if not invariance.holds(name)]
     if broken:
-        raise CheckFailedError(f"bits change with {', '.join(broken)}")
+        others = ", ".join(dict.fromkeys(call for name in broken if (call := invariance.chosen_otherwise(name))))
+        fixed = invariance["choice"].guarantee.replace(" ", ",") if others else ""
+        why = f"; npusim chooses other fields for {others}: name them, -t {fixed}" if others else ""
+        raise CheckFailedError(f"bits change with {', '.join(broken)}{why}")
