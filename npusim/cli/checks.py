@@ -242,8 +242,9 @@ def diff(
 ) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
 
-    Every choice that the schedule states is made otherwise, one at a time and then in pairs: arithmetic, order of
-    sums, exponential, formats of intermediates, split, tile. Exit code 1 if none explains the output.
+    Neighbouring problems come first, in float64: another mask or window, a factor left out or twice, other heads of K
+    and V. Then every choice that the schedule states is made otherwise, one at a time and in pairs: arithmetic, order
+    of sums, exponential, formats of intermediates, split, tile. Exit code 1 if none of these explains the output.
     """
     from npusim.report.findings import difference_document, difference_table
     from npusim.validate.diff import diff as search
@@ -253,10 +254,11 @@ def diff(
         difference = search(out, request, advance)
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
-        raise CheckFailedError(
-            f"{out}: {difference.total - difference.matched:,} of {difference.total:,} outputs differ, and none of "
-            f"{difference.tried} changes to what the schedule states explains it"
-        )
+        why = f"none of {difference.tried} changes to what the schedule states explains it"
+        if difference.problem:
+            why = f"float64 is nearer with another problem, {difference.problem.change}"
+        unequal = difference.total - difference.matched
+        raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
 
 
 # ---------------------------------------------------------------- invariant
