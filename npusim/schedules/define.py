@@ -36,7 +36,7 @@ from npusim.machines.ascend.plan import KernelFields, VectorFields
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule, able_devices, changed_fields, for_inputs, multiplies
+from npusim.schedules.registry import FLASH_ATTENTION, Schedule, able_devices, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def _build(
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    notes = (*notes, *_decided(precision, p, dtype))
+    if kernel in FLASH_ATTENTION and p.output != dtype and getattr(precision, "output", "") == "input":
+        notes = (*notes, f"output={p.output} p_scale={p.p_scale:g}: as FlashAttention has it for inputs of 8 bits")
     planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
@@ -190,14 +191,6 @@ def _build(
     flops = sum(counted) if counted else problem.flops()
     program: TileProgram = machine.build(called, tiled_phases, flops, tuple(dict.fromkeys(all_notes)))
     return program
-
-
-def _decided(precision: Any, p: Any, dtype: str) -> tuple[str, ...]:
-    """Return a note on what a library's kernel decides of formats, where the precision leaves it open."""
-    plain = p if hasattr(precision, "whole") else for_inputs(precision, dtype)
-    names = [n for n in ("output", "p_scale") if getattr(p, n, None) != getattr(plain, n, None)]
-    stated = " ".join(f"{n}={getattr(p, n)}" for n in names)
-    return (f"{stated}: as FlashAttention has it for inputs of 8 bits",) if names else ()
 
 
 def _origin(function: Callable[..., Any]) -> str:

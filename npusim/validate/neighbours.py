@@ -70,21 +70,20 @@ def _wide(x: NDArray[Any]) -> NDArray[np.float64]:
 
 def _neighbours(p: Problem, head: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield what a neighbour is called, the problem, the KV head of ``head``, and how often a soft-cap is applied."""
-    kv_head = head // p.group_size
-    changes: list[dict[str, Any]] = [{"causal": not p.causal}]
-    offset, last = p.causal_offset, p.seq_kv - p.seq_q
-    changes += [{"causal_offset": n} for n in {0: 0, last: 0, offset - 1: 0, offset + 1: 0} if n != offset]
-    sides = p.window if isinstance(p.window, tuple) else (p.window or -1,)
-    for number, size in enumerate(sides):
-        near = (n for n in (size - 1, size + 1) if size >= 0 and n >= 0)
-        other = [(*sides[:number], n, *sides[number + 1 :]) for n in near]
-        changes += [{"window": x if isinstance(p.window, tuple) else x[0]} for x in other if any(x)]
-    for name in LEFT_OUT:
-        default = type(p).model_fields[name].default
-        changes += [{name: default}] if getattr(p, name) != default else []
-    for change in changes:
-        ((name, value),) = change.items()
-        yield f"{name}={value}", (p.model_copy(update=change), kv_head)
+    kv_head, offset = head // p.group_size, p.causal_offset
+    changes: list[tuple[str, Any]] = [("causal", not p.causal)]
+    offsets = dict.fromkeys((0, p.seq_kv - p.seq_q, offset - 1, offset + 1))
+    changes += [("causal_offset", n) for n in offsets if n != offset]
+    if isinstance(p.window, tuple):
+        before, after = p.window
+        sides = ((before - 1, after), (before + 1, after), (before, after - 1), (before, after + 1))
+        changes += [("window", one) for one in sides if min(one) >= 0]
+    elif p.window:
+        changes += [("window", n) for n in (p.window - 1, p.window + 1) if n]
+    defaults = {name: type(p).model_fields[name].default for name in LEFT_OUT}
+    changes += [(name, default) for name, default in defaults.items() if getattr(p, name) != default]
+    for name, value in changes:
+        yield f"{name}={value}", (p.model_copy(update={name: value}), kv_head)
     for words, scale in (("scale left out", 1.0), ("scale twice", p.scale**2)):
         yield words, (p.model_copy(update={"scale": scale}), kv_head)
     if p.softcap is not None:

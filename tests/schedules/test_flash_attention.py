@@ -91,7 +91,7 @@ def test_inputs_of_8_bits_give_bfloat16_and_a_p_of_2_to_the_8(schedule: str, til
         run(schedule, precision=p, **call) for p in (None, "p_scale=256", "p_scale=1", f"output={E4M3}")
     )
     assert str(plain.output.dtype) == "bfloat16"
-    assert any("output=bfloat16 p_scale=256.0: as FlashAttention has it" in note for note in plain.notes)
+    assert any("output=bfloat16 p_scale=256: as FlashAttention has it" in note for note in plain.notes)
     np.testing.assert_array_equal(same.output.view(np.uint16), plain.output.view(np.uint16))
     assert (small.output.view(np.uint16) != plain.output.view(np.uint16)).any()
     assert str(stated.output.dtype) == E4M3
