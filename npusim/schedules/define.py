@@ -166,8 +166,9 @@ def _build(
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    if kernel in FLASH_ATTENTION and p.output != dtype and getattr(precision, "output", "") == "input":
-        notes = (*notes, f"output={p.output} p_scale={p.p_scale:g}: as FlashAttention has it for inputs of 8 bits")
+    if kernel in FLASH_ATTENTION and getattr(precision, "output", "") == "input" and p.output != dtype:
+        scaled = f" p_scale={p.p_scale:g}" if hasattr(p, "p_scale") else ""
+        notes = (*notes, f"output={p.output}{scaled}: as FlashAttention has it for inputs of 8 bits")
     planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
@@ -285,13 +286,13 @@ def attention(
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
         before, tensors = read_operands(tensors, p, machine.device, prepares=able)
-        return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
+        return _checked(called, kernel, p, [*before, one(problem, sizes, p, masked, tensors, memo_tiling)], given)
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
-    made = _checked(called, kernel, phases, reads_all=given is not None)
-    return schedule(called, made, precisions=precisions, tiling=tiling, **(hooks | more))
+    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
 
 
 #: Fields of a precision that operations, products, tensors and what comes before the kernel read.
@@ -300,28 +301,17 @@ _READ_BESIDE = frozenset(
 )
 
 
-def _checked(called: str, kernel: Kernel, phases: PhasesFunction, *, reads_all: bool) -> PhasesFunction:
-    """Return the phases of a kernel, which raise `SpecError` for what it does not compute.
+def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: object) -> list[Phase]:
+    """Return phases; raise `SpecError` for a changed field of the precision that neither they nor what is around reads.
 
-    That is a power of two without a scale, and a changed field of the precision that neither kernel nor schedule reads,
-    unless the schedule may read all.
+    A function of what else is ``given`` may read any.
     """
-    read = _READ_BESIDE | ({"exponent"} if "unit" in kernel.parameters else set()) | ({"sink"} & kernel.parameters)
-
-    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        if "scale" not in kernel.parameters and p.exp_variant.startswith("exp2."):
-            raise SpecError(
-                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
-                "which log2 e is part of"
-            )
-        planned = phases(problem, tiling, p, machine)
-        known = read.union(*((x[0] if isinstance(x, tuple) else x).precision_fields or () for x in planned))
-        if wrong := [] if reads_all else [n for n in changed_fields(p) if n not in known and hasattr(p, n)]:
-            listed = ", ".join(f.name for f in fields(p) if f.name in known - {"name"})
-            raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
-        return planned
-
-    return checked
+    read = _READ_BESIDE.union({"exponent"} if "unit" in kernel.parameters else (), {"sink"} & kernel.parameters)
+    read = read.union(*(phase.precision_fields or () for phase in phases))
+    if not given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
+        listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
+        raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
+    return phases
 
 
 def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
@@ -404,6 +394,18 @@ def _check_names(called: str, kernel: Kernel, operands: Iterable[str], fields: t
     known = {n for t in ATTENTION_TILING.values() for n in t.model_fields}
     if fields is not None and (wrong := sorted(known.intersection(fields.model_fields))):
         raise SpecError(f"schedule {called}: field {wrong[0]!r} is one of a machine's own; call it otherwise")
+
+
+def _without_scale(called: str, phases: PhasesFunction) -> PhasesFunction:
+    def checked(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        if p.exp_variant.startswith("exp2."):
+            raise SpecError(
+                f"schedule {called}: exp_variant={p.exp_variant} computes 2^x, and its kernel takes no scale, "
+                "which log2 e is part of"
+            )
+        return phases(problem, tiling, p, machine)
+
+    return checked
 
 
 def _in_format(values: Any, fmt: str, batch: int) -> Any:
