@@ -57,10 +57,11 @@ def test_splits_by_number_of_blocks_change_bits_and_fixed_ones_do_not() -> None:
     vary = ["batch", "position", "splits"]
     long = DECODE.model_copy(update={"seq_kv": 1600})  # fewer keys are not split: a second kernel takes longer
     free = npusim.invariant("split_kv", problem=long, tiling=FIELDS, vary=vary)
-    assert [f.aspect for f in free.findings] == sorted(vary, key=ASPECTS.index)
-    assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes"]
+    assert [f.aspect for f in free.findings] == sorted([*vary, "choice"], key=ASPECTS.index)
+    assert [f.verdict for f in free.findings] == ["changes", "cannot", "changes", "changes"]
+    assert free["choice"].guarantee == "splits=10"  # the tile is named, the number of splits is chosen for each call
     fixed = npusim.invariant("split_kv", problem=DECODE, tiling={**FIELDS, "splits": 3}, vary=["batch", "packing"])
-    assert [f.verdict for f in fixed.findings] == ["cannot", "cannot"]
+    assert [f.verdict for f in fixed.findings] == ["cannot", "cannot", "cannot"]
     assert free["batch"].guarantee == "splits=10"
     one, batch = free["splits"], free["batch"]
     assert one.guarantee == "splits=1"
@@ -204,6 +205,29 @@ def test_a_planted_split_count_that_hangs_on_the_batch_is_named_and_priced(tmp_p
     assert changed == {"2 times these lengths", "8 times these lengths", "a neighbour of 3200 keys"}
 
 
+def test_a_tile_that_is_chosen_for_each_call_has_a_row_and_fails_what_is_required() -> None:
+    words = ("split_kv", "-w", "qwen2_7b", "--seq-q", "1", "--seq-kv", "2k", "--require", "batch", "--json")
+    code, text = call(*words)
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert code == 1
+    assert found["required"] == {"batch": False}
+    assert found["aspects"]["batch"]["verdict"] == "cannot"  # in the kernel of the call itself
+    choice = found["aspects"]["choice"]
+    assert (choice["verdict"], choice["cost_us"] > 0) == ("changes", True)
+    fields = choice["guarantee"].replace(" ", ",")
+    assert f"npusim chooses other fields for batch=2: name them, -t {fields}" in text
+
+    same: dict[str, Any] = {"workload": "qwen2_7b", "seq_q": 1, "seq_kv": 2048, "rows": "0", "heads": "all"}
+    fixed = dict(field.split("=") for field in fields.split(","))
+    runs = [npusim.run("split_kv", batch=n, tiling=t, **same) for n, t in ((1, None), (2, None), (2, fixed))]
+    one, chosen, named = (r.output[0].view(np.uint16) for r in runs)
+    assert (one != chosen).any()
+    np.testing.assert_array_equal(one, named)
+    code, text = call(*words, "-t", fields)
+    assert code == 0
+    assert json.loads(text)["aspects"]["choice"]["verdict"] == "cannot"
+
+
 def test_a_fixed_size_of_splits_leaves_company_and_chunks_no_say() -> None:
     found = npusim.invariant(
         "split_kv",
@@ -213,7 +237,7 @@ def test_a_fixed_size_of_splits_leaves_company_and_chunks_no_say() -> None:
     )
     assert {f.aspect: f.verdict for f in found.findings} == {
         **dict.fromkeys(("batch", "position", "page"), "cannot"),
-        **dict.fromkeys(("chunk", "prefill"), "not seen"),  # masks are other steps
+        **dict.fromkeys(("chunk", "prefill", "choice"), "not seen"),  # masks are other steps
         "rule": "none",
     }
     assert found.sequence == 1

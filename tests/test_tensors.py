@@ -137,3 +137,63 @@ def test_ends_that_do_not_cover_all_tokens_are_refused_with_their_lengths(ends: 
     tensors: dict[str, Any] = {n: np.ones((40, 2, 16), np.float16) for n in ("q", "k", "v")}
     with pytest.raises(TensorError, match="each has one at least, and together they are all tokens"):
         load_tensors({**tensors, "cu_seqlens": ends}, layout="tnd")
+
+
+# ---------------------------------------------------------------- a bias, and keys that nothing reads
+
+
+def _drawn_call(dtype: Any = np.float16) -> tuple[dict[str, Any], Any]:
+    rng = np.random.default_rng(53)
+    shapes = {"q": (1, 4, 96, 64), "k": (1, 2, 96, 64), "v": (1, 2, 96, 64)}
+    return {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}, rng
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+@pytest.mark.parametrize(
+    ("schedule", "hw", "tiling"),
+    [("flash", "ascend_910b2", {}), ("flash", "h200", {}), ("split_kv", "h200", {"pack": "on", "block_q": 192})],
+)
+def test_a_bias_among_the_tensors_is_added_to_scores(
+    schedule: str, hw: str, tiling: dict[str, Any], heads: int
+) -> None:
+    tensors, rng = _drawn_call()
+    bias = (3 * rng.standard_normal((heads, 96, 96))).astype(np.float16)
+    result = run(schedule, hw=hw, tensors={**tensors, "bias": bias}, rows="all", heads="all", tiling=tiling)
+    q, k, v = (x[0].astype(np.float64) for x in tensors.values())
+    scores = np.einsum("hqd,hkd->hqk", q, np.repeat(k, 2, 0)) / 8 + bias.astype(np.float64)
+    weights = np.exp(np.where(np.tril(np.ones((96, 96), bool)), scores, -np.inf))
+    expected = weights / weights.sum(-1, keepdims=True) @ np.repeat(v, 2, 0)
+    error = np.linalg.norm(result.output[0].astype(np.float64) - expected) / np.linalg.norm(expected)
+    assert error < 5e-4
+    assert result.numerics is not None
+    assert result.numerics.error.rmse == pytest.approx(error, rel=1e-6)
+    assert result.inputs == "arrays given"
+
+
+def test_what_is_drawn_beside_tensors_is_named() -> None:
+    tensors, _ = _drawn_call()
+    assert run("flash", tensors=tensors, bias="head").inputs == "arrays given; drawn: bias"
+    assert run("flash", workload="smollm2", seq=64, page=16).inputs.endswith("; drawn: pages")
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "why"),
+    [
+        ({"bais": np.zeros(1)}, {}, "nothing reads key 'bais'. Did you mean `bias`"),
+        ({"cu_seqlens": np.array([96])}, {}, "nothing reads key 'cu_seqlens'"),
+        (
+            {"bias": np.zeros((4, 96, 96), np.float32)},
+            {},
+            r"bias is \(4, 96, 96\) float32; .*\(4 or 1, 96, 96\) float16",
+        ),
+        (
+            {"bias": np.zeros((2, 96, 96), np.float16)},
+            {},
+            r"bias is \(2, 96, 96\) float16; query heads, queries and keys",
+        ),
+        ({"bias": np.zeros((4, 96, 96), np.float16)}, {"bias": "shared"}, r"bias: shared, but the tensors have one of"),
+    ],
+)
+def test_tensors_that_nothing_reads_are_refused(more: dict[str, Any], options: dict[str, Any], why: str) -> None:
+    with pytest.raises(TensorError, match=why):
+        run("flash", tensors={**_drawn_call()[0], **more}, **options)

@@ -21,7 +21,7 @@ from npusim.algorithms.lowering import Kernel, kernel
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.errors import TilingError
-from npusim.formats import BLOCK_FORMATS, get_format
+from npusim.formats import BLOCK_FORMATS, get_format, stored_format
 
 if TYPE_CHECKING:
     from npusim.algorithms.blocks import AttentionTensors
@@ -37,6 +37,8 @@ Sink = Literal["start", "end"]
 E4M3 = "float8_e4m3fn"
 #: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
 FA4_GROWTH = 8.0
+#: 2^8, by which FlashAttention-3 and -4 and hpc-ops multiply a P of 8 bits (papers.md section 1.5).
+P_SCALE = 256.0
 #: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
@@ -80,6 +82,9 @@ class FlashPrecision(NamedFormats):
         Named choices: exponential, order of the row sum, rounding of casts, how often a product rounds that is only
         added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
         exponential takes scores times log2 e.
+    exponent
+        How often s c - m c rounds before its exponential: ``twice``, where scores are scaled first, or ``once``, by one
+        multiply-add.  Empty: as the kernel does that the tiling names (FlashAttention-2 and -3 once), else twice.
     scale_rule, p_rule
         How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
     smooth
@@ -108,6 +113,7 @@ class FlashPrecision(NamedFormats):
     sink: Sink = "end"
     rounding: str = ""
     multiply_add: str = ""
+    exponent: str = ""
     operands: str = ""
     scale_rule: str = ""
     p_rule: str = ""
@@ -187,26 +193,31 @@ def check_scale(factor: float) -> None:
         raise TilingError(f"scale: {factor} of P must be positive and finite, 2^-126 to 2^126")
 
 
-def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision) -> Value:
+def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float = 1.0) -> Value:
     """Return what scores are taken against so that their exponentials have a factor: less than the maximum by its log.
 
-    Raises `TilingError` as `check_scale` does.
+    ``unit``: of the scores, as of `attend`.  Raises `TilingError` as `check_scale` does.
     """
     check_scale(factor)
-    return m if factor == 1 else m - math.log(factor) * exponent_factor(p.exp_variant)
+    less = math.log(factor) * exponent_factor(p.exp_variant)
+    if unit == 1:
+        return m if factor == 1 else m - less
+    return m * unit if factor == 1 else fma(m, unit, less, "minus")
 
 
 def online_softmax(
-    s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0
+    s: Value, m: Value, l: Value, p: FlashPrecision | Fp8Precision, narrow: Hook, factor: float = 1.0, unit: float = 1.0
 ) -> tuple[Value, Value, Value, Value]:
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.
+    ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.  With a ``unit`` other
+    than 1 scores are multiplied by it in the multiply-add before the exponential.
     """
     m_new = maximum(m, s.max())
-    alpha = exp((m - m_new).to(p.exponential)).to(p.running)
+    alpha = exp(((m - m_new) if unit == 1 else (m - m_new) * unit).to(p.exponential)).to(p.running)
     m = m_new
-    e = exp((s - below(m_new, factor, p)).to(p.exponential))
+    against = below(m_new, factor, p, unit)
+    e = exp((s - against if unit == 1 else fma(s, unit, against, "minus")).to(p.exponential))
     l_tile, P = e.sum(), narrow(e)
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
@@ -229,23 +240,30 @@ def attend(
     factor: float = 1.0,
     starts: tuple[float, float] = (-math.inf, 0.0),
     sink: Value | None = None,
+    unit: float = 1.0,
 ) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the maximum takes it in
-    at each tile, which changes it at the first, where what is there so far, the factor, is rescaled from it.
+    Scores times ``scale``, and so the row maxima, are in ``unit``, by which the multiply-add before the exponential
+    multiplies them.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
+    maximum takes it in at each tile, which changes it at the first, where what is there so far, the factor, is rescaled
+    from it.
     """
     is_chained = p.accumulate == "chained"
     # Kernels scale and cast P in FP8 right before its product; one that goes on from O waits for that to be rescaled.
     rounds, is_late = narrow or (lambda e: narrowed(e, p)), is_chained and narrow is not None
     first = sink if p.sink == "start" else None
+    if first is not None and unit != 1:
+        raise TilingError("sink: start takes scores that are scaled first; exponent=twice, or sink=end")
+    if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN
+        starts = -float(get_format(p.softmax).max_finite) / (4 * unit), starts[1]
     m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)
     o = full("row value", 0.0, p.product if is_chained else p.running)
     for kj, vj in tiles(k, v):
-        s = (q @ kj.T).to(p.scores).to(p.softmax) * scale
-        s = where(mask, score(s), -math.inf)
+        s = (q @ kj.T).to(p.scores).to(p.softmax)
+        s = where(mask, score(s if scale == 1 != unit else s * scale), -math.inf)
         m = m if first is None else maximum(m, first)
-        m, l, alpha, P = online_softmax(s, m, l, p, unchanged if is_late else rounds, factor)
+        m, l, alpha, P = online_softmax(s, m, l, p, unchanged if is_late else rounds, factor, unit)
         if is_late:
             o = o * alpha.to(o.fmt)
             o = o + rounds(P) @ vj
@@ -255,11 +273,13 @@ def attend(
     return o, m, l
 
 
-def with_sink(l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float) -> Value:
+def with_sink(
+    l: Value, m: Value, sink: Value | None, p: FlashPrecision | Fp8Precision, factor: float, unit: float = 1.0
+) -> Value:
     """Return the row sum, which has a factor, with a score beside those of the keys, unless it began with that."""
     if sink is None or p.sink == "start":
         return l
-    return l + exp((sink - below(m, factor, p)).to(p.exponential)).to(p.running)
+    return l + exp((sink - below(m, factor, p, unit)).to(p.exponential)).to(p.running)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
@@ -272,18 +292,22 @@ def flash(
     scale: float,
     score: Hook = unchanged,
     sink: Value | None = None,
+    unit: float = 1.0,
 ) -> Value:
     """FlashAttention-2."""
-    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink)
-    return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale)).to(p.output)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, sink=sink, unit=unit)
+    return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale, unit)).to(p.output)
 
 
 @kernel(q="row head", k="key head", v="key value", mask="row key")
 def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
     """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
 
+    Of inputs of 8 bits it is followed always, since P begins at 2^8 (flash_fwd_sm100.py, "Low Precision Scaling").
     Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
     """
+    check_scale(p.p_scale)
+    more, is_followed = math.log(p.p_scale) * exponent_factor(p.exp_variant), stored_format(q.fmt).bits <= 8
     if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
         raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
     m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
@@ -291,10 +315,10 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float
     for kj, vj in tiles(k, v):
         s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
         m_tile = maximum(m, s.max())
-        growth = maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0)
-        m_new = where(growth, m_tile, m)
+        m_new = m_tile if is_followed else where(maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0), m_tile, m)
         alpha = exp((m - m_new) * scale)
-        e = exp(fma(s, scale, m_new * -scale), p.exp_variant).in_share(p.polynomial)
+        against = fma(m_new, -scale, more) if more else m_new * -scale
+        e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)
         m = m_new
         l = l * alpha + e.sum()
         o = (o * alpha).in_share(p.rescaled) + e.to(p.operand) @ vj

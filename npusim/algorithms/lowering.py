@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from itertools import chain, count, groupby
 from operator import itemgetter
@@ -53,6 +53,7 @@ class Tables(NamedTuple):
     finish: tuple[Stage, ...]
     constants: Mapping[str, float]
     per_tile: Callable[[Visit], Mapping[str, float]]
+    precision_fields: tuple[str, ...] | None = None
 
 
 class Kernel:
@@ -214,14 +215,32 @@ def _tables(
     rest: tuple[tuple[str, Any], ...],
     choices: tuple[tuple[O, Attributes], ...],
 ) -> Tables:
-    trace, results = kernel.trace(symbols, dict(rest))
+    arguments, read = dict(rest), set[str]()
+    if is_known := is_dataclass(p := arguments.get("p")):
+        arguments["p"] = _recorded(p, read)
+    trace, results = kernel.trace(symbols, arguments)
     for x, o in zip(results, outs, strict=True):
         if x.fmt != o.fmt:
             kernel.fail(
                 f"{x} is returned as {o.name}, whose tensor {o.label} holds {o.fmt}; write .to({o.fmt!r})", x.event
             )
     lowering = _Lowering(kernel, trace, results, dict(choices))
-    return lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
+    tables = lowering.tables(label, {o.name: o for _, of in symbols for o in of}, outs)
+    return tables._replace(precision_fields=tuple(sorted(read))) if is_known else tables
+
+
+def _recorded(p: Any, read: set[str]) -> Any:
+    """Return a precision like ``p``, which adds the names of attributes that are read to ``read``."""
+
+    def attribute(self: object, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(type(p).__name__, (type(p),), {"__slots__": (), "__getattribute__": attribute})
+    like: Any = object.__new__(kind)
+    for one in fields(p):
+        object.__setattr__(like, one.name, getattr(p, one.name))
+    return like
 
 
 def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:

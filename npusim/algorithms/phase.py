@@ -330,6 +330,8 @@ class Phase:
         Whether it is of the launch of the phase before, behind a barrier of all cores.
     flops, notes
         Operations that count for its rate (None: those of the problem); a note for every result.
+    precision_fields
+        Attributes of the precision that its kernel reads; None: not known.
     """
 
     name: str
@@ -350,6 +352,7 @@ class Phase:
     is_joined: bool = False
     flops: int | None = None
     notes: tuple[str, ...] = ()
+    precision_fields: tuple[str, ...] | None = None
 
     @property
     def stages(self) -> tuple[Stage, ...]:

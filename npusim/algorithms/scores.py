@@ -14,7 +14,7 @@ import numpy as np
 from npusim.algorithms.language import Value, in_units_of, tanh
 from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.tiling_mask import ByIndices, PartByPart
-from npusim.config.scores import alibi_slopes, bias_row, sink_logits
+from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.errors import TilingError
 from npusim.formats import cast
 from npusim.formats.exponential import LOG2_E
@@ -33,40 +33,50 @@ def exponent_factor(variant: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProblemScore:
-    """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias."""
+    """The hook of a problem: ``softcap tanh(s / softcap)``, a head's slope times the distance to a key, a bias.
+
+    ``unit``: what its scores, slopes and results are in; those of a soft-cap in units of it, before and after.
+    """
 
     softcap: float | None
+    unit: float = 1.0
 
     def __call__(self, s: Value, alibi: Value | None = None, bias: Value | None = None) -> Value:
         """Return scaled scores with what the problem does to them."""
         if self.softcap is not None:
-            s = tanh(s / self.softcap) * self.softcap
+            s = tanh(s) if self.softcap == self.unit else tanh(s / self.softcap) * self.softcap
         s = s if alibi is None else s + alibi
-        return s if bias is None else s + bias.to(s.fmt)
+        if bias is None:
+            return s
+        return s + (bias.to(s.fmt) if self.unit == 1 else bias.to(s.fmt) * (1 / self.unit))
 
 
 def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int = 1) -> tuple[Kernel, dict[str, Any]]:
     """Return a kernel that does to scores what the problem says, and its arguments for that; ``scale``: of scores.
 
-    ``packed`` heads lie below one another.  Raises `TilingError` for a kernel without such a hook.
+    ``packed`` heads lie below one another.  Where the precision's exponent rounds once, scores stay in units of the
+    scale, or of a soft-cap, as in FlashAttention-2 and -3.  Raises `TilingError` for a kernel without such a hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
+    is_once = getattr(p, "exponent", "") == "once" and "unit" in kernel.parameters
+    unit = (problem.softcap or scale) if is_once else 1.0
+    scaling: dict[str, Any] = {"scale": scale / unit, "unit": unit * factor} if is_once else {"scale": scale}
     if not changes:
-        return kernel, {"scale": scale * factor}
+        return kernel, scaling if is_once else {"scale": scale * factor}
     if "score" not in kernel.parameters:
         raise TilingError(
             f"{changes[0]}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {changes[0]}"
         )
-    slopes, operands = alibi_slopes(problem.heads), dict[str, Any]()
+    slopes, operands = tuple(x / unit for x in alibi_slopes(problem.heads)), dict[str, Any]()
     if problem.alibi:
         operands["alibi"] = head_values("alibi", slopes, problem, p.softmax, packed)
     if problem.bias:
         heads, each = problem.heads // packed if problem.bias == "head" else 1, _queries(problem, packed)
         sizes = len(each), heads, problem.seq_q * packed, problem.seq_kv
         operands["bias"] = GlobalTensor("bias", *sizes, problem.dtype, "input")
-    hooked = _with_problem(kernel, ProblemScore(problem.softcap), tuple(operands))
+    hooked = _with_problem(kernel, ProblemScore(problem.softcap, unit), tuple(operands))
     values = {"values": {"bias": partial(_bias, problem, packed)}} if problem.bias else {}
-    return hooked, {"scale": scale, "score_factor": factor, **operands, **values}
+    return hooked, {**scaling, "score_factor": 1.0 if is_once else factor, **operands, **values}
 
 
 def _queries(problem: Problem, packed: int) -> tuple[int, ...]:
@@ -80,8 +90,8 @@ def _bias(problem: Problem, packed: int) -> PartByPart:
 
     def part(batch: int, head: int, rows: slice, cols: slice) -> Any:
         places = (divmod(row, each[batch]) for row in range(rows.start, rows.stop))
-        heads = ((head * packed + within if problem.bias == "head" else 0, query) for within, query in places)
-        return cast(np.array([bias_row(h, q, problem.seq_kv)[cols] for h, q in heads]), problem.dtype)
+        heads = ((head * packed + within, query) for within, query in places)
+        return cast(np.array([problem.bias_row(h, q, problem.seq_kv)[cols] for h, q in heads]), problem.dtype)
 
     return PartByPart((problem.seq_q * packed, problem.seq_kv), part)
 

@@ -55,6 +55,7 @@ def split(
     scale: float,
     log_variant: str,
     score: Callable[[Value], Value] = unchanged,
+    unit: float = 1.0,
 ) -> tuple[Value, Value]:
     """FlashAttention-2 over a part of the keys, with its log-sum-exp, log l + m.
 
@@ -64,8 +65,8 @@ def split(
     """
     lowest, least = -float(get_format(p.softmax).max_finite), float(get_format(p.running).min_subnormal)
     starts = (-math.inf, 0.0) if mask is None else (lowest, least)
-    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, starts=starts)
-    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + below(m, p.p_scale, p).to(EXACT)
+    o, m, l = attend(q, k, v, mask, p, scale, score, factor=p.p_scale, starts=starts, unit=unit)
+    return (o.to(p.running) / l).to(p.partial), log(l.to(EXACT), log_variant) + below(m, p.p_scale, p, unit).to(EXACT)
 
 
 def merged(parts: Value, lses: Value, variant: str, sink: Value | None = None) -> tuple[Value, Value, Value]:

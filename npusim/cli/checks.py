@@ -262,8 +262,9 @@ def diff(
 ) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
 
-    Every choice that the schedule states is made otherwise, one at a time and then in pairs: arithmetic, order of
-    sums, exponential, formats of intermediates, split, tile. Exit code 1 if none explains the output.
+    Neighbouring problems come first, in float64: another mask or window, a factor left out or twice, other heads of K
+    and V. Then every choice that the schedule states is made otherwise, one at a time and in pairs: arithmetic, order
+    of sums, exponential, formats of intermediates, split, tile. Exit code 1 if none of these explains the output.
     """
     from npusim.report.findings import difference_document, difference_table
     from npusim.validate.diff import diff as search
@@ -273,10 +274,11 @@ def diff(
         difference = search(out, request, advance)
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
-        raise CheckFailedError(
-            f"{out}: {difference.total - difference.matched:,} of {difference.total:,} outputs differ, and none of "
-            f"{difference.tried} changes to what the schedule states explains it"
-        )
+        why = f"none of {difference.tried} changes to what the schedule states explains it"
+        if difference.problem:
+            why = f"float64 is nearer with another problem, {difference.problem.change}"
+        unequal = difference.total - difference.matched
+        raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
 
 
 # ---------------------------------------------------------------- invariant
@@ -306,7 +308,7 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks.",
+            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, choice.",
             panel="How",
             shown="all",
         ),
@@ -316,13 +318,15 @@ def invariant(
     """Say what changes a call's bits, what cannot, and what ruling it out costs.
 
     A change that leaves the steps of a row as they are cannot change its bits; for others the bits are computed
-    and the first element that differs is named, with the operation and tile where the computations part.
+    and the first element that differs is named, with the operation and tile where the computations part. The row
+    choice has the tile and splits that npusim chooses for a varied call itself; --require fails on them too.
     """
     from npusim.invariance import ASPECTS, examine
     from npusim.report.findings import invariance_document, invariance_table
 
     required = o.names(require, "--require", ASPECTS) if require else ()
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
+    varied = (*varied, "choice") if varied and "choice" in required else varied  # a row of its own for what is varied
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not among --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:
@@ -330,4 +334,7 @@ def invariant(
     show_either(json, lambda: invariance_document(invariance, required), lambda: invariance_table(invariance))
     broken = [name for name in required if not invariance.holds(name)]
     if broken:
-        raise CheckFailedError(f"bits change with {', '.join(broken)}")
+        others = ", ".join(dict.fromkeys(call for name in broken if (call := invariance.chosen_otherwise(name))))
+        fixed = invariance["choice"].guarantee.replace(" ", ",") if others else ""
+        why = f"; npusim chooses other fields for {others}: name them, -t {fixed}" if others else ""
+        raise CheckFailedError(f"bits change with {', '.join(broken)}{why}")

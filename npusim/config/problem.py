@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
-from pydantic import ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, StrictInt, ValidationError, model_validator
 
 from npusim.config.messages import explain
 from npusim.config.model import (
@@ -21,6 +21,7 @@ from npusim.config.model import (
     StrictFloat,
     fault_at,
 )
+from npusim.config.scores import GivenBias, bias_row
 from npusim.config.seen import KeyRanges, pairs_seen
 from npusim.errors import SpecError
 from npusim.units import ceil_div
@@ -245,6 +246,24 @@ class Problem(Sizes, CallFields):
     data: DataRecipe = NormalData()
     page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
+    _bias: GivenBias | None = PrivateAttr(None)
+
+    def with_bias(self, given: GivenBias) -> Problem:
+        """Return the problem with a bias that is given, in place of a drawn one."""
+        copy = self.model_copy()
+        copy._bias = given
+        return copy
+
+    def bias_row(self, head: int, query: int, keys: int) -> Any:
+        """Return what is added to the scores of a head's query, (keys,): the bias that is given, or a drawn one."""
+        head = head if self.bias == "head" else 0
+        return bias_row(head, query, keys) if self._bias is None else self._bias.row(head, query - self.seq_q, keys)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """What npusim draws for it, beside Q, K and V, where nothing gives it."""
+        drawn = {"bias": self.bias and self._bias is None, "sink_logits": self.sink_logits, "pages": self.page}
+        return tuple(name for name, is_drawn in drawn.items() if is_drawn)
 
     @model_validator(mode="before")
     @classmethod

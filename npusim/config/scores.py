@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,20 @@ def bias_row(head: int, query: int, keys: int) -> Any:
     import numpy as np
 
     return np.random.default_rng([head, query]).standard_normal(keys, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBias:
+    """A bias that is given, (heads or 1, queries, keys); those of one digest are equal."""
+
+    values: Any = field(compare=False, repr=False)
+    digest: str
+
+    def row(self, head: int, from_last: int, keys: int) -> Any:
+        """Return the row of a query, ``from_last`` < 0 of the last ones: before the first that, beyond its keys 0."""
+        row = self.values[head, max(from_last, -self.values.shape[1])][:keys].astype("float64")
+        row.resize(keys, refcheck=False)
+        return row
 
 
 def sink_logits(heads: int) -> tuple[float, ...]:

@@ -30,17 +30,23 @@ from npusim.numerics.paths import Computed, Place, compute, first_difference, pa
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
-from npusim.simulation.tile import choose_tile
-from npusim.simulation.variants import Variant, Variants, row_key
+from npusim.simulation.tile import choose_tile, open_fields, program_of
+from npusim.simulation.variants import Variant, Variants, named_fields, row_key
 
 if TYPE_CHECKING:
+    from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.simulation.result import RunData
 
 #: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
-#: ``merge``: the order in which partial results of splits are merged.
-Aspect = Literal["batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks"]
+#: ``merge``: the order in which partial results of splits are merged; ``choice``: of fields that nobody named, made for
+#: each call, where the others keep those of the call that is examined.
+Aspect = Literal[
+    "batch", "position", "page", "chunk", "prefill", "splits", "rule", "merge", "tile", "packing", "ranks", "choice"
+]
 ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+#: Aspects for whose calls another choice may be made.
+CHOSEN_FOR: tuple[Aspect, ...] = ("batch", "page", "chunk", "prefill", "packing", "ranks")
 #: Other split counts and numbers of devices that are tried.
 SPLITS, RANKS = (1, 2, 8), (2, 4)
 #: Sizes of blocks whose halves are other tiles.
@@ -131,8 +137,14 @@ class Invariance:
         return finding
 
     def holds(self, *aspects: str) -> bool:
-        """Return whether no change of these aspects was seen to change a bit."""
-        return all(self[aspect].verdict != "changes" for aspect in aspects)
+        """Return whether no change of these aspects was seen to change a bit, by itself or by what is chosen for it."""
+        return all(self[aspect].verdict != "changes" and not self.chosen_otherwise(aspect) for aspect in aspects)
+
+    def chosen_otherwise(self, aspect: str) -> str:
+        """Return the first call of an aspect for which npusim chooses fields that change bits; empty where none is."""
+        calls = {t.what for t in self[aspect].tried}
+        choices = [f for f in self.findings if f.aspect == "choice"]
+        return next((t.what for f in choices for t in f.tried if t.difference and t.what in calls), "")
 
     def __repr__(self) -> str:
         verdicts = ", ".join(f"{f.aspect} {f.verdict}" for f in self.findings)
@@ -186,8 +198,12 @@ def examine(
         name = plan.schedule.name
         why = "; of a kernel of plain tensors nothing says which size is a batch: compare runs of two --problem"
         raise SpecError(f"schedule {name} is no attention: nothing to examine{why if plan.schedule.origin else ''}")
-    named = [*plan.tiling.model_fields_set, *choose_tile(plan).fields]
-    return _Examination(request, base, base.problem, named, on_tried).findings(vary)
+    chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
+    examination = _Examination(request, base, base.problem, [*named, *chosen], on_tried)
+    may_choose = open_fields(plan.schedule, plan.device) - named or getattr(base.tiling, "splits", "") == "auto"
+    if not (plan.is_open and may_choose):
+        return examination.findings(vary)
+    return examination.findings({*vary, *(("choice",) if {*CHOSEN_FOR} & {*vary} else ())}, chosen)
 
 
 class _Examination:
@@ -209,25 +225,31 @@ class _Examination:
         self.sequence = problem.lengths.index(problem.seq_kv) if problem.lengths else 0
         self.place = Place(_row(base, self.sequence), batch=self.sequence)
         # What the user chose, or the run for them: one kernel, whatever it is called with.  Sizes stay free to fit.
-        self.variants = Variants(
-            Request(
-                request.schedule,
-                problem=problem,
-                hw=base.device,
-                tiling={name: getattr(base.tiling, name) for name in named},
-                method=request.method,
-                precision=request.precision,
-                arithmetic=request.arithmetic,
-            )
+        self.asked = Request(
+            request.schedule,
+            problem=problem,
+            hw=base.device,
+            tiling=request.tiling,
+            method=request.method,
+            precision=request.precision,
+            arithmetic=request.arithmetic,
         )
+        self.variants = Variants(replace(self.asked, tiling={name: getattr(base.tiling, name) for name in named}))
+        self._tried: dict[str, tuple[Tiling, Tried]] = {}
+        self._other: dict[str, None] = {}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
         self.latency = None if base.timing is None else base.latency_us
 
-    def findings(self, vary: Collection[str]) -> Invariance:
-        """Return the findings, in the order of `ASPECTS`."""
-        calls = {name: listed for name, listed in self._calls().items() if name in vary}
-        self.total = sum(map(len, calls.values()))
+    def findings(self, vary: Collection[str], chosen: Collection[str] | None = None) -> Invariance:
+        """Return the findings, in the order of `ASPECTS`; ``chosen``: fields that npusim chose, None: it may not."""
+        every = self._calls()
+        calls = {name: listed for name, listed in every.items() if name in vary}
+        others = [call for name in CHOSEN_FOR for call in (calls.get(name, []) if calls else every[name])]
+        others = others if chosen is not None and "choice" in vary else []
+        self.total = sum(map(len, calls.values())) + len(others)
         findings = {name: self._finding(name, listed) for name, listed in calls.items()}
+        if "choice" in vary:
+            findings["choice"] = self._choice(others, chosen or ())
         listed = tuple(findings[name] for name in ASPECTS if name in findings)
         return Invariance(self.base, self.place.row, self.heads, listed, self.sequence)
 
@@ -292,11 +314,41 @@ class _Examination:
                 shares = Variant(problem={"heads": heads, "kv_heads": kv_heads})
                 yield VariedCall(f"tensor_parallel={ranks}", shares, self.sequence)
 
-    def _try(self, call: VariedCall) -> Tried:
+    def _try(self, call: VariedCall, *, as_run: bool = False) -> Tried:
+        """Try a call in the kernel of the call that is examined, or in that which a run of it chooses."""
         try:
-            built = self.variants.build(call.variant)
+            built = self._as_run(call) if as_run else self.variants.build(call.variant)
         except (TilingError, ProgramError) as error:  # it does not fit, or a user's kernel takes no such call
             return Tried(call.what, reason=one_line(error))
+        tiling, tried = self._tried.get(call.what, (None, None))
+        if as_run and tried and tiling == built.plan.tiling:
+            return tried
+        tried = self._compared(call, built)
+        self._tried.setdefault(call.what, (built.plan.tiling, tried))
+        return tried
+
+    def _as_run(self, call: VariedCall) -> BuiltPlan:
+        built = BuiltPlan(*program_of(plan_of(call.variant.on(self.asked), is_bare=True)))
+        named = {*named_fields(self.request.tiling), *call.variant.tiling}
+        self._other |= {n: None for n, v in built.plan.tiling if n not in named and v != getattr(self.base.tiling, n)}
+        return built
+
+    def _choice(self, calls: list[VariedCall], chosen: Collection[str]) -> Finding:
+        """Return what choices of fields do to the bits of varied calls, and what naming those of this call costs."""
+        self._other = dict.fromkeys(chosen)
+        finding = Finding("choice", tuple(self._counted(self._try(call, as_run=True)) for call in calls))
+        if finding.verdict != "changes":
+            return finding
+        fields = {n: getattr(self.base.tiling, n) for n in self._other}
+        if getattr(self.base.tiling, "splits", "") == "auto" and not getattr(self.base.tiling, "split_keys", 0):
+            is_size = bool(self.problem.lengths) or any(c.is_last_query for c in calls)
+            fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}
+        own = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
+        costs = [(own[t.what] - (t.latency_us or 0.0), f"at {t.what}") for t in finding.tried if t.difference]
+        return replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fields.items()), **_cost(costs))
+
+    def _compared(self, call: VariedCall, built: BuiltPlan) -> Tried:
+        """Return a varied call compared with the call that is examined, by structure and else by bits."""
         latency, program = _latency(built), built.program
         problem = cast("Problem", built.plan.problem)
         # Places of sequences of one length are compared within the larger batch.
@@ -392,11 +444,8 @@ class _Examination:
                 costs.append((latency - tried.latency_us, f"at {tried.what}"))
         if call_latency is not None and self.latency is not None and costs:
             costs.append((call_latency - self.latency, "this call"))
-        finding = replace(finding, guarantee=" ".join(f"{n}={v}" for n, v in fixed_fields.items() if v != "auto"))
-        if not costs:
-            return finding
-        cost, what = max(costs)
-        return replace(finding, cost_us=cost, cost_at=what)
+        guarantee = " ".join(f"{n}={v}" for n, v in fixed_fields.items() if v != "auto")
+        return replace(finding, guarantee=guarantee, **_cost(costs))
 
     def _is_alike(self, call: VariedCall, base: TileProgram, fixed: BuiltPlan) -> bool:
         """Return whether the row has the same bits in a varied call as in a program of the call itself."""
@@ -416,6 +465,11 @@ def _latency(built: BuiltPlan) -> float | None:
     built.check()
     timing = built.timing()
     return None if timing is None else timing.latency_s * 1e6
+
+
+def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
+    """Return the fields of a finding that say the largest cost and where it is."""
+    return dict(zip(("cost_us", "cost_at"), max(costs), strict=True)) if costs else {}
 
 
 def _against(finding: Finding, latency: float | None, times: list[tuple[float, str]]) -> Finding:

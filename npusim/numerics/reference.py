@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim import formats
-from npusim.config.scores import alibi_slopes, bias_row, sink_logits
+from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.numerics.result import ErrorSummary
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def attention_scores(
         distance = np.arange(len(k))[None] - (position + np.arange(len(scores)))[:, None]
         scores = scores + alibi_slopes(problem.heads)[head] * distance
     if problem.bias:
-        added = [bias_row(head if problem.bias == "head" else 0, row + n, len(k)) for n in range(len(scores))]
+        added = [problem.bias_row(head, row + n, len(k)) for n in range(len(scores))]
         scores = scores + formats.cast(np.array(added), problem.dtype)
     visible = (problem.seen if seen is None else seen).matrix(position, len(scores), 0, len(k))
     return np.where(visible, scores, -np.inf)

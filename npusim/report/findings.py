@@ -179,6 +179,9 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
         if more := len(d.explained[SHOWN:]):
             lines.append(Cell(f"and {more} more, equal on these inputs", "dim"))
         yield "explained by", tuple(lines)
+    elif d.problem is not None:
+        yield "another problem", cells(str(d.problem), style="bad")
+        return
     elif d.nearest is not None:
         near = d.nearest
         yield "nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))
@@ -206,6 +209,7 @@ def difference_document(output: Path, d: Difference) -> dict[str, object]:
         predicted=d.predicted if d.first else None,
         explained=[_explanation(one) for one in d.explained],
         nearest=None if d.nearest is None else _explanation(d.nearest),
+        problem=None if d.problem is None else asdict(d.problem),
         tried=d.tried,
         passed=d.passed,
     )

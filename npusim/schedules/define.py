@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import MappingProxyType, new_class
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from npusim.machines.ascend.plan import KernelFields, VectorFields
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
-from npusim.schedules.registry import Schedule, able_devices, for_inputs, multiplies
+from npusim.schedules.registry import FLASH_ATTENTION, Schedule, able_devices, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -160,11 +160,15 @@ def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
     machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
-    p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype)
+    kernel = getattr(tiling, "kernel", None) or called
+    p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
+    if kernel in FLASH_ATTENTION and getattr(precision, "output", "") == "input" and p.output != dtype:
+        scaled = f" p_scale={p.p_scale:g}" if hasattr(p, "p_scale") else ""
+        notes = (*notes, f"output={p.output}{scaled}: as FlashAttention has it for inputs of 8 bits")
     planned = phases(problem, tiling, p, machine)
     if getattr(p, "exp_variant", "").startswith("exp2.") and _origin(phases):
         _refuse_powers_of_two(
@@ -282,13 +286,32 @@ def attention(
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
         before, tensors = read_operands(tensors, p, machine.device, prepares=able)
-        return [*before, one(problem, sizes, p, masked, tensors, memo_tiling)]
+        return _checked(called, kernel, p, [*before, one(problem, sizes, p, masked, tensors, memo_tiling)], given)
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
     checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
     return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
+
+
+#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
+_READ_BESIDE = frozenset(
+    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
+)
+
+
+def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: object) -> list[Phase]:
+    """Return phases; raise `SpecError` for a changed field of the precision that neither they nor what is around reads.
+
+    A function of what else is ``given`` may read any.
+    """
+    read = _READ_BESIDE.union({"exponent"} if "unit" in kernel.parameters else (), {"sink"} & kernel.parameters)
+    read = read.union(*(phase.precision_fields or () for phase in phases))
+    if not given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
+        listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
+        raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
+    return phases
 
 
 def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import attention_cells
-from npusim.algorithms.flash import E4M3, E4M3_MAX, Fp8Precision, attention_phase, check_scale, fp8
+from npusim.algorithms.flash import E4M3, E4M3_MAX, P_SCALE, Fp8Precision, attention_phase, check_scale, fp8
 from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.config.tiling import Field
@@ -44,8 +44,6 @@ class Fp8Tiling(RegisterFields, Blocks):
     )
 
 
-#: 2^8: the scale of P in hpc-ops and FlashAttention-3 (papers.md section 1.5).
-P_SCALE = 256.0
 PRESETS = (
     Fp8Precision("hpc_ops_s1"),
     Fp8Precision("hpc_ops", scale=P_SCALE),

@@ -13,7 +13,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
-from npusim.algorithms.flash import Accumulate, Sink
+from npusim.algorithms.flash import P_SCALE, Accumulate, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
@@ -309,7 +309,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
         "smooth": ("", "k"),
-        "multiply_add": get_args(MultiplyAdd),
+        **dict.fromkeys(("multiply_add", "exponent"), get_args(MultiplyAdd)),
         **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }
 )
@@ -332,9 +332,26 @@ class Precision(Protocol):
 PrecisionType = TypeVar("PrecisionType", bound=Precision)
 
 
-def for_inputs(precision: PrecisionType, fmt: str) -> PrecisionType:
-    """Return the same allocation with ``input`` replaced by the inputs' format."""
+#: What FlashAttention's libraries do: one multiply-add before an exponential (flash_attn/src/softmax.h and
+#: hopper/softmax.h, scale_apply_exp2), and of inputs of 8 bits an output in bfloat16 (hopper/flash_api.cpp, out_type).
+#: PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue 121558; measured: 2.11 on an H100).
+FLASH_ATTENTION, OF_8_BITS = frozenset(("fa2", "fa3", "fa4")), "bfloat16"
+
+
+def changed_fields(precision: Precision) -> tuple[str, ...]:
+    """Return the fields of a preset that a text changed: its name lists them."""
+    return tuple(part.partition("=")[0] for part in precision.name.split(",")[1:])
+
+
+def for_inputs(precision: PrecisionType, fmt: str, kernel: str = "") -> PrecisionType:
+    """Return the same allocation with ``input`` replaced by the inputs' format, and what a named kernel decides."""
     chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
+    if kernel in FLASH_ATTENTION and stored_format(fmt).bits == 8:
+        chosen |= {"output": OF_8_BITS} if "output" in chosen else {}
+        is_open = getattr(precision, "p_scale", None) == 1 and "p_scale" not in changed_fields(precision)
+        chosen |= {"p_scale": P_SCALE} if is_open else {}
+    if getattr(precision, "exponent", None) == "":
+        chosen["exponent"] = "once" if kernel in FLASH_ATTENTION else "twice"
     return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from npusim.config.messages import choices
 from npusim.config.packaged import list_tensors, packaged_tensors
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
@@ -41,13 +42,17 @@ NAMES = ("q", "k", "v")
 STORED = MappingProxyType({"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 #: What tensors say of a call, beside themselves.
 STATED = ("lengths", "query_lengths", "page")
+#: Keys that are read beside Q, K and V: w_o on a node, an output by `diff`, others of some layouts.
+BESIDE = ("bias", "w_o", "o", "out", "output")
+OF_LAYOUT = MappingProxyType({"tnd": ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")})
 DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
     """Return the tensors given, or those that the workload's recipe changes, their scales, and `Problem`'s fields.
 
-    These are ``lengths`` and ``query_lengths``, where sequences differ, and ``page``, where K and V are pages.
+    These are ``lengths`` and ``query_lengths``, where sequences differ, ``page``, where K and V are pages, and the kind
+    of a ``bias``, whose values are beside the tensors.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
     and ties to even; to float8_e4m3fn with a scale each (`quantise`).
@@ -68,8 +73,14 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     else:
         tensors = load_tensors(load.tensors.file, prefix=load.tensors.prefix)
     found: dict[str, Any] = {n: tensors.pop(n).tolist() for n in STATED if n in tensors}
+    if "bias" in tensors:
+        found["bias"] = "shared" if len(tensors["bias"]) == 1 else "head"
+        if r.bias not in (None, found["bias"]):
+            raise TensorError(f"bias: {r.bias}, but the tensors have one of shape {tensors['bias'].shape}")
     if dtype == "float8_e4m3fn":
-        return *quantise(tensors), found
+        bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
+        stored, scales = quantise(tensors)
+        return stored | _rounded(bias, dtype), scales, found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
 
 
@@ -131,16 +142,18 @@ def load_tensors(
     ends of the sequences; without one they are as long as ``lengths`` says, or one sequence.  In other layouts
     ``lengths`` are the keys of each sequence that are no padding.  With a key ``page_table`` (sequences, pages) K and V
     are pages: (pages, keys of a page, heads, head size) in ``bsnd``, heads before keys in ``bnsd``; ``lengths`` or a
-    key ``cache_seqlens`` says how many keys each sequence has, and ``"page"`` comes back too.
+    key ``cache_seqlens`` says how many keys each sequence has, and ``"page"`` comes back too.  A key ``bias``, (query
+    heads or 1, queries, keys) in the format of Q, is added to scaled scores, and comes back as it is.
 
-    Raises `TensorError` if the file is missing, truncated or has other keys; shapes do not fit together, the layout or
-    lengths; a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
+    Raises `TensorError` if the file is missing, truncated or has keys that nothing reads; shapes do not fit together,
+    the layout or lengths; a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
     if layout not in get_args(Layout):
         raise TensorError(f"layout {layout!r}: there are {', '.join(get_args(Layout))}")
     tensors, chosen = _pick(raw, prefix, where)
+    _check_keys(raw, chosen, layout, where)
     page = 0
     if (table := raw.get(f"{chosen}page_table", raw.get("page_table"))) is not None:
         lengths = tuple(int(n) for n in (lengths or raw.get(f"{chosen}cache_seqlens", raw.get("cache_seqlens", ()))))
@@ -162,7 +175,33 @@ def load_tensors(
     if lengths and layout != "tnd":
         rows = {"q": (), "k": tuple(lengths), "v": tuple(lengths)}
     tensors = _of_lengths(tensors, rows, where)
+    if (bias := raw.get(f"{chosen}bias")) is not None:
+        tensors["bias"] = _checked_bias(bias, tensors, f"{where}: {chosen}bias")
     return {**tensors, "page": np.array(page)} if page else tensors
+
+
+def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) -> None:
+    """Raise `TensorError` for a key that nothing reads, of no other set of Q, K and V in the file."""
+    known = (
+        *NAMES,
+        *BESIDE,
+        *OF_LAYOUT.get(layout, ()),
+        *(("page_table", "cache_seqlens") if "page_table" in raw else ()),
+    )
+    others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
+    for key in raw:
+        if key.removeprefix(chosen) not in known and key not in known and not key.startswith(others):
+            raise TensorError(f"{where}: nothing reads key {key!r}{choices(key, known)}")
+
+
+def _checked_bias(bias: NDArray[Any], tensors: Tensors, where: str) -> NDArray[Any]:
+    """Return a bias of scores; raise `TensorError` for another shape or format than they need."""
+    _check("bias", bias, where)
+    q, k = tensors["q"], tensors["k"]
+    if bias.shape not in [(heads, q.shape[2], k.shape[2]) for heads in (1, q.shape[1])] or bias.dtype != q.dtype:
+        wanted = f"({q.shape[1]} or 1, {q.shape[2]}, {k.shape[2]}) {q.dtype}"
+        raise TensorError(f"{where} is {bias.shape} {bias.dtype}; query heads, queries and keys are needed: {wanted}")
+    return bias
 
 
 def _gathered(

@@ -15,6 +15,7 @@ from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
+from npusim.config.scores import GivenBias
 from npusim.config.seen import KeyFunction
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
@@ -196,6 +197,10 @@ class Plan:
 
     def inputs(self) -> str:
         """Return what the inputs are, for the record."""
+        drawn = self.problem.drawn if isinstance(self.problem, Problem) else ()
+        return self._inputs() + (f"; drawn: {', '.join(drawn)}" if drawn else "")
+
+    def _inputs(self) -> str:
         tensors = self.request.tensors
         if tensors is not None:
             return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
@@ -353,6 +358,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
+    if "bias" in stated:
+        problem = _biased(problem, cast("Tensors", tensors)["bias"], stated["bias"])
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
         named = str(getattr(problem, "dtype", "float16"))  # partial sums in the format of the inputs
@@ -453,6 +460,13 @@ def problem_of_tensors(
         **kept,
         dtype=str(q.dtype),
     )
+
+
+def _biased(problem: AnyProblem, bias: NDArray[Any], kind: str) -> Problem:
+    """Return the problem with the bias that is given; raise `SpecError` where it has none, as a layer of a node."""
+    if not isinstance(problem, Problem) or problem.bias != kind:
+        raise SpecError(f"bias: the tensors have one, {kind}, which attention on one device reads; leave the key out")
+    return problem.with_bias(GivenBias(bias, sha256(bias.tobytes()).hexdigest()))
 
 
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:

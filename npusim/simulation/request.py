@@ -271,7 +271,7 @@ class Request:
     )
     tensors: str | Path | Mapping[str, NDArray[Any]] | None = _bits(
         "--tensors FILE|NAME",
-        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v (a node: w_o too).",
+        "Q, K and V of your own, or packaged ones: .safetensors or .npz with keys q, k, v, and bias (a node: w_o).",
         needs="attention",
     )
     tensor_prefix: str = _bits(

@@ -21,6 +21,7 @@ from npusim.simulation.inputs import read_tensors
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
 from npusim.simulation.variants import Variant, Variants
+from npusim.validate.neighbours import Neighbour, nearest_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +86,8 @@ class Difference:
     ``first`` is the first element that differs (batch, head, row, column), ``given`` and ``predicted`` its
     values; ``explained`` are the changes that make every output equal, the simplest alone, and ``nearest`` the
     change that comes closest where none does, of the arithmetic that the device's makers state or another
-    choice, if it makes `CLOSES` of what differs equal; ``tried`` counts them.
+    choice, if it makes `CLOSES` of what differs equal; ``tried`` counts them.  ``problem`` is another problem that
+    float64 is nearer with: no choice is tried then.
     """
 
     run: RunData
@@ -97,6 +99,7 @@ class Difference:
     explained: tuple[Explanation, ...] = ()
     nearest: Explanation | None = None
     tried: int = 0
+    problem: Neighbour | None = None
 
     @property
     def passed(self) -> bool:
@@ -123,7 +126,8 @@ def diff(
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     problem = plan.subject(base.program)
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    return _Search(base, request, problem, plan.source(problem), out, on_tried).difference()
+    is_plain = not (plan.schedule.reference or plan.schedule.sees or plan.schedule.is_hooked)
+    return _Search(base, request, problem, plan.source(problem), out, on_tried, is_plain=is_plain).difference()
 
 
 @dataclass
@@ -136,6 +140,7 @@ class _Search:
     source: HeadSource
     out: NDArray[Any]
     on_tried: Callable[[int, int], None] | None
+    is_plain: bool
     tried: int = 0
     total: int = 0
 
@@ -149,8 +154,12 @@ class _Search:
         batch, head, row, column = at
         blocks = sorted(written.items())
         start, rows = next((r, b) for (n, h, r), b in blocks if (n, h) == at[:2] and r <= row < r + len(b))
-        explained, nearest = self._explain(Place(row, head, batch), total)
-        given, predicted = float(self.out[at]), float(rows[row - start, column])
+        place, given, predicted = Place(row, head, batch), float(self.out[at]), float(rows[row - start, column])
+        if self.is_plain and isinstance(self.problem, Problem):
+            block = self.out[batch, head, row : start + len(rows)]
+            if other := nearest_problem(block, self.problem, self.source, place):
+                return Difference(self.base, matched, total, at, given, predicted, problem=other)
+        explained, nearest = self._explain(place, total)
         return Difference(self.base, matched, total, at, given, predicted, tuple(explained), nearest, tried=self.tried)
 
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npusim.config.problem import GemmProblem
+from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
 from npusim.report.findings import difference_table
@@ -167,3 +167,71 @@ def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_pat
         _diff(tmp_path / "none.npz")  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="gemm has no attention's output"):
         diff(out, Request("gemm", problem=GemmProblem(m=16, n=16, k=16)))
+
+
+# ---------------------------------------------------------------- neighbouring problems
+
+MASKED: dict[str, Any] = {"seq_q": 64, "seq_kv": 160, "rows": "all", "heads": "all", "hw": "h200"}
+
+
+def _of(**changes: Any) -> Problem:
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "causal": True, "window": 40, "softcap": 2.0}
+    return Problem(**{**sizes, **{n: MASKED[n] for n in ("seq_q", "seq_kv")}, **changes})
+
+
+def _computed(problem: Problem) -> Any:
+    asked = Request("flash", problem=problem, hw="h200", rows="all", heads="all", trace_groups=())
+    return run_plan(replace(plan_of(asked), is_open=False)).output
+
+
+def _held(out: Any, problem: Problem) -> Difference:
+    return diff(out, Request("flash", problem=problem, hw="h200", rows="all", heads="all"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "change", "named"),
+    [
+        ({}, {"window": 41}, "window=41"),
+        ({}, {"window": 39}, "window=39"),
+        ({}, {"window": None}, "window=None"),
+        ({"window": None}, {"causal": False}, "causal=False"),
+        ({"window": None}, {"causal_offset": 0}, "causal_offset=0"),
+        ({"window": None}, {"causal_offset": 97}, "causal_offset=97"),
+        ({}, {"softcap": None}, "softcap=None"),
+        ({}, {"scale": 1.0}, "scale left out"),
+        ({}, {"scale": 1 / 64}, "scale twice"),
+    ],
+)
+def test_a_neighbouring_problem_is_named_before_any_choice(
+    asked: dict[str, Any], change: dict[str, Any], named: str
+) -> None:
+    found = _held(_computed(_of(**{**asked, **change})), _of(**asked))
+    assert not found.passed
+    assert found.problem is not None
+    assert (found.problem.change, found.tried, found.explained) == (named, 0, ())
+    assert found.problem.error < 1e-3 < found.problem.asked
+    assert f"{named}: relative RMSE" in plain(difference_table(Path("out.npz"), found))
+
+
+def test_sides_of_a_window_and_heads_of_keys_are_neighbours() -> None:
+    sides = _of(causal=False, window=(20, 5))
+    found = _held(_computed(_of(causal=False, window=(20, 6))), sides)
+    assert found.problem is not None
+    assert found.problem.change == "window=(20, 6)"
+    rng = np.random.default_rng(3)
+    sizes = {"q": (1, 4, 64, 64), "k": (1, 2, 64, 64), "v": (1, 2, 64, 64)}
+    tensors = {n: rng.standard_normal(s).astype(np.float16) for n, s in sizes.items()}
+    whole = {"q": tensors["q"], **{n: np.tile(tensors[n], (1, 2, 1, 1)) for n in "kv"}}
+    call: dict[str, Any] = {"hw": "h200", "rows": "all", "heads": "all", "causal": False}
+    asked = Request("flash", tensors=whole, trace_groups=(), **call)
+    found = diff(run_plan(replace(plan_of(asked), is_open=False)).output, Request("flash", tensors=tensors, **call))
+    assert found.problem is not None
+    assert found.problem.change == "heads of K and V interleaved (head % kv_heads)"
+
+
+def test_a_choice_of_formats_is_no_other_problem() -> None:
+    asked = Request("flash", **{**SMALL, "trace_groups": (), "window": (40, 5), "precision": "scores=float16"})
+    out = run_plan(replace(plan_of(asked), is_open=False)).output
+    found = _diff(out, window=(40, 5))
+    assert found.problem is None
+    assert "scores=float16" in [str(e) for e in found.explained]

@@ -6,7 +6,7 @@ straight into shared memory.  Every group multiplies all of them.  What products
 another never leaves the registers.
 
 Left out: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one
-shuffle a tile; products and sums of softmax are two steps where a kernel has one FFMA.
+shuffle a tile; products and sums of softmax are two steps, but where the kernel has them as one multiply-add.
 
 Where warp groups run concurrently (`GroupBlock`) and there are ``stages``, an iteration ends with the issue of a later
 tile's copies, which frees its operands' slots: two stages wait for each load from there on, three run one tile ahead.
