@@ -223,7 +223,7 @@ def mask_of(
     """
     seen = problem.seen if seen is None else seen
     if isinstance(seen, KeyRanges):
-        if seen.is_plain and seen.after is None:
+        if seen.shows_all:
             return None
         is_band = seen.after is not None and not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
         if packed > 1 and len(set(problem.queries)) == 1 and seen.is_plain and kind in (None, "cut"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import npusim
-from npusim.config.problem import Problem
+from npusim.config.load import list_devices, load_device
+from npusim.config.problem import NormalData, Problem
 from npusim.config.scores import bias_row, sink_logits
 from npusim.errors import SpecError, TilingError
 from npusim.numerics.evaluate import evaluate
@@ -29,6 +31,7 @@ from schedules.test_split_kv import (
     rounded,
 )
 from tests.config.visible import visible_keys
+from tests.tilings import declared
 
 F, LEAST = np.float32, np.finfo(np.float32).smallest_subnormal
 
@@ -299,3 +302,48 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
 def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         problem(**fields)
+
+
+def drawn_call(seed: int) -> dict[str, Any]:
+    """Return fewer queries than keys, a window open to one side or both, and no size that tiles divide."""
+    rng = random.Random(seed)
+    keys = rng.choice([5, 33, 64, 97, 150])
+    before, after = rng.choice([-1, 0, 4, 40]), rng.choice([-1, 0, 4, 40])
+    lengths = [keys, *(rng.randint(1, keys) for _ in range(rng.randrange(3)))]
+    queries = [rng.randint(1, n) for n in lengths]
+    sizes = {"lengths": tuple(lengths), "query_lengths": tuple(queries)}
+    sizes = sizes if rng.random() < 0.4 else {"seq_q": rng.choice([1, queries[0]]), "seq_kv": keys}
+    return {**sizes, "causal": rng.random() < 0.2, "window": (before, after), "data": NormalData(seed=seed)}
+
+
+#: Where a window is neither causal nor of every query: each device, and how its blocks get their rows.
+PLACED = [
+    *(("flash", hw, {}) for hw in list_devices() if load_device(hw).family != "cpu"),
+    *(
+        ("split_kv", hw, {"pack": pack, "splits": 2})
+        for hw in ("h200", "a100", "ascend_910b2")
+        for pack in ("on", "off")
+    ),
+    ("flash", "h200", {"kernel": "triton"}),
+    ("standard", "ascend_910b2", {}),
+    ("pasa", "ascend_910b2", {}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "hw", "fields"), PLACED)
+def test_a_query_stands_at_its_own_position_whatever_tiles_its_mask_cuts(
+    schedule: str, hw: str, fields: dict[str, Any]
+) -> None:
+    """A kernel that masks every tile reads the position of a block even where the mask cuts through no tile of it."""
+    computed, blocks = 0, {} if schedule == "standard" else {"block_q": 128 if hw in ("v100", "t4") else 64}
+    for seed in range(8):
+        p, keys = problem(**drawn_call(seed)), {"block_kv": 32 + 32 * (seed % 2)} if blocks else {}
+        try:
+            tiling = declared(schedule, hw, **blocks, **keys, **fields)
+            result = npusim.run(schedule, hw=hw, problem=p, tiling=tiling, rows="all", heads=(0,), trace_groups=())
+        except (SpecError, TilingError):  # rows that cannot be packed, or sequences of various lengths
+            continue
+        computed += 1
+        assert result.numerics is not None
+        assert result.numerics.error.rmse < 8e-3, p
+    assert computed >= 2
