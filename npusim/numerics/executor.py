@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -84,10 +85,18 @@ class EventLog:
             if not count:
                 continue
             counter[label] += count
-            self._locate(kind, label, resolved, where)
+            of = sources if kind == "nan" and step.opcode not in SUMS else ()
+            self._locate(kind, label, resolved, where, partial(_cause, step, of))
 
-    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
-        """Keep one event for each lane with an element in ``where``."""
+    def _locate(
+        self,
+        kind: str,
+        label: str,
+        resolved: ResolvedOp,
+        where: NDArray[np.bool_],
+        cause: Callable[[tuple[int, int, int]], str],
+    ) -> None:
+        """Keep one event for each lane with an element in ``where``; ``cause`` of lane, row and column is its cause."""
         for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
                 return
@@ -103,6 +112,7 @@ class EventLog:
                 col,
                 int(np.count_nonzero(where[lane])),
                 self.position,
+                cause((lane, row, col)),
             )
             self._keep(event)
 
@@ -122,6 +132,24 @@ class EventLog:
         self.nan.update(other.nan)
         for event in other.events:
             self._keep(replace(event, block=f"{where}, {event.block}"))
+
+
+#: Operations of which an element has no one cause.
+SUMS = frozenset({Opcode.MATMUL, Opcode.ROW_SUM, Opcode.ROW_MAX})
+#: How a cause writes an operation of two numbers.
+SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
+
+
+def _cause(step: Step, sources: Sequence[Array], at: tuple[int, int, int]) -> str:
+    """Return the operation on the numbers of an element, (lane, row, column), as text; empty without sources.
+
+    A source's axis of one element is spread over the result's.
+    """
+    numbers = [x[tuple(min(i, n - 1) for i, n in zip(at, x.shape, strict=True))] for x in sources]
+    listed = [f"{float(widen(x) if x.dtype.names else x):g}" for x in numbers]
+    if step.opcode in SIGNS or not listed:
+        return SIGNS.get(step.opcode, "").join(listed)
+    return f"{step.opcode.value}({', '.join(listed)})"
 
 
 def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:

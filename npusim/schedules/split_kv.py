@@ -12,13 +12,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from npusim.algorithms.blocks import (
-    attention_cells,
-    attention_tensors,
-    depends_on_position,
-    kv_runs,
-    of_sequences,
-)
+from npusim.algorithms.blocks import attention_cells, attention_tensors, depends_on_position, kv_runs, of_sequences
 from npusim.algorithms.flash import attention_phase, flash
 from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.split import (
