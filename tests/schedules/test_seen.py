@@ -6,6 +6,7 @@ import math
 import random
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -347,3 +348,25 @@ def test_a_query_stands_at_its_own_position_whatever_tiles_its_mask_cuts(
         assert result.numerics is not None
         assert result.numerics.error.rmse < 8e-3, p
     assert computed >= 2
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("finite_starts", [False, True])
+def test_states_start_as_they_are_written_unless_the_kernels_author_says_otherwise(
+    hw: str, finite_starts: bool
+) -> None:
+    p, path = problem(window=16, head_dim=16), Path(__file__).parents[1] / "plugins" / "starts.py"
+    own = f"{path}:{'FINITE' if finite_starts else 'WRITTEN'}"
+    result = npusim.run(own, hw=hw, problem=p, tiling=SMALL, rows="all", heads=(0,), trace_groups=())
+    visited = [max(0, row // 64 * 64 - 15) // 32 * 32 for row in range(N)]  # first key of the first tile of its block
+    hidden = [row - 15 >= first + 32 for row, first in enumerate(visited)]
+    is_nan = np.isnan(result.output[0, 0].astype(np.float32)).any(axis=1)
+    assert is_nan.tolist() == [not finite_starts and x for x in hidden]
+    assert 40 < sum(hidden) < N
+    assert any("starts at the lowest finite number" in n for n in result.notes) == finite_starts
+    if not finite_starts:
+        assert result.numerics.first_events[0].cause == "-inf - -inf"
+        assert "all hidden by the mask; a kernel in paper form may take finite_starts" in str(result)
+    packaged = npusim.run("flash", hw=hw, problem=p, tiling=declared("flash", hw, **SMALL), rows="all", trace_groups=())
+    assert packaged.numerics.error.rmse < 8e-3
+    assert any("starts at the lowest finite number" in n for n in packaged.notes)
