@@ -27,7 +27,7 @@ from npusim.config.tiling import Tiling, with_fields
 from npusim.errors import SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.phase import LaunchGrid
@@ -74,6 +74,8 @@ class TritonPrecision:
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
     erf_variant
         How the error function is computed: by the vendor's library.
+    sqrt_variant
+        How ``tl.sqrt`` of float32 is computed: on GPUs by the approximate instruction.  ``tl.sqrt_rn`` is correct.
     sum_order
         Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
         else the device's.
@@ -90,6 +92,7 @@ class TritonPrecision:
     name: str
     exp_variant: str = "exp2.correct"
     erf_variant: str = "erf.correct"
+    sqrt_variant: str = "sqrt.correct"
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -102,8 +105,15 @@ class TritonPrecision:
 
 
 _ON_GPUS = ("compiled", "unfused")
+#: Where `APPROXIMATE_ROOT` was measured, and what a run says elsewhere.
+MEASURED_ROOTS, ASSUMED_ROOTS = "sm_90", "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {"nvidia": tuple(TritonPrecision(n, erf_variant="erf.libdevice", contracts=n == "compiled") for n in _ON_GPUS)}
+    {
+        "nvidia": tuple(
+            TritonPrecision(n, erf_variant="erf.libdevice", sqrt_variant=APPROXIMATE_ROOT, contracts=n == "compiled")
+            for n in _ON_GPUS
+        )
+    }
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
@@ -287,10 +297,14 @@ def _phase_of(
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
     erf = f"erf({{}}, {p.erf_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, orders, p.is_exact)
+    sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
     reader = read_launch(read(made.ttir), arguments, (*grid, *(1 for _ in AXES[len(grid) :])), choices)
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+    if is_approximate and device.architecture != MEASURED_ROOTS:
+        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if getattr(machine, "has_groups", False):
         return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:

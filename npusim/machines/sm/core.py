@@ -39,9 +39,10 @@ TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WAR
 ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH, Opcode.ERF})
-#: Those of a library, which has other instructions besides: both branches, and the choice.
-LIBRARY = frozenset({Opcode.TANH, Opcode.ERF})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
+#: Those of a library, which has other instructions besides: both branches, and the choice; a root, but the approximate.
+LIBRARY = frozenset({Opcode.TANH, Opcode.ERF, Opcode.SQRT})
+APPROXIMATE_ROOT = "sqrt.hopper_approx"
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 
 
