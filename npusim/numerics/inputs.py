@@ -263,6 +263,29 @@ def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
     return lambda name, batch, head: source(name, batch, head)[: rows[name][batch]]
 
 
+def hidden_keys(problem: Problem, batch: int) -> NDArray[np.bool_]:
+    """Return which keys of a sequence no query sees, (keys,)."""
+    one = problem.sequence(batch)
+    hidden = np.ones(one.seq_kv, np.bool_)
+    for first, end in one.seen.union(one.causal_offset, one.causal_offset + one.seq_q - 1):
+        hidden[first:end] = False
+    return hidden
+
+
+def with_padding(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with NaN in K and V where no query sees a key, but for formats that have none."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values, hidden = source(name, batch, head), hidden_keys(problem, batch)
+        if name[0] not in "kv" or len(values) != len(hidden) or values.dtype.kind == "i":
+            return values
+        filled = values.copy()
+        filled[hidden] = np.nan
+        return filled
+
+    return read
+
+
 def amplify_mean(keys: Array, gain: float) -> Array:
     """Return ``(keys - mean) + gain mean``, the mean over the keys, in the keys' own dtype."""
     wide = keys.astype(np.float64)

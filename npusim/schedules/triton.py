@@ -105,8 +105,8 @@ class TritonPrecision:
 
 
 _ON_GPUS = ("compiled", "unfused")
-#: Where `APPROXIMATE_ROOT` was measured, and what a run says elsewhere.
-MEASURED_ROOTS, ASSUMED_ROOTS = "sm_90", "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
+#: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
+MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {
         "nvidia": tuple(
@@ -289,7 +289,8 @@ def _phase_of(
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
     is_nvidia = device.family == "nvidia"
-    has_code = is_nvidia and int(device.architecture.rpartition("_")[2] or 0) >= TENSOR_CORES
+    capability = int(device.architecture.rpartition("_")[2] or 0) if is_nvidia else 0
+    has_code = capability >= TENSOR_CORES
     made = compiled(launch.source, device.architecture if has_code else "", words, options)
     fuses = is_nvidia and p.contracts and (made.fuses or not has_code)
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
@@ -303,7 +304,7 @@ def _phase_of(
     blocks = LaunchGrid(reader)
     phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
     is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-    if is_approximate and device.architecture != MEASURED_ROOTS:
+    if is_approximate and capability != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if getattr(machine, "has_groups", False):
         return _told(launch, phase, made, tiling, machine, blocks.at_once)

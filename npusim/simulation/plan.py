@@ -31,11 +31,18 @@ from npusim.numerics.evaluate import (
     indices,
     variant_rows,
 )
-from npusim.numerics.inputs import array_source, drawn_source, kernel_source, stored_source, without_padding
+from npusim.numerics.inputs import (
+    array_source,
+    drawn_source,
+    kernel_source,
+    stored_source,
+    with_padding,
+    without_padding,
+)
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.inputs import chosen_tensors, kernel_tensors, load_projection
+from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
@@ -127,9 +134,13 @@ class Plan:
         if isinstance(problem, KernelOutput):
             seed = cast("KernelProblem", self.problem).seed
             return self.sources.setdefault(problem, kernel_source(problem.inputs, seed, self.tensors))
+        if problem in self.sources:
+            return self.sources[problem]
         if self.tensors is None:
-            return self.sources.setdefault(problem, drawn_source(problem))
-        return stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
+            source = drawn_source(problem)
+        else:
+            source = stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
+        return self.sources.setdefault(problem, with_padding(source, problem) if self.request.padding else source)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -353,6 +364,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
+    if tensors is not None and not isinstance(problem, KernelProblem):
+        check_finite(tensors, problem if isinstance(problem, Problem) else None)
     named = request.changed_precision()
     if node is not None and not named and len(schedule.precisions) > 1:
         named = str(getattr(problem, "dtype", "float16"))  # partial sums in the format of the inputs

@@ -369,11 +369,11 @@ def test_the_approximate_root_of_a_gpu_is_as_measured() -> None:
         correct = np.sqrt(x.astype(np.float64)).astype(np.float32).view(np.int32)
         counts = dict(zip(*(c.tolist() for c in np.unique(near - correct, return_counts=True)), strict=True))
         assert counts == {-1: 166_131, 0: 869_423, 1: 13_022}
-    given = """0:0 80000000:80000000 1:0 80000001:80000000 807fffff:80000000 80800000:7fffffff bf800000:7fffffff
-    ff800000:7fffffff 7f800000:7f800000 7fc00000:7fffffff 3f800000:3f800000 40800000:40000000 40000000:3fb504f3
-    3f7fffff:3f7fffff""".split()
-    for one in given:
-        pattern, wanted = (np.array([int(n, 16)], np.uint32).view(np.float32) for n in one.split(":"))
+    given = {0: 0, 1: 0, 0x80000000: 0x80000000, 0x80000001: 0x80000000, 0x807FFFFF: 0x80000000, 0x80800000: 0x7FFFFFFF}
+    given |= {0xFF800000: 0x7FFFFFFF, 0x7F800000: 0x7F800000, 0x7FC00000: 0x7FFFFFFF, 0x3F800000: 0x3F800000}
+    given |= {0x40800000: 0x40000000, 0x40000000: 0x3FB504F3, 0x3F7FFFFF: 0x3F7FFFFF, 0xBF800000: 0x7FFFFFFF}
+    for one in given.items():
+        pattern, wanted = (np.array([n], np.uint32).view(np.float32) for n in one)
         got = formats.sqrt(pattern, "float32", variant="hopper_approx")
         assert np.isnan(got) == np.isnan(wanted)
         assert np.isnan(got) or got.view(np.uint32) == wanted.view(np.uint32), one
