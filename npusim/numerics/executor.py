@@ -85,18 +85,11 @@ class EventLog:
             if not count:
                 continue
             counter[label] += count
-            of = sources if kind == "nan" and step.opcode not in SUMS else ()
-            self._locate(kind, label, resolved, where, partial(_cause, step, of))
+            cause = partial(_cause, step, sources if kind == "nan" else ())
+            self._locate(kind, label, resolved, where, cause)
 
-    def _locate(
-        self,
-        kind: str,
-        label: str,
-        resolved: ResolvedOp,
-        where: NDArray[np.bool_],
-        cause: Callable[[tuple[int, int, int]], str],
-    ) -> None:
-        """Keep one event for each lane with an element in ``where``; ``cause`` of lane, row and column is its cause."""
+    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_], cause: Any) -> None:
+        """Keep one event for each lane with an element in ``where``, and its cause."""
         for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
                 return
@@ -134,22 +127,14 @@ class EventLog:
             self._keep(replace(event, block=f"{where}, {event.block}"))
 
 
-#: Operations of which an element has no one cause.
-SUMS = frozenset({Opcode.MATMUL, Opcode.ROW_SUM, Opcode.ROW_MAX})
-#: How a cause writes an operation of two numbers.
+#: How the cause of a NaN writes an operation of two numbers; others have none.
 SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
 
 
 def _cause(step: Step, sources: Sequence[Array], at: tuple[int, int, int]) -> str:
-    """Return the operation on the numbers of an element, (lane, row, column), as text; empty without sources.
-
-    A source's axis of one element is spread over the result's.
-    """
+    """Return the operation on the two numbers of an element, (lane, row, column); axes of one are spread."""
     numbers = [x[tuple(min(i, n - 1) for i, n in zip(at, x.shape, strict=True))] for x in sources]
-    listed = [f"{float(widen(x) if x.dtype.names else x):g}" for x in numbers]
-    if step.opcode in SIGNS or not listed:
-        return SIGNS.get(step.opcode, "").join(listed)
-    return f"{step.opcode.value}({', '.join(listed)})"
+    return SIGNS.get(step.opcode, "").join(f"{float(x):g}" for x in numbers if step.opcode in SIGNS)
 
 
 def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ class NumericEvent:
 
     ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
     tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
-    ``cause``: of a NaN outside of products, the operation on the first element's numbers, ``-inf - -inf``.
+    ``cause``: of a NaN, the first element's sum, difference, product or quotient as numbers, ``-inf - -inf``.
     """
 
     kind: str

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import GroupWork, WarpPlan
+    from npusim.ir.op import GroupWork, Step, WarpPlan
 
 
 EngineType = TypeVar("EngineType")
@@ -40,10 +40,15 @@ ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
-#: Those of a library, which has other instructions besides: both branches, and the choice; a root, but the approximate.
-LIBRARY = frozenset({Opcode.TANH, Opcode.ERF, Opcode.SQRT})
+#: The one root that is a single instruction.
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
+
+
+def calls(step: Step) -> bool:
+    """Return whether a special function is a library's, with other instructions besides: branches, and the choice."""
+    is_root = step.opcode is Opcode.SQRT and step.attributes.variant != APPROXIMATE_ROOT
+    return is_root or step.opcode in (Opcode.TANH, Opcode.ERF)
 
 
 @dataclass(frozen=True, slots=True)

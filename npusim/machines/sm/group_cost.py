@@ -20,9 +20,7 @@ from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import (
     ALU,
-    APPROXIMATE_ROOT,
     FMA,
-    LIBRARY,
     LSU,
     MUFU,
     REDUCTIONS,
@@ -32,6 +30,7 @@ from npusim.machines.sm.core import (
     TENSOR,
     WARPS,
     Tally,
+    calls,
     warp_issue,
 )
 from npusim.units import ceil_div
@@ -394,7 +393,7 @@ class GroupModel:
             self._issue("mul", some * multiplies, "float32", count)
             self._issue("compare", some * POLYNOMIAL_COMPARISONS, "", count)
             values -= some
-        if step.opcode in LIBRARY and step.attributes.variant != APPROXIMATE_ROOT:
+        if calls(step):
             self._issue(name, values, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
         count.issued += values * each
