@@ -36,6 +36,7 @@ from npusim.numerics.inputs import (
     drawn_source,
     kernel_source,
     stored_source,
+    with_filled_heads,
     with_padding,
     without_padding,
 )
@@ -48,7 +49,7 @@ from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -140,6 +141,7 @@ class Plan:
             source = drawn_source(problem)
         else:
             source = stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
+            source = with_filled_heads(source, problem)
         return self.sources.setdefault(problem, with_padding(source, problem) if self.request.padding else source)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
@@ -225,7 +227,7 @@ class Plan:
         tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
         """
         r, content = self.request, sha256()
-        bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
+        bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
         named = build_tiling(self.schedule.tiling, r.chosen_tiling(self.schedule.tiling))  # the rest follows from it
         sizes, tiling = (x.model_dump_json() for x in (self.problem, named))
         names = sorted(named.model_fields_set) if self.is_open else ()
@@ -303,7 +305,7 @@ class Plan:
             spread=bits.spread,
             orders=bits.orders,
             finite=bits.finite,
-            notes=(*notes, *self._cache_note(), *bits.notes),
+            notes=(*notes, *self._cache_note(), *_filled_note(self.problem), *bits.notes),
             ignored=self.ignored,
             presets=presets,
             compared=bits.compared,
@@ -312,6 +314,16 @@ class Plan:
             folder=self.folder(),
         )
         return with_evidence(result)
+
+
+def _filled_note(problem: AnyProblem) -> Iterator[str]:
+    """Yield what head sizes are filled up to, which products, moves and buffers count."""
+    if isinstance(problem, Problem) and any(problem.filled):
+        full = problem.head_dim, problem.value_head_dim
+        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
+        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
+        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
+        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
 
 
 def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
