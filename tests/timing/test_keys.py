@@ -93,7 +93,6 @@ PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "fused": ("volta_flash", small(seq_q=128), {}, "acc_fp32,multiply_add=once"),
     "capped": ("volta_flash", small(causal=True, softcap=20.0, window=100, sinks=4), {}, None),
     "norm": (f"{Path(__file__).parents[1]}/plugins/norm_product.py:NORM_PRODUCT", small(seq_q=128), {}, None),
-    "root": (f"{Path(__file__).parents[1]}/plugins/norm_product.py:ROOT_PRODUCT", small(seq_q=128), {}, None),
     "gelu": (f"{Path(__file__).parents[1]}/plugins/gelu_product.py:GELU_PRODUCT", small(seq_q=128), {}, None),
     "long": ("volta_flash", small(heads=8, seq_q=16384, head_dim=128), {}, None),
 }
@@ -124,7 +123,6 @@ WHERE = {
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)),
         ("*.MUFU.ops.rsqrt.*", ("norm",)),
-        ("*.ops.sqrt.*", ("root",)),
         ("*.ops.erf.*", ("gelu",)),
         ("*.ops.tanh.*", ("capped",)),
         ("*.ops.compare.*", ("capped",)),
