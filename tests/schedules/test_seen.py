@@ -309,22 +309,24 @@ def drawn_call(seed: int) -> dict[str, Any]:
     """Return fewer queries than keys, a window open to one side or both, and no size that tiles divide."""
     rng = random.Random(seed)
     keys = rng.choice([5, 33, 64, 97, 150])
-    before, after = rng.choice([-1, 0, 4, 40]), rng.choice([-1, 0, 4, 40])
+    before, after = rng.choice([-1, -1, 4, 40]), rng.choice([-1, 0, 4, 40])
     lengths = [keys, *(rng.randint(1, keys) for _ in range(rng.randrange(3)))]
-    queries = [rng.randint(1, n) for n in lengths]
+    queries = [1 if seed % 2 else rng.randint(1, n) for n in lengths]  # one sees every key of its tiles
     sizes = {"lengths": tuple(lengths), "query_lengths": tuple(queries)}
     sizes = sizes if rng.random() < 0.4 else {"seq_q": rng.choice([1, queries[0]]), "seq_kv": keys}
     return {**sizes, "causal": rng.random() < 0.2, "window": (before, after), "data": NormalData(seed=seed)}
 
 
-#: Where a window is neither causal nor of every query: each device, and how its blocks get their rows.
-PLACED = [
-    *(("flash", hw, {}) for hw in list_devices() if load_device(hw).family != "cpu"),
+#: Each device, and how its blocks get their rows; with ``stages`` a GPU's loop masks every tile, as compilers' do.
+STAGED, OF_STAGES = {"stages": 2}, {"t4": {"stages": 1}, "v100": {}, "rtx_5090": {}}
+PLACED: list[tuple[str, str, dict[str, Any]]] = [
     *(
-        ("split_kv", hw, {"pack": pack, "splits": 2})
-        for hw in ("h200", "a100", "ascend_910b2")
-        for pack in ("on", "off")
+        ("flash", hw, OF_STAGES.get(hw, STAGED) if load_device(hw).family == "nvidia" else {})
+        for hw in list_devices()
+        if load_device(hw).family != "cpu"
     ),
+    *(("split_kv", hw, {"pack": pack, "splits": 2, **STAGED}) for hw in ("h200", "a100") for pack in ("on", "off")),
+    *(("split_kv", "ascend_910b2", {"pack": pack, "splits": 2}) for pack in ("on", "off")),
     ("flash", "h200", {"kernel": "triton"}),
     ("standard", "ascend_910b2", {}),
     ("pasa", "ascend_910b2", {}),
