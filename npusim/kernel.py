@@ -18,7 +18,7 @@ from npusim.algorithms.blocks import (
     with_columns,
 )
 from npusim.algorithms.flash import FlashPrecision, attend, flash, online_softmax
-from npusim.algorithms.language import erf, exp, fma, full, log, maximum, per_tile, rsqrt, tanh, tiles, where
+from npusim.algorithms.language import erf, exp, fma, full, log, maximum, per_tile, rsqrt, sqrt, tanh, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.phase import (
     Instruction,
@@ -103,6 +103,7 @@ __all__ = [
     "rsqrt",
     "schedule",
     "split_kv",
+    "sqrt",
     "tanh",
     "tiles",
     "tiles_of",

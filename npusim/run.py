@@ -116,6 +116,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     numerics, rows, heads
         Whether bits are computed, and for which query rows (their whole Q blocks) and heads: ``"all"``,
         ``"sample"`` (the last 128, or fewer in the last block) or indices: numbers, or ``"0,128,4000-4095"``.
+    padding
+        ``"nan"``: what K and V hold of keys that no query sees; a note says which outputs it reaches.
     seed
         Of the tensors that the workload's recipe draws.
     l2

@@ -197,3 +197,38 @@ def test_what_is_drawn_beside_tensors_is_named() -> None:
 def test_tensors_that_nothing_reads_are_refused(more: dict[str, Any], options: dict[str, Any], why: str) -> None:
     with pytest.raises(TensorError, match=why):
         run("flash", tensors={**_drawn_call()[0], **more}, **options)
+
+
+def test_keys_that_no_query_sees_may_be_nan_and_the_run_says_what_they_reach() -> None:
+    """P is 0 there, and 0 NaN is NaN: a tile with such a key poisons its rows, one that is not visited none."""
+    rng = np.random.default_rng(3)
+    tensors = {n: rng.normal(size=(1, 1, rows, 16)).astype(np.float16) for n, rows in (("q", 1), ("k", 96), ("v", 96))}
+    asked: dict[str, Any] = {
+        "causal": True,
+        "trace_groups": (),
+        "hw": "ascend_910b2",
+        "rows": "all",
+        "window": 16,
+        "tiling": {"block_kv": 32},
+    }
+    clean = run("flash", tensors=tensors, **asked)
+    far, near = ({n: x.copy() for n, x in tensors.items()} for _ in range(2))
+    far["k"][0, 0, 60], far["v"][0, 0, 63] = np.nan, np.inf  # before the one tile that is visited
+    near["v"][0, 0, 70] = np.nan  # in it, and masked
+    assert np.array_equal(run("flash", tensors=far, **asked).output, clean.output)
+    poisoned = run("flash", tensors=near, **asked)
+    assert np.isnan(poisoned.output).all()
+    assert poisoned.numerics is not None
+    assert poisoned.numerics.error.nan_count == 16
+    seen = {n: x.copy() for n, x in tensors.items()}
+    seen["v"][0, 0, 90, 3] = np.nan
+    with pytest.raises(TensorError, match=r"tensors: v has 1 NaN, the first at \(0, 0, 90, 3\), which a query sees"):
+        run("flash", tensors=seen, **asked)
+    filled = run("flash", tensors=tensors, padding="nan", **asked).notes
+    reaches = "which no query sees, reaches"
+    first = "1 of 1 rows of the output, first batch 0 head 0 row 0"
+    assert f"padding: NaN in 80 of 96 keys, {reaches} {first}" in filled
+    ends = run("flash", tensors=tensors, padding="nan", **{**asked, "window": 32})
+    assert f"padding: NaN in 64 of 96 keys, {reaches} none of 1 rows of the output" in ends.notes
+    lengths = run("flash", workload="smollm2", lengths=(40, 61), padding="nan", seq_q=2, hw="h200")
+    assert any(n.endswith("; no tile reads the 21 keys beyond lengths") for n in lengths.notes)

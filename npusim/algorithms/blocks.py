@@ -96,18 +96,22 @@ def attention_cells(
     is_reverse: bool = False,
     is_trimmed: bool = True,
     mask_block: int = 0,
+    is_placed: bool | None = None,
 ) -> tuple[WorkTile, ...]:
     """Return every Q block, head by head, rows ascending; keys ascending unless ``is_reverse``.
 
     Keys that nobody of a block sees (``seen``: default the problem's) are left out by whole tiles, and behind the last
     one that is seen; a tile of which a row does not see all is masked.  Not ``is_trimmed``: tiles are visited whole.
     ``mask_block``: that is decided for squares of so many queries and keys, and those with a mask are visited first
-    (FlexAttention).
+    (FlexAttention).  ``is_placed``: blocks state the position of their queries; default where anything of the call
+    depends on it, a mask or ALiBi.
     """
+    seen = seen or problem.seen
+    is_placed = depends_on_position(problem, seen) if is_placed is None else is_placed
     if problem.lengths:
         how: dict[str, Any] = {"is_reverse": is_reverse, "is_trimmed": is_trimmed, "mask_block": mask_block}
-        return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how))
-    seen, offset, runs = seen or problem.seen, problem.causal_offset, list[tuple[TileRun, ...]]()
+        return of_sequences(problem, lambda one: attention_cells(one, block_q, block_kv, **how, is_placed=is_placed))
+    offset, runs = problem.causal_offset, list[tuple[TileRun, ...]]()
     for row, rows in chunks(problem.seq_q, block_q):
         if not mask_block:
             runs.append(kv_runs(seen, offset + row, rows, problem.seq_kv, block_kv, is_trimmed=is_trimmed))
@@ -118,13 +122,20 @@ def attention_cells(
     if is_reverse:
         runs = [tuple(r.reversed() for r in one[::-1]) for one in runs]
     visits = [((("row", *rows),), one) for rows, one in zip(chunks(problem.seq_q, block_q), runs, strict=True)]
-    is_placed = problem.causal or problem.alibi or any(run.only for one in runs for run in one)
     return tuple(
         WorkTile(batch, head, spans, visited, offset if is_placed else None)
         for batch in range(problem.batch)
         for head in range(problem.heads)
         for spans, visited in visits
     )
+
+
+def depends_on_position(problem: Problem, seen: Seen) -> bool:
+    """Return whether the position of a query decides anything: which keys it sees, or what is added to its scores.
+
+    A kernel may mask every tile, those too of which each query sees all keys, so that tiles do not decide it.
+    """
+    return problem.alibi or not seen.shows_all
 
 
 def _cut(run: TileRun, block_kv: int) -> Iterator[TileRun]:

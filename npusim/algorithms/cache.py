@@ -70,7 +70,12 @@ def reading_cache(kernel: Kernel, operands: tuple[str, ...], fmt: str) -> Kernel
         return kernel.function(**arguments)
 
     function.__name__ = kernel.__name__
-    reading = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(scales, "key")})
+    reading = Kernel(
+        function,
+        " ".join(kernel.results),
+        {**kernel.axes, **dict.fromkeys(scales, "key")},
+        finite_starts=kernel.finite_starts,
+    )
     reading.parameters = kernel.parameters
     return reading
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
@@ -282,7 +282,7 @@ def with_sink(
     return l + exp((sink - below(m, factor, p, unit)).to(p.exponential)).to(p.running)
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
+@kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key", sink="row")
 def flash(
     q: Value,
     k: Value,
@@ -299,7 +299,7 @@ def flash(
     return (o.to(p.running) / with_sink(l, m, sink, p, p.p_scale, unit)).to(p.output)
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key")
+@kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key")
 def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
     """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
 
@@ -325,7 +325,7 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float
     return (o / l).to(p.output)
 
 
-@kernel(q="row head", k="key head", v="key value", mask="row key", sink="row")
+@kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key", sink="row")
 def fp8(
     q: Value,
     k: Value,
@@ -372,22 +372,4 @@ def attention_phase(
     spans = {"row": sizes[0], "key": sizes[1], "head": problem.head_dim, "value": problem.value_head_dim}
     operands = cached_operands(problem, {"q": tensors.q, "k": tensors.k, "v": tensors.v})
     kernel = reading_cache(kernel, tuple(operands), tensors.q.fmt)
-    phase = kernel.phase("attention", cells, spans, [tensors.o], mask=mask, p=p, **operands, **more)
-    return phase if mask is None else with_finite_starts(phase)
-
-
-def with_finite_starts(phase: Phase) -> Phase:
-    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
-
-    A tile may hide a row before another has given it a maximum: against a finite one a score of -Inf weighs nothing,
-    against -Inf it is NaN.  All queries of a causal mask see key 0: where tiles begin with it, all stays as it is.
-    """
-    shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
-    firsts = {runs[0] for block in phase.cells if (runs := block.runs)}
-    if all(not run.only or (run.col == 0 and shows_key_0) for run in firsts):
-        return phase
-    names = {
-        n: replace(what, start=-float(get_format(what.fmt).max_finite)) if what.start == -math.inf else what
-        for n, what in phase.names.items()
-    }
-    return replace(phase, names=names)
+    return kernel.phase("attention", cells, spans, [tensors.o], mask=mask, p=p, **operands, **more)

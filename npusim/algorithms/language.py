@@ -34,7 +34,7 @@ Kind = Literal["operand", "mask", "state", "product", "row"]
 TRACE: ContextVar[Trace] = ContextVar("trace")
 EXCHANGED = "axes are exchanged for a factor of a product alone, a @ b.T or a.T @ b"
 NOT_YET = "a kernel is traced before there are values"
-WORDS = "there are + - * /, exp, log, rsqrt, tanh, erf, fma, maximum, where, .to(format), .max(), .sum() and @"
+WORDS = "there are + - * /, exp, log, rsqrt, sqrt, tanh, erf, fma, maximum, where, .to(format), .max(), .sum() and @"
 #: How messages write what a value that has no name is made by.
 WRITTEN: Mapping[Opcode, str] = MappingProxyType(
     {
@@ -43,6 +43,7 @@ WRITTEN: Mapping[Opcode, str] = MappingProxyType(
         Opcode.EXP: "exp({})",
         Opcode.LOG: "log({})",
         Opcode.RSQRT: "rsqrt({})",
+        Opcode.SQRT: "sqrt({})",
         Opcode.TANH: "tanh({})",
         Opcode.ERF: "erf({})",
         Opcode.ADD: "{} + {}",
@@ -427,6 +428,11 @@ def log(a: Value, variant: str = "") -> Value:
 def rsqrt(a: Value, variant: str = "") -> Value:
     """Return 1 / sqrt(a), correctly rounded or as named by ``variant``; of ±0 ±Inf, of negatives NaN."""
     return _unary(Opcode.RSQRT, a, variant)
+
+
+def sqrt(a: Value, variant: str = "") -> Value:
+    """Return the square root of a, correctly rounded or as named by ``variant``; of ±0 ±0, of negatives NaN."""
+    return _unary(Opcode.SQRT, a, variant)
 
 
 def tanh(a: Value, variant: str = "") -> Value:

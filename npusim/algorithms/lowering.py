@@ -24,6 +24,7 @@ from npusim.algorithms.phase import (
     Visit,
     nothing_per_tile,
     tensor_of,
+    with_finite_starts,
 )
 from npusim.errors import ProgramError
 from npusim.ir.op import PLAIN, Attributes
@@ -59,7 +60,10 @@ class Tables(NamedTuple):
 class Kernel:
     """A function in the language of kernels; `phase` binds its operands."""
 
-    def __init__(self, function: Callable[..., Any], results: str, axes: Mapping[str, str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], results: str, axes: Mapping[str, str], *, finite_starts: bool = False
+    ) -> None:
+        self.finite_starts = finite_starts
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -100,7 +104,7 @@ class Kernel:
         )
         rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
-        return Phase(
+        phase = Phase(
             name=label,
             cells=cells,
             sizes={ONE: 1, **sizes} if any(ONE in axes.split() for axes in self.axes.values()) else sizes,
@@ -108,8 +112,10 @@ class Kernel:
             masks=masks,
             values=values or {},
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
+            finite_starts=self.finite_starts,
             **tables._asdict(),
         )
+        return with_finite_starts(phase)
 
     def trace(
         self, symbols: Sequence[tuple[str, tuple[OperandForm, ...]]], rest: Mapping[str, Any]
@@ -162,9 +168,14 @@ class Kernel:
         raise ProgramError(f"{where}: {self.__name__}: {why}")
 
 
-def kernel(*, results: str = "out", **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields."""
-    return lambda function: Kernel(function, results, axes)
+def kernel(*, results: str = "out", finite_starts: bool = False, **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields.
+
+    ``finite_starts``: where a mask may hide all keys of a tile from a row, states that the function starts at -Inf
+    start at the lowest finite number (`npusim.algorithms.phase.with_finite_starts`), and a note of the run says so.
+    Default: they start as written, and such a row is NaN, -Inf - -Inf.
+    """
+    return lambda function: Kernel(function, results, axes, finite_starts=finite_starts)
 
 
 def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:

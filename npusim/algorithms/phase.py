@@ -7,12 +7,13 @@ chose.  The same bound instructions are computed and costed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.errors import ProgramError
-from npusim.formats import stored_format
+from npusim.formats import get_format, stored_format
 from npusim.ir.content import record
 from npusim.ir.op import PLAIN, SOURCES, Attributes, Opcode, Step
 
@@ -326,6 +327,9 @@ class Phase:
         Whether names of its rings begin with its own, as another phase's loop over tiles is what the program is about.
     operator
         A framework's own kernel that it is, by name and share of masked elements; none for all others.
+    finite_starts
+        Whether states that its kernel starts at -Inf start at the lowest finite number where a row may see nothing of a
+        tile: a choice of the kernel's author.
     is_joined
         Whether it is of the launch of the phase before, behind a barrier of all cores.
     flops, notes
@@ -349,6 +353,7 @@ class Phase:
     slice_elements: int = 0
     is_named: bool = False
     operator: tuple[str, float] | None = None
+    finite_starts: bool = False
     is_joined: bool = False
     flops: int | None = None
     notes: tuple[str, ...] = ()
@@ -395,6 +400,26 @@ class Phase:
     def all_values(self) -> dict[str, Callable[[], NDArray[Any]]]:
         """Return the functions that compute its constant tensors, by name."""
         return {**{m.tensor().name: m.values for m in self.masks.values()}, **self.values}
+
+
+def with_finite_starts(phase: Phase) -> Phase:
+    """Return the phase whose states start at the lowest number, not at -Inf, where a row may see nothing of a tile.
+
+    Only where its kernel has ``finite_starts``.  A tile may hide a row before another has given it a maximum: against a
+    finite one a score of -Inf weighs nothing, against -Inf it is NaN.  All queries of a causal mask see key 0: where
+    tiles begin with it, all stays as it is.
+    """
+    shows_key_0 = all(getattr(mask, "shows_key_0", True) for mask in phase.masks.values())
+    firsts = {runs[0] for block in phase.cells if (runs := block.runs)} if phase.finite_starts else ()
+    if all(not run.only or (run.col == 0 and shows_key_0) for run in firsts):
+        return phase
+    changed = {n: what for n, what in phase.names.items() if what.start == -math.inf}
+    names = {n: replace(what, start=-float(get_format(what.fmt).max_finite)) for n, what in changed.items()}
+    why = "a mask may hide all keys of a tile from a row, which -Inf - -Inf would make NaN"
+    note = (
+        f"{', '.join(map(phase.label, names))}: starts at the lowest finite number, not at -Inf (finite_starts); {why}"
+    )
+    return replace(phase, names={**phase.names, **names}, notes=(*phase.notes, *([note] if names else [])))
 
 
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:

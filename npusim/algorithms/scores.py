@@ -114,7 +114,12 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
         return kernel.function(**arguments, score=hook)
 
     function.__name__ = kernel.__name__
-    hooked = Kernel(function, " ".join(kernel.results), {**kernel.axes, **dict.fromkeys(names, "row key")})
+    hooked = Kernel(
+        function,
+        " ".join(kernel.results),
+        {**kernel.axes, **dict.fromkeys(names, "row key")},
+        finite_starts=kernel.finite_starts,
+    )
     hooked.parameters = kernel.parameters | {*names, "score_factor"}
     return hooked
 

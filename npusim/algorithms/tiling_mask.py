@@ -195,7 +195,12 @@ class SeenMask(ByIndices):
 
     seen: tuple[Seen, ...]
     is_loaded: bool = True
-    shows_key_0 = False  #: whether every query sees key 0: not looked at
+
+    @property
+    def shows_key_0(self) -> bool:
+        """Whether every query is known to see key 0."""
+        plain = (s for s in self.seen if isinstance(s, KeyRanges) and not (s.documents or s.chunk))
+        return sum(s.window is None for s in plain) == len(self.seen)
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
         """Return a part of the matrix, int8."""
@@ -223,7 +228,7 @@ def mask_of(
     """
     seen = problem.seen if seen is None else seen
     if isinstance(seen, KeyRanges):
-        if seen.is_plain and seen.after is None:
+        if seen.shows_all:
             return None
         is_band = seen.after is not None and not (seen.sinks or seen.prefix or seen.documents or seen.chunk)
         if packed > 1 and len(set(problem.queries)) == 1 and seen.is_plain and kind in (None, "cut"):

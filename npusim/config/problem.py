@@ -219,7 +219,7 @@ class Problem(Sizes, CallFields):
     Raises
     ------
     SpecError
-        A size is not positive, heads are no multiple of KV heads, a head size no multiple of 16,
+        A size is not positive, heads are no multiple of KV heads, a head size of latents no multiple of 16,
         lengths or documents contradict another size, or a query would see no key; the message names the value and
         what is allowed.
     """
@@ -246,6 +246,9 @@ class Problem(Sizes, CallFields):
     data: DataRecipe = NormalData()
     page_seed: NonNegativeInt = _where_stated(0, "of the order in which pages lie in memory")
     values_in_keys: StrictBool = _where_stated(False, "V is the first part of each row of K (latents)")
+    filled: tuple[NonNegativeInt, NonNegativeInt] = _where_stated(
+        (0, 0), "columns of Q and K, and of V, that are no inputs but zeros, which head sizes count"
+    )
     _bias: GivenBias | None = PrivateAttr(None)
 
     def with_bias(self, given: GivenBias) -> Problem:
@@ -273,6 +276,21 @@ class Problem(Sizes, CallFields):
             return data
         longest, queries = max(data["lengths"]), max(data.get("query_lengths") or data["lengths"])
         return {"batch": len(data["lengths"]), "seq_q": queries, "seq_kv": longest, **data}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_heads(cls, data: object) -> object:
+        """Fill head sizes up to multiples of 16, as kernels do; the scale is that of the size stated."""
+        if not isinstance(data, dict) or not isinstance(size := data.get("head_dim"), int):
+            return data
+        sizes = size, data.get("value_head_dim", size)
+        if not all(isinstance(n, int) and n > 0 for n in sizes) or data.get("values_in_keys"):
+            return data
+        head, value = (ceil_div(n, FRACTAL) * FRACTAL for n in sizes)
+        if (head, value) == sizes:
+            return data
+        filled = {"head_dim": head, "value_head_dim": value, "filled": (head - sizes[0], value - sizes[1])}
+        return {"scale": 1.0 / math.sqrt(size), **data, **filled}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -382,6 +400,11 @@ class Problem(Sizes, CallFields):
         return max(0, *begins) if self.lengths else max(0, self.causal_offset)
 
     @property
+    def output_cols(self) -> int:
+        """Columns of a head's output."""
+        return self.value_head_dim - self.filled[1]
+
+    @property
     def key_count(self) -> int:
         """Keys of all sequences."""
         return sum(self.lengths) or self.batch * self.seq_kv
@@ -432,8 +455,11 @@ class Problem(Sizes, CallFields):
         return self.flops_of(self.pairs())
 
     def flops_of(self, pairs: int) -> int:
-        """Return operations of both products over so many pairs of a query and a key of a head, in all sequences."""
-        return self.heads * pairs * 2 * (self.head_dim + self.value_head_dim)
+        """Return operations of both products over so many pairs of a query and a key of a head, in all sequences.
+
+        What head sizes are filled up with is no operation that counts.
+        """
+        return self.heads * pairs * 2 * (self.head_dim + self.value_head_dim - sum(self.filled))
 
     def kv_bytes(self) -> int:
         """Return the bytes of K and V."""
@@ -608,6 +634,9 @@ class SharedProblem(Problem):
     def _check_sequences(self) -> Self:
         if self.lengths:
             raise fault_at("lengths", "devices that share heads take sequences of one length (batch, seq)")
+        if any(self.filled):
+            _check_head_size("head_dim", self.head_dim - self.filled[0])
+            _check_head_size("value_head_dim", self.value_head_dim - self.filled[1])
         return self
 
     @classmethod

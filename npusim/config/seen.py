@@ -60,6 +60,11 @@ class KeyRanges:
         return self.window is None and not self.after and not self.prefix and not self.documents and self.chunk is None
 
     @property
+    def shows_all(self) -> bool:
+        """Whether every query sees all keys."""
+        return self.is_plain and self.after is None
+
+    @property
     def index_work(self) -> tuple[int, int]:
         """How many steps on a query's and a key's numbers say whether it is seen, and how many are read.
 
@@ -123,7 +128,7 @@ class KeyFunction:
 
     sees: Sees
     keys: int
-    is_plain = False
+    is_plain = shows_all = False
     index_work = (4, 0)  #: as a window has; what the function says is not looked at
 
     def union(self, first: int, last: int) -> Ranges:

@@ -15,12 +15,12 @@ from npusim.formats.blocks import (
     scales_of,
 )
 from npusim.formats.cast import ROUNDINGS, cast, is_all_finite
-from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
+from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FORMATS, FloatFormat, get_format, stored_format
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
-from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, tanh
+from npusim.formats.unary import VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh
 
 __all__ = [
     "ARITHMETICS",

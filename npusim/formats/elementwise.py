@@ -102,7 +102,7 @@ def add(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
 
     ``x`` and ``y`` broadcast and have the format's dtype (or are Python numbers, converted first).  Overflow gives the
     format's natural result (Inf; NaN in float8_e4m3fn), (+0) + (-0) is +0, a NaN result is canonical.  The same holds
-    for :func:`sub`, :func:`mul`, :func:`div` and :func:`sqrt`.
+    for :func:`sub`, :func:`mul` and :func:`div`.
 
     Raises `FormatError` for an unknown format or an operand of another dtype.
 
@@ -127,11 +127,6 @@ def mul(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
 def div(x: Any, y: Any, fmt: str | FloatFormat) -> Array:
     """Return ``x / y`` rounded once to ``fmt``; x/0 is Inf and 0/0 NaN; see :func:`add`."""
     return _rounded_once(np.divide, (x, y), fmt)
-
-
-def sqrt(x: Any, fmt: str | FloatFormat) -> Array:
-    """Return the square root of ``x`` rounded once to ``fmt``; sqrt(-0) is -0, see :func:`add`."""
-    return _rounded_once(np.sqrt, (x,), fmt)
 
 
 def fma(x: Any, y: Any, z: Any, fmt: str | FloatFormat) -> Array:

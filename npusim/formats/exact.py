@@ -54,7 +54,7 @@ def _square_root(value: Fraction) -> Fraction | None:
 def function_value(name: str, x: Fraction) -> Fraction:
     """Return ``name(x)`` exactly if rational, else within 10**-58 relative.
 
-    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, tanh, erf; ``x`` is inside the domain.
+    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh, erf; ``x`` is inside the domain.
 
     Raises `FormatError` if the function is unknown.
     """
@@ -80,6 +80,9 @@ def function_value(name: str, x: Fraction) -> Fraction:
             if root is not None:
                 return 1 / root
             return Fraction(context.divide(Decimal(1), context.sqrt(_decimal(x))))
+        case "sqrt":
+            root = _square_root(x)
+            return Fraction(context.sqrt(_decimal(x))) if root is None else root
         case "tanh":
             return _tanh(x)
         case "erf":

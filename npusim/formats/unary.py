@@ -27,6 +27,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "log2": exponential.log2_64,
         "rcp": np.reciprocal,
         "rsqrt": lambda x: 1.0 / np.sqrt(x),
+        "sqrt": np.sqrt,
         "tanh": exponential.tanh64,
         "erf": exponential.erf64,
     }
@@ -89,6 +90,8 @@ POLYNOMIALS: Mapping[str, tuple[tuple[float, ...], float]] = MappingProxyType(
         ),
     }
 )
+#: Bits of 1.0 in float32.
+ONE_PATTERN = 0x3F800000
 #: CUDA's erff: from where on it is 1 - 2**p; of p, and of the polynomial in x**2 below that, coefficients from the
 #: highest power to the first, less the 1 that a last multiply-add adds.
 ERFF_LARGE = np.uint32(0x3F8060FE).view(np.float32)
@@ -106,6 +109,7 @@ ASCEND_ERF = (
 )
 _ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 makes of tl.erf; its ex2.approx is taken as correctly rounded"
 _ASCEND_ERF = "Ascend C, Erf: asc-devkit, adv_api/math/erf.h, its default PADE_APPROXIMATION; NaN assumed to stay"
+_SQRT = "sqrt.approx.ftz.f32 on an H100, every input (tests/silicon/roots.py)"
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
@@ -118,6 +122,7 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         },
         "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp")},
         "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx")},
+        "sqrt": {"hopper_approx": UnaryVariant(("float32",), "sqrt", "hardware-vectors", _SQRT)},
         "erf": {
             "libdevice": UnaryVariant(("float32",), None, "derived", _ERFF),
             "ascend_c": UnaryVariant(("float32",), None, "published-model", _ASCEND_ERF),
@@ -195,6 +200,8 @@ def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
     flat = np.ascontiguousarray(values).reshape(-1)
     if variant in POLYNOMIALS:
         return _polynomial(flat, variant).reshape(values.shape)
+    if name == "sqrt" and variant != "correct":
+        return _approximate_root(flat, chosen).reshape(values.shape)
     if name == "erf" and variant != "correct":
         return (_erff if variant == "libdevice" else _ascend_erf)(flat).reshape(values.shape)
     if target.name == "float64":
@@ -222,6 +229,15 @@ def _polynomial(flat: Array, variant: str) -> Array:
     out = np.empty(flat.size, np.int32)
     elementwise_kernels.exp2_polynomial(flat, out, np.array(coefficients, np.float32), np.float32(lowest))
     return out.view(np.float32)
+
+
+def _approximate_root(x: Array, variant: UnaryVariant) -> Array:
+    """Return an approximate root of flat float32: 0 of subnormals; the table of two binades from 1 on serves all."""
+    root, fmt = _rounded("sqrt", x, get_format("float32")).view(np.int32), np.finfo(np.float32)
+    difference = _packaged_difference(f"{variant.table}_float32")[(x.view(np.int32) - ONE_PATTERN) & (1 << 24) - 1]
+    is_normal = (x >= fmt.tiny) & (x <= fmt.max)
+    near = np.where(is_normal, root + difference, root).view(np.float32)
+    return np.where(np.abs(x) < fmt.tiny, np.copysign(np.float32(0), x), near)
 
 
 def _erff(x: Array) -> Array:
@@ -324,6 +340,14 @@ def rcp(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
 def rsqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return 1/sqrt(x) in ``fmt``; of ±0 ±Inf, of negatives NaN; see :func:`exp`."""
     return _apply("rsqrt", x, fmt, variant)
+
+
+def sqrt(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the square root in ``fmt``; sqrt(-0) is -0, of other negatives NaN; see :func:`exp`.
+
+    ``hopper_approx`` (float32) is a GPU's ``sqrt.approx.ftz``: within 1 ulp, of subnormals 0.
+    """
+    return _apply("sqrt", x, fmt, variant)
 
 
 def tanh(x: Any, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:

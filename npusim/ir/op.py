@@ -41,6 +41,7 @@ class Opcode(Enum):
     EXP a: e^a, or another exponential named by ``variant`` (``exp2.*``: 2^a)
     LOG a: ln a, or another logarithm named by ``variant``
     RSQRT a: 1 / sqrt(a), as named by ``variant``
+    SQRT a: the square root of a, as named by ``variant``
     TANH a: the hyperbolic tangent of a, as named by ``variant``
     ERF a: the error function of a, as named by ``variant``
     ROW_MAX a: (rows, 1), the maximum of each row
@@ -61,6 +62,7 @@ class Opcode(Enum):
     EXP = "exp"
     LOG = "log"
     RSQRT = "rsqrt"
+    SQRT = "sqrt"
     TANH = "tanh"
     ERF = "erf"
     ROW_MAX = "row_max"
@@ -78,7 +80,7 @@ class Opcode(Enum):
 SOURCES: Mapping[Opcode, tuple[int, ...]] = MappingProxyType(
     {
         **dict.fromkeys((Opcode.COPY, Opcode.CAST, Opcode.FILL, Opcode.ROW_MAX), (1,)),
-        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH, Opcode.ERF), (1,)),
+        **dict.fromkeys((Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF), (1,)),
         **dict.fromkeys((Opcode.MATMUL, Opcode.ADD, Opcode.SUB, Opcode.MUL, Opcode.DIV, Opcode.MAX), (2,)),
         Opcode.ROW_SUM: (1, 2),
         **dict.fromkeys((Opcode.SELECT, Opcode.FMA), (3,)),
@@ -94,7 +96,7 @@ class Attributes:
     transpose_a: bool = False  #: of a product's operands, stored with their axes exchanged
     transpose_b: bool = False
     arithmetic: str = ""  #: registry name of the matrix arithmetic
-    variant: str = ""  #: named function (of EXP, LOG, RSQRT, TANH, ERF); signs of an FMA; scale rule
+    variant: str = ""  #: named function (of EXP, LOG, RSQRT, SQRT, TANH, ERF); signs of an FMA; scale rule
     axis: int = -1  #: along which the blocks of a CAST lie: -1 columns, -2 rows
     order: str = ""  #: order of a row sum
     overflow: str = ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from npusim.algorithms.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
-from npusim.errors import TilingError
+from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.ir.content import interned
 from npusim.ir.op import Attributes, Opcode
@@ -249,9 +249,11 @@ class Frame:
             )
 
     def mask_cut(self, n: str, block: WorkTile, tile: Visit, row: Span) -> GlobalTile:
-        """Return the mask of some rows of a tile."""
+        """Return the mask of some rows of a tile; refuse blocks of which nothing says where their queries stand."""
         top = self.span(block, self.row_axis, tile)[0]
         mask = self.phase.masks[n]
+        if block.causal_offset is None and not self.is_everywhere(n):
+            raise ProgramError(f"{self.phase.name}: {self.label(n)} of {block}: its causal_offset is missing")
         cut = mask.cut(top + row[0], row[1], tile.col, tile.cols, block.causal_offset)
         batch, head = (block.batch if cut.tensor.batch > 1 else 0), (block.head if cut.tensor.heads > 1 else 0)
         return replace(cut, batch=batch, head=head)

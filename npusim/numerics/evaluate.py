@@ -63,6 +63,11 @@ class KernelOutput:
         return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
 
     @property
+    def output_cols(self) -> int:
+        """Columns of a head's output."""
+        return self.value_head_dim
+
+    @property
     def query_count(self) -> int:
         """Rows of a head, of all batches."""
         return self.batch * self.seq_q
@@ -128,6 +133,8 @@ def evaluate(
     watching = (probe,) if probe else ()
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = _written(program, needed, wanted, done.tensors)
+    cols = problem.output_cols
+    written = {at: block[:, :cols] for at, block in written.items()}
     references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))
@@ -139,7 +146,7 @@ def evaluate(
         k, v = (inputs(n, batch, head // problem.group_size) for n in ("k", "v"))
         if at not in exact_rows:
             wide_q, wide_k, wide_v = (widen(x).astype(np.float64) for x in (q, k, v))
-            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)
+            exact_rows[at] = reference(wide_q, wide_k, wide_v, problem.sequence(batch), row, head)[:, :cols]
         references.append(exact_rows[at])
         if probe:
             probe.look_at_inputs(q, k, row, cast("Problem", problem).sequence(batch))
@@ -149,11 +156,11 @@ def evaluate(
         done.events,
         [program],
         rows=written,
-        shape=(problem.batch, problem.heads, problem.seq_q, problem.value_head_dim),
+        shape=(problem.batch, problem.heads, problem.seq_q, cols),
         sample=_describe(problem, wanted, written),
         diagnosis=probe.diagnosis(error.nan_row_fraction) if probe else None,
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
-        variants=among.rows(done, inputs),
+        variants={n: x[:, :cols] for n, x in among.rows(done, inputs).items()},
     )
 
 
@@ -172,7 +179,8 @@ def variant_rows(
     among = _Alternatives(program, needed, wanted, variants)
     none: Blocks = dict.fromkeys(needed, ())
     done = execute(program, inputs, none, variants=list(among.lanes.values()))
-    return *compared_rows(_counts(program, needed, wanted)), among.rows(done, inputs)
+    others = {n: x[:, : problem.output_cols] for n, x in among.rows(done, inputs).items()}
+    return *compared_rows(_counts(program, needed, wanted)), others
 
 
 def _counts(program: TileProgram, needed: Blocks, heads: Container[int]) -> dict[BlockRows, int]:

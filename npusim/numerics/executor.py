@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -84,10 +85,11 @@ class EventLog:
             if not count:
                 continue
             counter[label] += count
-            self._locate(kind, label, resolved, where)
+            cause = partial(_cause, step, sources if kind == "nan" else ())
+            self._locate(kind, label, resolved, where, cause)
 
-    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_]) -> None:
-        """Keep one event for each lane with an element in ``where``."""
+    def _locate(self, kind: str, label: str, resolved: ResolvedOp, where: NDArray[np.bool_], cause: Any) -> None:
+        """Keep one event for each lane with an element in ``where``, and its cause."""
         for lane in (int(n) for n in np.nonzero(where.any(axis=(1, 2)))[0]):
             if kind in self.first and len(self.events) >= EVENTS_KEPT:
                 return
@@ -103,6 +105,7 @@ class EventLog:
                 col,
                 int(np.count_nonzero(where[lane])),
                 self.position,
+                cause((lane, row, col)),
             )
             self._keep(event)
 
@@ -122,6 +125,16 @@ class EventLog:
         self.nan.update(other.nan)
         for event in other.events:
             self._keep(replace(event, block=f"{where}, {event.block}"))
+
+
+#: How the cause of a NaN writes an operation of two numbers; others have none.
+SIGNS = MappingProxyType({Opcode.ADD: " + ", Opcode.SUB: " - ", Opcode.MUL: " * ", Opcode.DIV: " / "})
+
+
+def _cause(step: Step, sources: Sequence[Array], at: tuple[int, int, int]) -> str:
+    """Return the operation on the two numbers of an element, (lane, row, column); axes of one are spread."""
+    numbers = [x[tuple(min(i, n - 1) for i, n in zip(at, x.shape, strict=True))] for x in sources]
+    return SIGNS.get(step.opcode, "").join(f"{float(x):g}" for x in numbers if step.opcode in SIGNS)
 
 
 def _finite_and_number(sources: Sequence[Array], shape: tuple[int, ...], is_matmul: bool) -> tuple[Any, Any]:

@@ -47,7 +47,7 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
 def drawn_source(problem: Problem) -> HeadSource:
     """Return a source of inputs drawn from the problem's recipe, as they lie: in pages, or V as a part of K."""
-    source = stored_source(recipe_source(problem), problem)
+    source = with_filled_heads(stored_source(recipe_source(problem), problem), problem)
     if problem.page:
         source = paged(source, problem, drawn_pages(problem))
     if not problem.values_in_keys:
@@ -182,8 +182,8 @@ def _draw(problem: Problem, name: str, rng: np.random.Generator) -> Array:
 
 
 def _shape(problem: Problem, name: str) -> tuple[int, int]:
-    rows = problem.seq_q if name == "q" else problem.seq_kv
-    return rows, problem.value_head_dim if name == "v" else problem.head_dim
+    rows, (head, value) = problem.seq_q if name == "q" else problem.seq_kv, problem.filled
+    return rows, problem.value_head_dim - value if name == "v" else problem.head_dim - head
 
 
 def _sink(recipe: SinkData, name: str, rng: np.random.Generator, shape: tuple[int, int], scale: float) -> Array:
@@ -261,6 +261,39 @@ def without_padding(source: HeadSource, problem: Problem) -> HeadSource:
         return source
     rows = {"q": problem.queries, "k": problem.keys, "v": problem.keys}
     return lambda name, batch, head: source(name, batch, head)[: rows[name][batch]]
+
+
+def with_filled_heads(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with zeros in the columns that head sizes are filled up with."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values, count = source(name, batch, head), problem.filled[name[0] == "v"]
+        return values if values.shape[1] == 1 else np.pad(values, ((0, 0), (0, count)))  # one column: scales
+
+    return read if any(problem.filled) else source
+
+
+def hidden_keys(problem: Problem, batch: int) -> NDArray[np.bool_]:
+    """Return which keys of a sequence no query sees, (keys,)."""
+    one = problem.sequence(batch)
+    hidden = np.ones(one.seq_kv, np.bool_)
+    for first, end in one.seen.union(one.causal_offset, one.causal_offset + one.seq_q - 1):
+        hidden[first:end] = False
+    return hidden
+
+
+def with_padding(source: HeadSource, problem: Problem) -> HeadSource:
+    """Return the source with NaN in K and V where no query sees a key, but for formats that have none."""
+
+    def read(name: str, batch: int, head: int) -> Array:
+        values, hidden = source(name, batch, head), hidden_keys(problem, batch)
+        if name[0] not in "kv" or len(values) != len(hidden) or values.dtype.kind == "i":
+            return values
+        filled = values.copy()
+        filled[hidden] = np.nan
+        return filled
+
+    return read
 
 
 def amplify_mean(keys: Array, gain: float) -> Array:

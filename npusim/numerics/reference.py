@@ -74,13 +74,14 @@ def attention(
 ) -> NDArray[np.float64]:
     """Return float64 ``softmax(scale Q K^T + mask) V`` for query rows from ``row``.
 
-    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format.  Every input is finite.  ``seen``:
-    which keys a query sees, default the problem's.
+    ``q`` (rows, d), ``k`` (keys, d), ``v`` (keys, dv) as stored, in any format, finite but for keys that no row
+    sees.  ``seen``: which keys a query sees, default the problem's.
     """
     scores = attention_scores(q, k, problem, row, head, seen)
     if problem.sink_logits:  # a column beside those of the keys, whose value is 0
         scores = np.append(scores, np.full((len(scores), 1), sink_logits(problem.heads)[head]), axis=1)
     weights = softmax_weights(scores)
+    v = np.where((scores[:, : len(k)] == -np.inf).all(axis=0)[:, None], 0, v)  # NaN of keys that no row sees
     return multiplied(weights[:, : len(k)], v) / summed(weights)[:, None] * problem.v_scale
 
 

@@ -20,6 +20,7 @@ class NumericEvent:
 
     ``path`` gives the iteration of each loop around it, ``row`` and ``col`` the first element within the operation's
     tile, ``count`` how many elements of it; ``position`` counts the block's operations before this one.
+    ``cause``: of a NaN, the first element's sum, difference, product or quotient as numbers, ``-inf - -inf``.
     """
 
     kind: str
@@ -32,11 +33,12 @@ class NumericEvent:
     col: int
     count: int = 1
     position: int = 0
+    cause: str = ""
 
     def __str__(self) -> str:
         where = " ".join(f"{name}={index}" for name, index in self.path.items())
         location = f"{self.block}{' ' + where if where else ''} row {self.row} col {self.col}"
-        return f"{self.kind} in {self.operation} ({location})"
+        return f"{self.kind} in {self.operation} ({location}){self.cause and f': {self.cause}'}"
 
 
 @dataclass(frozen=True, slots=True)

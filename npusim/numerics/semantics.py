@@ -119,6 +119,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
         Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
         Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),
+        Opcode.SQRT: _named("square root", {"sqrt": formats.sqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),
         Opcode.ERF: _named("error function", {"erf": formats.erf}),
         Opcode.ROW_MAX: _row_max,

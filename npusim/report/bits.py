@@ -12,7 +12,7 @@ from npusim.report.text import Cell, Column, Columns, Fact, cells, percent, whol
 from npusim.units import format_duration
 
 if TYPE_CHECKING:
-    from npusim.numerics.result import NumericRecord
+    from npusim.numerics.result import NumericEvent, NumericRecord
     from npusim.report.record import RunRecord
     from npusim.simulation.result import Spread
 
@@ -49,7 +49,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         "numerics",
         (
             Cell(f"{_error(bits)}   {events}", "bad" if is_bad else ""),
-            *cells(*(f"first {event}" for event in bits.first_events), style="bad"),
+            *cells(*(f"first {event}{_why(event, bits)}" for event in bits.first_events), style="bad"),
             *_finite(record, bits),
             Cell(f"against {bits.against} on {bits.sample}"),
             *cells(
@@ -74,6 +74,16 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
         else:
             reach = _reach(record.spread)
             yield "arithmetic", (replace(stated, text=f"{units}{reach}{reach and _compared(record)}"),)
+
+
+def _why(event: NumericEvent, bits: NumericRecord) -> str:
+    """Return why a row has a NaN, where its scores or their maximum are all -Inf."""
+    if event.cause != "-inf - -inf":
+        return ""
+    why = "no score of the row is finite up to this tile"
+    if bits.overflow_counts:
+        return f"; {why}"
+    return f"; {why}, all hidden by the mask; a kernel in paper form may take finite_starts=True"
 
 
 def presets_facts(record: RunRecord) -> Iterator[Fact]:

@@ -41,7 +41,9 @@ def problem_text(problem: dict[str, object]) -> str:
             if n not in ("dtype", "seed", "count", "operands")
         )
         return f"{' '.join(sizes)} {p['dtype']}"
-    heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(p["head_dim"], p["value_head_dim"])
+    filled = cast("list[int]", p.get("filled", (0, 0)))
+    dims = [str(int(str(p[n])) - count) for n, count in zip(("head_dim", "value_head_dim"), filled, strict=True)]
+    heads, dim = _pair(p["heads"], p["kv_heads"]), _pair(dims[0], dims[1])
     seq, mask = _pair(p["seq_q"], p["seq_kv"], "x"), "causal" if p["causal"] else "full"
     if lengths := cast("list[int]", p.get("lengths")):
         seq += f" ({', '.join(map(str, lengths[:LENGTHS]))}{', ...' if len(lengths) > LENGTHS else ''})"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 VERDICT = "verdict"
+#: A relative error from which an output has little in common with its reference: an output of zeros has 1.
+UNLIKE = 0.7
 #: What the short table leaves out.
 _MORE = "--full (details() in Python): the time as others measure it, links, other arithmetics, evidence"
 
@@ -57,7 +59,8 @@ def run_table(record: RunRecord, trial: Trial | None = None, *, is_full: bool = 
 def verdict(record: RunRecord) -> Cell:
     """Return a run in a line: what limits it, how near its roof it is, its error, and its time and how sure that is."""
     timing, numerics = record.timing, record.numerics
-    is_finite = numerics is None or numerics.is_finite
+    is_finite, rmse = numerics is None or numerics.is_finite, None if numerics is None else numerics.rmse
+    is_unlike = rmse is not None and rmse >= UNLIKE
     parts = []
     if timing is not None:
         parts += [times.limit_words(record, timing), *times.lost_words(record, timing)]
@@ -65,11 +68,14 @@ def verdict(record: RunRecord) -> Cell:
             parts.append(f"{timing.roofline.reached * 100:.0f} % of the roofline")
     if not is_finite:
         parts.append("output not finite")
-    elif numerics is not None and numerics.rmse is not None:
-        parts.append(f"error {numerics.rmse:.1e}")
+    elif numerics is not None and rmse is not None:
+        error = f"error {rmse:.1e}"
+        parts.append(
+            f"OUTPUT IS UNLIKE {numerics.against}: relative {error}, where zeros have 1" if is_unlike else error
+        )
     if timing is not None:
         parts.append(times.sure_words(timing))
-    return Cell(", ".join(parts) or "no time and no bits", "title" if is_finite else "bad")
+    return Cell(", ".join(parts) or "no time and no bits", "bad" if is_unlike or not is_finite else "title")
 
 
 def _inputs(record: RunRecord, *, is_full: bool) -> Iterator[Fact]:
@@ -121,7 +127,8 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
 
 def _bits_tiles(numerics: NumericRecord) -> Iterator[FigureTile]:
     rmse = "not finite" if numerics.rmse is None else bits.scientific(numerics.rmse)
-    yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", not numerics.is_finite)
+    is_bad = numerics.rmse is None or numerics.rmse >= UNLIKE
+    yield FigureTile("Relative RMSE", rmse, f"against {numerics.against} on {numerics.sample}", is_bad)
     overflow, nan = sum(numerics.overflow_counts.values()), sum(numerics.nan_counts.values())
     value = f"{whole(overflow)}, {whole(nan)}"
     yield FigureTile("Overflow, NaN", value, "elements, on the way", bool(overflow or nan))

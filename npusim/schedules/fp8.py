@@ -117,7 +117,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
     )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
-    return [replace(phase, notes=notes, slice_elements=SLICE_ELEMENTS // 2)]
+    return [replace(phase, notes=(*phase.notes, *notes), slice_elements=SLICE_ELEMENTS // 2)]
 
 
 def study(problem: Problem, device: DeviceSpec) -> str:

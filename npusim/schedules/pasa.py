@@ -164,7 +164,7 @@ def phases(problem: Problem, tiling: PasaOptions, precision: PasaPrecision, mach
         )
     if problem.dtype == "bfloat16":
         notes.append("inputs in bfloat16 are cast to float16 first, as PASA does; values beyond 65504 overflow")
-    return [*before, keys, *quantised, replace(attention, notes=tuple(notes)) if notes else attention]
+    return [*before, keys, *quantised, replace(attention, notes=(*attention.notes, *notes))]
 
 
 SCHEDULES = schedule(

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from npusim.algorithms.blocks import attention_cells, attention_tensors, kv_runs, of_sequences
+from npusim.algorithms.blocks import attention_cells, attention_tensors, depends_on_position, kv_runs, of_sequences
 from npusim.algorithms.flash import attention_phase, flash
 from npusim.algorithms.scores import scored, sink_of
 from npusim.algorithms.split import (
@@ -111,23 +111,24 @@ def packed_blocks(problem: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, .
             f"pack: a causal block has whole heads, and {height} rows hold but one of {p.seq_q} queries: packing would "
             f"change nothing; a block_q of {2 * p.seq_q} or more holds two, or leave pack=off"
         )
-    return of_sequences(p, lambda one: _packed_blocks(one, sizes))
+    is_placed = depends_on_position(p, p.seen)
+    return of_sequences(p, lambda one: _packed_blocks(one, sizes, is_placed=is_placed))
 
 
 def _has_whole_heads(p: Problem) -> bool:
     return min(p.queries) > 1 and (p.causal or not p.seen.is_plain)
 
 
-def _packed_blocks(p: Problem, sizes: tuple[int, int]) -> tuple[WorkTile, ...]:
+def _packed_blocks(p: Problem, sizes: tuple[int, int], *, is_placed: bool) -> tuple[WorkTile, ...]:
     """Return the blocks of sequences of one length; where a masked one holds but one head, of each head's rows."""
     (height, keys), group = sizes, p.group_size
     if _has_whole_heads(p) and height < 2 * p.seq_q:
-        rows = ((b, b.row + b.head % group * p.seq_q) for b in attention_cells(p, *sizes))
+        rows = ((b, b.row + b.head % group * p.seq_q) for b in attention_cells(p, *sizes, is_placed=is_placed))
         return tuple(replace(b, head=b.head // group, spans=(("row", row, b.rows),)) for b, row in rows)
     runs = kv_runs(p.seen, p.causal_offset, p.seq_q, p.seq_kv, keys)
     below = p.model_copy(update={"heads": p.kv_heads, "seq_q": p.seq_q * group})
     height = height // p.seq_q * p.seq_q if _has_whole_heads(p) else height
-    offset = p.causal_offset if p.alibi or any(run.only for run in runs) else None
+    offset = p.causal_offset if is_placed else None
     whole = attention_cells(below, height, keys, seen=KeyRanges(p.seq_kv))
     return tuple(replace(block, runs=runs, causal_offset=offset) for block in whole)
 
@@ -308,10 +309,8 @@ def _phases(
         notes = (f"pack=auto: the {group} query heads of a KV head are rows of one block",)
     cut, note = _cut(problem, tiling, whole, device.thing, places)
     if isinstance(splits, int) and splits > tiles:
-        raise TilingError(
-            f"splits: {splits} of {tiles} tiles of {sizes[1]} keys: a split is one tile at least; take splits={tiles} "
-            "at most, or a smaller block_kv"
-        )
+        why = "an empty one weighs nothing in the merge, and time counts none"
+        notes = (*notes, f"splits: {splits} of {tiles} tiles of {sizes[1]} keys leave {splits - tiles} empty; {why}")
     of_scores = partial(scored, problem=problem, p=p, scale=problem.scale, packed=group if is_packed else 1)
     sink = sink_of(problem, p, EXACT, group if is_packed else 1)
     first, *rest = split_kv(whole, cut, tiling.merge, p, places, of_scores, sink, merge_rows)

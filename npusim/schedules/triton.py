@@ -28,7 +28,7 @@ from npusim.config.tiling import Tiling, with_fields
 from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
-from npusim.machines.sm.core import GroupFields, warp_issue
+from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.phase import LaunchGrid
@@ -86,6 +86,8 @@ class TritonPrecision:
         How a power of two is computed; ``exp.*``: as e^(x ln 2), where a unit has no other.
     erf_variant
         How the error function is computed: by the vendor's library.
+    sqrt_variant
+        How ``tl.sqrt`` of float32 is computed: on GPUs by the approximate instruction.  ``tl.sqrt_rn`` is correct.
     sum_order
         Order of a row's sum; empty: of NVIDIA's code as its layouts have it (``mma_lanes`` where Triton makes none),
         else the device's.
@@ -102,6 +104,7 @@ class TritonPrecision:
     name: str
     exp_variant: str = "exp2.correct"
     erf_variant: str = "erf.correct"
+    sqrt_variant: str = "sqrt.correct"
     sum_order: str = ""
     accumulate: Accumulate = "chained"
     contracts: bool = True
@@ -114,8 +117,15 @@ class TritonPrecision:
 
 
 _ON_GPUS = ("compiled", "unfused")
+#: Compute capability on which `APPROXIMATE_ROOT` was measured, times ten, and what a run says elsewhere.
+MEASURED_ROOTS, ASSUMED_ROOTS = 90, "tl.sqrt: sqrt.approx is taken as an H100 computes it (assumed)"
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
-    {"nvidia": tuple(TritonPrecision(n, erf_variant="erf.libdevice", contracts=n == "compiled") for n in _ON_GPUS)}
+    {
+        "nvidia": tuple(
+            TritonPrecision(n, erf_variant="erf.libdevice", sqrt_variant=APPROXIMATE_ROOT, contracts=n == "compiled")
+            for n in _ON_GPUS
+        )
+    }
     | {"ascend": (TritonPrecision("ascend", "exp.correct", "erf.ascend_c", accumulate="fresh", contracts=False),)}
     | {
         "cpu": (
@@ -323,7 +333,8 @@ def _phase_of(
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
     is_nvidia = device.family == "nvidia"
-    has_code = is_nvidia and int(device.architecture.rpartition("_")[2] or 0) >= TENSOR_CORES
+    capability = int(device.architecture.rpartition("_")[2] or 0) if is_nvidia else 0
+    has_code = capability >= TENSOR_CORES
     made = compiled(launch.source, device.architecture if has_code else "", words, options)
     fuses = is_nvidia and p.contracts and (made.fuses or not has_code)
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
@@ -331,10 +342,14 @@ def _phase_of(
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
     orders = tuple((made.orders or "mma_lanes").split()) if is_nvidia and not p.sum_order else ()
     erf = f"erf({{}}, {p.erf_variant!r})"
-    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, orders, p.is_exact)
+    sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
+    choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
     with refusing(Line(launch.source.path, launch.source.line), launch.source.name):
         blocks = LaunchGrid(read_launch(read(made.ttir), arguments, grid, choices))
         phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
+    if is_approximate and capability != MEASURED_ROOTS:
+        phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if getattr(machine, "has_groups", False):
         return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
@@ -428,6 +443,11 @@ def names_of(problem: Any) -> dict[str, Any]:
         made = partial(_tensor, problem.dtype)
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     p = problem
+    if any(p.filled):
+        size = p.head_dim - p.filled[0]
+        raise SpecError(
+            f"head_dim: {size} is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"
+        )
     b, h, g = p.batch, p.heads, p.kv_heads
 
     def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:

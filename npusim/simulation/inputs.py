@@ -12,11 +12,12 @@ import numpy as np
 
 from npusim.config.messages import choices
 from npusim.config.packaged import list_tensors, packaged_tensors
+from npusim.config.problem import AmplifiedData
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.float_format import format_of_dtype
-from npusim.numerics.inputs import check_pages, quantised
+from npusim.numerics.inputs import check_pages, hidden_keys, quantised
 from npusim.sanitize import regular_file
 from npusim.simulation.request import Layout
 from npusim.units import ceil_div
@@ -24,7 +25,9 @@ from npusim.units import ceil_div
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from npusim.config.problem import Problem
     from npusim.config.workload import Workload
+    from npusim.numerics.result import NumericResult
     from npusim.simulation.request import Request
 
 Tensors = dict[str, "NDArray[Any]"]
@@ -79,6 +82,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
             raise TensorError(f"bias: {r.bias}, but the tensors have one of shape {tensors['bias'].shape}")
     if dtype == "float8_e4m3fn":
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
+        check_finite(tensors)  # a scale is of all values
         stored, scales = quantise(tensors)
         return stored | _rounded(bias, dtype), scales, found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
@@ -110,7 +114,7 @@ def _rounded(tensors: Tensors, dtype: str) -> Tensors:
     """Return the tensors in another format."""
     rounded = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
     for name, values in rounded.items():
-        lost = np.isinf(values)
+        lost = np.isinf(values) & np.isfinite(tensors[name])
         if lost.any():
             first = tuple(int(i[0]) for i in np.nonzero(lost))
             raise TensorError(
@@ -146,7 +150,7 @@ def load_tensors(
     heads or 1, queries, keys) in the format of Q, is added to scaled scores, and comes back as it is.
 
     Raises `TensorError` if the file is missing, truncated or has keys that nothing reads; shapes do not fit together,
-    the layout or lengths; a dtype is none of `DTYPES`; or a value is NaN or Inf (position named).
+    the layout or lengths; or a dtype is none of `DTYPES`.  NaN and Inf pass: `check_finite`.
     """
     where = "tensors" if isinstance(source, Mapping) else str(source)
     raw = dict(source) if isinstance(source, Mapping) else read_tensors(Path(source))
@@ -278,6 +282,7 @@ def load_projection(
         return None
     projection = raw[key]
     _check(key, projection, where)
+    check_finite({key: projection})
     if projection.ndim != 2 or projection.shape[0] != width:
         turned = "; this one is transposed" if projection.ndim == 2 and projection.shape[1] == width else ""
         raise TensorError(
@@ -408,10 +413,21 @@ def _check(name: str, values: NDArray[Any], where: str) -> None:
     fmt = format_of_dtype(values.dtype)
     if fmt is None or fmt.name not in DTYPES:
         raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")
-    for what, bad in (("NaN", np.isnan(values)), ("Inf", np.isinf(values))):
-        if bad.any():
-            first = tuple(int(i[0]) for i in np.nonzero(bad))
-            raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}")
+
+
+def check_finite(tensors: Mapping[str, NDArray[Any]], problem: Problem | None = None) -> None:
+    """Raise `TensorError` for NaN or Inf, but of keys that no query of ``problem`` sees, K and V as they are."""
+    for name, values in tensors.items():
+        is_read = np.ones(values.shape, np.bool_)
+        if problem is not None and name in ("k", "v") and not isinstance(problem.data, AmplifiedData):
+            for batch in range(len(values) if problem.cache is None else 0):
+                hidden = hidden_keys(problem, batch)
+                is_read[batch, :, : len(hidden)][:, hidden] = is_read[batch, :, len(hidden) :] = False
+        for what, is_bad in (("NaN", np.isnan), ("Inf", np.isinf)):
+            if (bad := is_bad(values) & is_read).any():
+                first = tuple(int(i[0]) for i in np.nonzero(bad))
+                seen = ", which a query sees" if problem is not None and name != "q" else ""
+                raise TensorError(f"tensors: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
 
 
 def _check_together(tensors: Tensors, where: str) -> None:
@@ -429,3 +445,16 @@ def _check_together(tensors: Tensors, where: str) -> None:
         faults.append("dtypes " + ", ".join(str(tensors[n].dtype) for n in NAMES))
     if faults:
         raise TensorError(f"{where}: q {q}, k {k}, v {v} do not fit together: {'; '.join(faults)}")
+
+
+def padding_note(problem: Problem, bits: NumericResult) -> str:
+    """Return how many keys hold NaN that no query sees, and which rows of the output it reaches."""
+    batches = sorted({batch for batch, _, _ in bits.rows})
+    count, of = (sum(f(hidden_keys(problem, b)) for b in batches) for f in (np.count_nonzero, len))
+    reached = {at: np.flatnonzero(np.isnan(o).any(axis=1)) for at, o in bits.rows.items()}
+    lines = [f"batch {b} head {h} row {row + rows[0]}" for (b, h, row), rows in reached.items() if len(rows)]
+    total, rows = sum(map(len, reached.values())), sum(map(len, bits.rows.values()))
+    which = f"{total} of {rows} rows of the output, first {lines[0]}" if lines else f"none of {rows} rows of the output"
+    unread = problem.batch * problem.seq_kv - problem.key_count
+    beyond = f"; no tile reads the {unread} keys beyond lengths" if problem.lengths else ""
+    return f"padding: NaN in {count} of {of} keys, which no query sees, reaches {which}{beyond}"

@@ -32,17 +32,25 @@ from npusim.numerics.evaluate import (
     indices,
     variant_rows,
 )
-from npusim.numerics.inputs import array_source, drawn_source, kernel_source, stored_source, without_padding
+from npusim.numerics.inputs import (
+    array_source,
+    drawn_source,
+    kernel_source,
+    stored_source,
+    with_filled_heads,
+    with_padding,
+    without_padding,
+)
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
 from npusim.schedules.plugins import with_origin
-from npusim.simulation.inputs import chosen_tensors, kernel_tensors, load_projection
+from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
 from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -128,9 +136,14 @@ class Plan:
         if isinstance(problem, KernelOutput):
             seed = cast("KernelProblem", self.problem).seed
             return self.sources.setdefault(problem, kernel_source(problem.inputs, seed, self.tensors))
+        if problem in self.sources:
+            return self.sources[problem]
         if self.tensors is None:
-            return self.sources.setdefault(problem, drawn_source(problem))
-        return stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
+            source = drawn_source(problem)
+        else:
+            source = stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
+            source = with_filled_heads(source, problem)
+        return self.sources.setdefault(problem, with_padding(source, problem) if self.request.padding else source)
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -219,7 +232,7 @@ class Plan:
         tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
         """
         r, content = self.request, sha256()
-        bits = (repr(r.rows), repr(r.heads)) if r.numerics else None
+        bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
         named = build_tiling(self.schedule.tiling, r.chosen_tiling(self.schedule.tiling))  # the rest follows from it
         sizes, tiling = (x.model_dump_json() for x in (self.problem, named))
         names = sorted(named.model_fields_set) if self.is_open else ()
@@ -297,7 +310,7 @@ class Plan:
             spread=bits.spread,
             orders=bits.orders,
             finite=bits.finite,
-            notes=(*notes, *self._cache_note(), *bits.notes),
+            notes=(*notes, *self._cache_note(), *_filled_note(self.problem), *bits.notes),
             ignored=self.ignored,
             presets=presets,
             compared=bits.compared,
@@ -306,6 +319,16 @@ class Plan:
             folder=self.folder(),
         )
         return with_evidence(result)
+
+
+def _filled_note(problem: AnyProblem) -> Iterator[str]:
+    """Yield what head sizes are filled up to, which products, moves and buffers count."""
+    if isinstance(problem, Problem) and any(problem.filled):
+        full = problem.head_dim, problem.value_head_dim
+        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
+        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
+        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
+        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
 
 
 def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
@@ -358,6 +381,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         projection = load_projection(request.tensors, request.tensor_prefix, tensors)
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
+    if tensors is not None and not isinstance(problem, KernelProblem):
+        check_finite(tensors, problem if isinstance(problem, Problem) else None)
     if "bias" in stated:
         problem = _biased(problem, cast("Tensors", tensors)["bias"], stated["bias"])
     named = request.changed_precision()

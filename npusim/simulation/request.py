@@ -288,6 +288,12 @@ class Request:
         choices=get_args(Layout),
         needs="attention",
     )
+    padding: Literal["nan"] | None = _bits(
+        "--padding",
+        "nan: what K and V hold of keys that no query sees; the run says which outputs it reaches.",
+        choices=("nan",),
+        needs="attention bits",
+    )
     rows: Choice = _bits(
         "--rows WHICH",
         "Query rows to compute: sample (the last 128), all, or 0,128,4000-4095 (their whole Q blocks).",
@@ -535,6 +541,7 @@ class SeedOptions(CallOptions, total=False):
 class BitsOptions(TensorOptions, SeedOptions, total=False):
     """Options of calls that compute bits."""
 
+    padding: Literal["nan"] | None
     rows: Choice
     heads: Choice
     numerics: bool

@@ -100,7 +100,7 @@ def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> N
     """Return what another program of the plan computes for so many rows."""
     (batch, head, row), problem = at, plan.subject(program)
     only: Any = {"batches": {batch}, "most": count}
-    return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][at]
+    return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][at][:, : problem.output_cols]
 
 
 #: What a precision's field says the rounding of.

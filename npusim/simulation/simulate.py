@@ -13,6 +13,7 @@ from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.apart import done_apart
+from npusim.simulation.inputs import padding_note
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
 from npusim.simulation.robustness import (
@@ -171,7 +172,9 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
     compared = str(Compared.of(bits)) if bits.rows else ""
-    return ComputedBits(replace(bits, against=plan.schedule.against), spread, finite=finite, compared=compared)
+    notes = (padding_note(plan.problem, bits),) if r.padding and isinstance(plan.problem, Problem) else ()
+    bits = replace(bits, against=plan.schedule.against)
+    return ComputedBits(bits, spread, finite=finite, compared=compared, notes=notes)
 
 
 def _beside(

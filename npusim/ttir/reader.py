@@ -48,6 +48,12 @@ _NUMBERS: Mapping[str, Any] = MappingProxyType(
     {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max}
     | {"/": lambda a, b: a / b if b else math.nan}
 )
+
+
+def _root(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
 #: How functions are written, and what they make of a number; those of `Choices` by its fields.
 _UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
@@ -56,6 +62,7 @@ _UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
         "math.log": ("log({})", lambda _: math.nan),
         "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "tt.precise_sqrt": ("sqrt({})", _root),
         "math.erf": ("erf", math.erf),
         "math.absf": ("maximum({0}, -{0})", abs),
         "arith.negf": ("(-{})", lambda x: -x),
@@ -78,14 +85,15 @@ _STAND_INS = (0.7, -3.1)
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
 #: Words of the language that a kernel of tiles is written in.
-LANGUAGE = ("exp", "log", "rsqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
+LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
 #: Names that a kernel of tiles has already.
 _WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x, e^x and erf are written.
+    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x, e^x, erf and roots
+    are written.
 
     ``orders``: in which each reduction adds, all empty where the precision says it.
     ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop does what it does, on the same tiles.
@@ -96,6 +104,7 @@ class Choices:
     exp2: str
     exp: str
     erf: str
+    sqrt: str
     orders: tuple[str, ...] = ()
     is_exact: bool = False
     is_apart: bool = False
@@ -191,7 +200,6 @@ class Reader:
         self.cuts: set[str | None] = set()
         self.notes: list[str] = []
         self._roots: dict[str, str] = {}
-        self._roots_of: dict[str, str] = {}  # of square roots, what 1 over them is
         self._taken: set[str] = set()
         self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
         self._walk: Walk | None = None
@@ -384,8 +392,6 @@ class Reader:
         pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
         pad = pads.pop() if len(pads) == 1 else math.nan
         text = f"maximum({self.text(a)}, {self.text(b)})" if how == "maximum" else self._combined(how, a, b)
-        if how == "/" and (inverse := self._roots_of.get(op.operands[1])):
-            text = inverse if isinstance(a, Number) and a.value == 1 else f"({self.text(a)} * {inverse})"
         factors = (self.text(a), self.text(b)) if how == "*" else None
         made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
         self._bind(op, made)
@@ -422,12 +428,8 @@ class Reader:
         self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
 
     def _math_sqrt(self, op: Op, x: Known) -> None:
-        """Take a root as x / sqrt(x), which has an instruction; a division by it is a multiplication by that."""
-        x = self._named(op, x)
-        if not isinstance(x, Floats):
-            raise op.fail(f"{op.name} of a number: compute it before the launch")
-        self._roots_of[op.results[0]] = f"rsqrt({self.text(x)})"
-        self._set(op, replace(x, text=f"({self.text(x)} * rsqrt({self.text(x)}))", pad=None, factors=None))
+        is_named = isinstance(x, Floats) and x.fmt == "f32"  # of float64 there is one instruction, IEEE's
+        self._function(op, x, self.choices.sqrt if is_named else "sqrt({})", _root)
 
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 

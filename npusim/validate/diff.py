@@ -244,7 +244,7 @@ def _output(output: str | Path | NDArray[Any], problem: Problem | KernelOutput, 
         if not Path(values).is_file():
             raise TensorError(f"{where}: no such file; an .npz or .safetensors with the kernel's output is needed")
         values = _picked(read_tensors(Path(values)), where)
-    shape = (problem.batch, problem.heads, problem.seq_q, problem.value_head_dim)
+    shape = (problem.batch, problem.heads, problem.seq_q, problem.output_cols)
     if values.ndim == 3 and problem.batch == 1:
         values = values[None]
     if isinstance(problem, KernelOutput) and values.size == prod(shape):

@@ -60,9 +60,10 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head_dim": 100}, "head_dim: 100 is not a multiple of 16; nearest allowed: 96 or 112"),
-        ({"head_dim": 8}, "head_dim: 8 is not a multiple of 16; nearest allowed: 16"),
-        ({"value_head_dim": 65}, "value_head_dim: 65 is not a multiple of 16; nearest allowed: 64 or 80"),
+        (
+            {"head_dim": 100, "value_head_dim": 64, "values_in_keys": True},
+            "head_dim: 100 is not a multiple of 16; nearest allowed: 96 or 112",
+        ),
         ({"kv_heads": 5}, "kv_heads: 5 does not divide 12 query heads; possible: 1 2 3 4 6 12"),
         (
             {"causal": True, "seq_kv": 32},

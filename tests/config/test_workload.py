@@ -93,7 +93,7 @@ def test_heads_that_cannot_be_shared_list_the_divisors(fault: Callable[..., str]
 
 def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
     workload = load_workload("qwen2_7b")
-    assert fault(workload.problem, head_dim=100).startswith("head_dim: 100 is not a multiple of 16")
+    assert fault(workload.problem, head_dim=0).startswith("head_dim: 0 must be greater than 0")
     assert fault(workload.problem, dtype="float8") == (
         "dtype: 'float8' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'"
     )

@@ -23,7 +23,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import FormatError
 from npusim.formats.cast import NAN_RULES, OVERFLOWS
-from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sqrt, sub
+from npusim.formats.elementwise import add, div, fma, maximum, minimum, mul, sub
 from npusim.formats.reductions import ORDERS
 from npusim.node.collective import ALGORITHMS, collective
 from npusim.node.reduction import execute
@@ -112,7 +112,7 @@ def functions() -> Iterator[tuple[str, str]]:
 
 
 def elements() -> Iterator[tuple[str, str]]:
-    for operation in (add, sub, mul, div, sqrt, fma, maximum, minimum):
+    for operation in (add, sub, mul, div, fma, maximum, minimum):
         operands = [p for p in inspect.signature(operation).parameters if p in "xyz"]
         for fmt in FLOATS:
             found = []

@@ -26,6 +26,7 @@ LIMITS: dict[str, tuple[float, float, float, float]] = {
     "log2": (math.nan, -math.inf, -math.inf, math.inf),
     "rcp": (-0.0, -math.inf, math.inf, 0.0),
     "rsqrt": (math.nan, -math.inf, math.inf, 0.0),
+    "sqrt": (math.nan, -0.0, 0.0, math.inf),
     "tanh": (-1.0, -0.0, 0.0, 1.0),
     "erf": (-1.0, -0.0, 0.0, 1.0),
 }
@@ -37,7 +38,7 @@ def oracle(name: str, pattern: int, fmt: formats.FloatFormat) -> int | None:
     if not number.is_finite or (number.significand == 0 and name in ("rcp", "rsqrt")):
         return None
     x = number.value
-    if x <= 0 and name in ("log", "log2", "rsqrt"):
+    if (x <= 0 and name in ("log", "log2", "rsqrt")) or (x < 0 and name == "sqrt"):
         return None
     # Beyond these both a float32 and the exact value are 0 or Inf; decimal need not be asked.
     limited = max(min(x, Fraction(500)), Fraction(-500)) if name in ("exp", "exp2") else x
@@ -73,7 +74,7 @@ def test_all_16_bit_inputs_are_correctly_rounded(fmt: str, name: str) -> None:
 def test_float32_is_correctly_rounded(name: str) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal(150) * 2.0 ** rng.integers(-20, 7, 150)
-    x = np.abs(x) if name in ("log", "log2", "rsqrt") else x
+    x = np.abs(x) if name in ("log", "log2", "rsqrt", "sqrt") else x
     patterns = np.concatenate((x.astype(np.float32).view(np.uint32), rng.integers(0, 2**32, 50)))
     check_patterns(name, patterns.astype(np.int64), get_format("float32"))
 
@@ -202,7 +203,7 @@ def test_limits_are_ieee(fmt: str, name: str) -> None:
 def test_float64_evaluation_keeps_its_error_bound(name: str) -> None:
     rng = np.random.default_rng(8)
     x = rng.standard_normal(200) * 2.0 ** rng.integers(-30, 6, 200)
-    x = np.abs(x) if name in ("log", "log2", "rsqrt") else x
+    x = np.abs(x) if name in ("log", "log2", "rsqrt", "sqrt") else x
     for argument, value in zip(x, FUNCTIONS[name](x), strict=True):
         exact = function_value(name, Fraction(float(argument)))
         assert abs(Fraction(float(value)) / exact - 1) < Fraction(RELATIVE_ERROR) / 4
@@ -357,3 +358,22 @@ def test_unknown_variants_and_formats_are_refused() -> None:
 def test_variants_are_frozen() -> None:
     with pytest.raises(TypeError):
         VARIANTS["exp"]["mine"] = VARIANTS["exp"]["correct"]  # type: ignore[index]
+
+
+def test_the_approximate_root_of_a_gpu_is_as_measured() -> None:
+    """Every bit of `tests/silicon/roots.py` on an H100: counts by ulp, and single patterns that it gave."""
+    patterns = np.arange(0x3F800000, 0x40800000, dtype=np.int64).astype(np.uint32)[::16]
+    for shift in (0, -(100 << 23), 120 << 23):  # of other pairs of binades the same
+        x = (patterns.astype(np.int64) + shift).astype(np.uint32).view(np.float32)
+        near = formats.sqrt(x, "float32", variant="hopper_approx").view(np.int32)
+        correct = np.sqrt(x.astype(np.float64)).astype(np.float32).view(np.int32)
+        counts = dict(zip(*(c.tolist() for c in np.unique(near - correct, return_counts=True)), strict=True))
+        assert counts == {-1: 166_131, 0: 869_423, 1: 13_022}
+    given = {0: 0, 1: 0, 0x80000000: 0x80000000, 0x80000001: 0x80000000, 0x807FFFFF: 0x80000000, 0x80800000: 0x7FFFFFFF}
+    given |= {0xFF800000: 0x7FFFFFFF, 0x7F800000: 0x7F800000, 0x7FC00000: 0x7FFFFFFF, 0x3F800000: 0x3F800000}
+    given |= {0x40800000: 0x40000000, 0x40000000: 0x3FB504F3, 0x3F7FFFFF: 0x3F7FFFFF, 0xBF800000: 0x7FFFFFFF}
+    for one in given.items():
+        pattern, wanted = (np.array([n], np.uint32).view(np.float32) for n in one)
+        got = formats.sqrt(pattern, "float32", variant="hopper_approx")
+        assert np.isnan(got) == np.isnan(wanted)
+        assert np.isnan(got) or got.view(np.uint32) == wanted.view(np.uint32), one

@@ -273,6 +273,22 @@ def test_a_norm_before_a_product_has_the_same_bits_on_every_family(hw: str) -> N
     assert np.array_equal(result.output.reshape(q.shape), expected)
 
 
+@pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200", "v100"])
+def test_a_square_root_is_correctly_rounded_on_every_family(hw: str) -> None:
+    """Rows of Q are one number r each, so that r / sqrt(r^2 + epsilon) is known; V holds 1 on its diagonal."""
+    r = np.arange(128, dtype=np.float16)
+    q = np.broadcast_to(r[:, None], (1, 2, 128, 64)).astype(np.float16)
+    tensors = {"q": q, "k": np.ones((1, 2, 64, 64), np.float16), "v": np.broadcast_to(np.eye(64), (1, 2, 64, 64))}
+    tensors["v"] = tensors["v"].astype(np.float16)
+    result = npusim.run(
+        NORM.replace("NORM_", "ROOT_"), hw=hw, tensors=tensors, rows="all", trace_groups=(), causal=False
+    )
+    mean = r.astype(np.float32) ** 2 + np.float32(1e-6)
+    root = np.array([float(Decimal(float(m)).sqrt()) for m in mean], np.float32)
+    expected = (r.astype(np.float32) / root).astype(np.float16)
+    assert np.array_equal(result.output[0, 1], np.broadcast_to(expected[:, None], (128, 64)))
+
+
 def test_a_product_with_gelu_is_no_attention_and_right() -> None:
     device, schedule = load_device("ascend_910b2"), find_schedule(GELU, "ascend")
     problem = GemmProblem(m=200, n=300, k=130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,15 @@ from npusim.config.load import load_device, load_workload
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
+from npusim.formats import get_format
 from npusim.ir.check import check
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
 from npusim.schedules import SCHEDULES
+from npusim.simulation.plan import plan_of
+from npusim.simulation.request import Request
+from npusim.simulation.simulate import run_plan
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
@@ -274,3 +279,29 @@ def test_operations_and_rings_are_made_by_machines_only() -> None:
     # A `TileLoop` of algorithms is part of their form: stages over tiles; those that are imported have it too.
     outside = {m for m in makers if not m.startswith(("machines/", "algorithms/", "ttir/"))} - allowed
     assert not outside
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("schedule", "hw"),
+    [("flash", "ascend_910b2"), ("flash", "h200"), ("flash", "l40s"), ("split_kv", "a100"), ("pasa", "ascend_950")],
+)
+def test_a_head_of_72_is_filled_up_with_zeros_which_change_no_bit(schedule: str, hw: str, dtype: str) -> None:
+    """Columns of 80 given with zeros in the last 8, and the scale of 72, are the same products."""
+    rng, fmt = np.random.default_rng(7), get_format(dtype).dtype
+    sizes: dict[str, Any] = {"heads": 2, "kv_heads": 1, "seq_q": 50, "seq_kv": 90, "causal": True, "dtype": dtype}
+    narrow, wide = Problem(**sizes, head_dim=72), Problem(**sizes, head_dim=80, scale=72**-0.5)
+    shapes = {"q": (1, 2, 50, 72), "k": (1, 1, 90, 72), "v": (1, 1, 90, 72)}
+    tensors = {n: rng.normal(size=shape).astype(fmt) for n, shape in shapes.items()}
+    filled = {n: np.concatenate([x, np.zeros((*x.shape[:3], 8), fmt)], axis=3) for n, x in tensors.items()}
+    runs = []
+    for problem, given in ((narrow, tensors), (wide, filled)):
+        plan = plan_of(Request(schedule, problem=problem, hw=hw, tiling={"block_kv": 64}, rows="all", presets=False))
+        runs.append(run_plan(replace(plan, tensors=given)))
+    mine, theirs = runs
+    assert mine.output.shape == (1, 2, 50, 72)
+    assert np.array_equal(mine.output.view(np.uint16), theirs.output[..., :72].view(np.uint16))
+    assert mine.timing.flops * 80 == theirs.timing.flops * 72
+    assert mine.timing.cycles == theirs.timing.cycles
+    assert any(n.startswith("head_dim 72 is filled up to 80, ") for n in mine.notes)
+    assert mine.numerics.error.rmse < (8e-3 if dtype == "bfloat16" else 2e-3)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import npusim
-from npusim.config.problem import Problem
+from npusim.config.load import list_devices, load_device
+from npusim.config.problem import NormalData, Problem
 from npusim.config.scores import bias_row, sink_logits
 from npusim.errors import SpecError, TilingError
 from npusim.numerics.evaluate import evaluate
@@ -29,6 +32,7 @@ from schedules.test_split_kv import (
     rounded,
 )
 from tests.config.visible import visible_keys
+from tests.tilings import declared
 
 F, LEAST = np.float32, np.finfo(np.float32).smallest_subnormal
 
@@ -299,3 +303,72 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
 def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         problem(**fields)
+
+
+def drawn_call(seed: int) -> dict[str, Any]:
+    """Return fewer queries than keys, a window open to one side or both, and no size that tiles divide."""
+    rng = random.Random(seed)
+    keys = rng.choice([5, 33, 64, 97, 150])
+    before, after = rng.choice([-1, -1, 4, 40]), rng.choice([-1, 0, 4, 40])
+    lengths = [keys, *(rng.randint(1, keys) for _ in range(rng.randrange(3)))]
+    queries = [1 if seed % 2 else rng.randint(1, n) for n in lengths]  # one sees every key of its tiles
+    sizes = {"lengths": tuple(lengths), "query_lengths": tuple(queries)}
+    sizes = sizes if rng.random() < 0.4 else {"seq_q": rng.choice([1, queries[0]]), "seq_kv": keys}
+    return {**sizes, "causal": rng.random() < 0.2, "window": (before, after), "data": NormalData(seed=seed)}
+
+
+#: Each device, and how its blocks get their rows; with ``stages`` a GPU's loop masks every tile, as compilers' do.
+STAGED, OF_STAGES = {"stages": 2}, {"t4": {"stages": 1}, "v100": {}, "rtx_5090": {}}
+PLACED: list[tuple[str, str, dict[str, Any]]] = [
+    *(
+        ("flash", hw, OF_STAGES.get(hw, STAGED) if load_device(hw).family == "nvidia" else {})
+        for hw in list_devices()
+        if load_device(hw).family != "cpu"
+    ),
+    *(("split_kv", hw, {"pack": pack, "splits": 2, **STAGED}) for hw in ("h200", "a100") for pack in ("on", "off")),
+    *(("split_kv", "ascend_910b2", {"pack": pack, "splits": 2}) for pack in ("on", "off")),
+    ("flash", "h200", {"kernel": "triton"}),
+    ("standard", "ascend_910b2", {}),
+    ("pasa", "ascend_910b2", {}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "hw", "fields"), PLACED)
+def test_a_query_stands_at_its_own_position_whatever_tiles_its_mask_cuts(
+    schedule: str, hw: str, fields: dict[str, Any]
+) -> None:
+    """A kernel that masks every tile reads the position of a block even where the mask cuts through no tile of it."""
+    computed, blocks = 0, {} if schedule == "standard" else {"block_q": 128 if hw in ("v100", "t4") else 64}
+    for seed in range(8):
+        p, keys = problem(**drawn_call(seed)), {"block_kv": 32 + 32 * (seed % 2)} if blocks else {}
+        try:
+            tiling = declared(schedule, hw, **blocks, **keys, **fields)
+            result = npusim.run(schedule, hw=hw, problem=p, tiling=tiling, rows="all", heads=(0,), trace_groups=())
+        except (SpecError, TilingError):  # rows that cannot be packed, or sequences of various lengths
+            continue
+        computed += 1
+        assert result.numerics is not None
+        assert result.numerics.error.rmse < 8e-3, p
+    assert computed >= 2
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("finite_starts", [False, True])
+def test_states_start_as_they_are_written_unless_the_kernels_author_says_otherwise(
+    hw: str, finite_starts: bool
+) -> None:
+    p, path = problem(window=16, head_dim=16), Path(__file__).parents[1] / "plugins" / "starts.py"
+    own = f"{path}:{'FINITE' if finite_starts else 'WRITTEN'}"
+    result = npusim.run(own, hw=hw, problem=p, tiling=SMALL, rows="all", heads=(0,), trace_groups=())
+    visited = [max(0, row // 64 * 64 - 15) // 32 * 32 for row in range(N)]  # first key of the first tile of its block
+    hidden = [row - 15 >= first + 32 for row, first in enumerate(visited)]
+    is_nan = np.isnan(result.output[0, 0].astype(np.float32)).any(axis=1)
+    assert is_nan.tolist() == [not finite_starts and x for x in hidden]
+    assert 40 < sum(hidden) < N
+    assert any("starts at the lowest finite number" in n for n in result.notes) == finite_starts
+    if not finite_starts:
+        assert result.numerics.first_events[0].cause == "-inf - -inf"
+        assert "all hidden by the mask; a kernel in paper form may take finite_starts" in str(result)
+    packaged = npusim.run("flash", hw=hw, problem=p, tiling=declared("flash", hw, **SMALL), rows="all", trace_groups=())
+    assert packaged.numerics.error.rmse < 8e-3
+    assert any("starts at the lowest finite number" in n for n in packaged.notes)

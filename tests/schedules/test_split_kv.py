@@ -489,8 +489,6 @@ def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, A
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"splits": 8, "block_kv": 16}, r"splits: 8 of 7 tiles of 16 keys: .* take splits=7 at most, or a smaller"),
-        ({"splits": 101}, "splits: 101 of 1 tiles of 512 keys"),
         ({"splits": 0}, "splits: 0 must be at least 1"),
         ({"splits": "most"}, "splits: expected a whole number, got 'most'; 'most' is not one of: 'auto'"),
         ({"merge": "random"}, "merge: .*sequential.*tree"),
@@ -499,3 +497,14 @@ def test_rows_that_are_no_matrix_of_their_own_are_not_packed(fields: dict[str, A
 def test_splits_that_cannot_be_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(TilingError, match=message):
         program_of(DECODE, "ascend_910b2", **fields)
+
+
+@pytest.mark.parametrize("merge", ["sequential", "tree"])
+def test_splits_beyond_the_tiles_are_empty_and_change_no_bit(merge: str) -> None:
+    tiling = {"block_kv": 16, "merge": merge, "pack": "off"}
+    seven, many = (
+        run("split_kv", problem=DECODE, tiling=declared("split_kv", "ascend_910b2", splits=n, **tiling), rows="all")
+        for n in (7, 13)
+    )
+    assert np.array_equal(seven.output, many.output)
+    assert any(n.startswith("splits: 13 of 7 tiles of 16 keys leave 6 empty") for n in many.notes)

@@ -339,7 +339,7 @@ def some_step(opcode: Opcode) -> Step:
             return Step(opcode, ub(16, 64, "float16"), (x,))
         case Opcode.FILL:
             return Step(opcode, x, (0.0,))
-        case Opcode.COPY | Opcode.EXP | Opcode.LOG | Opcode.RSQRT | Opcode.TANH | Opcode.ERF:
+        case Opcode.COPY | Opcode.EXP | Opcode.LOG | Opcode.RSQRT | Opcode.SQRT | Opcode.TANH | Opcode.ERF:
             return Step(opcode, x, (x,))
         case _:
             return Step(opcode, x, (x, x))

@@ -40,6 +40,7 @@ class Open(NamedTuple):
     exp2: str
     is_fresh: bool = False
     erf: str = "ascend_c"
+    sqrt: str = "correct"
 
 
 def fmt_of(type_: str) -> str:
@@ -59,7 +60,6 @@ class Program:
         grid: tuple[int, ...] = (),
     ) -> None:
         self.memory, self.how, self.ids, self.grid = memory, how, ids, grid
-        self.roots = {o.results[0] for o in function.operations if o.name == "math.sqrt"}
         self.env: dict[str, Any] = {
             n: (n, np.int64(0)) if n in memory else np.float32(a) if isinstance(a, float) else np.int64(a)
             for n, a in arguments.items()
@@ -160,13 +160,12 @@ class Program:
         return formats.log2(np.asarray(x), fmt_of(op.type))
 
     def math_sqrt(self, op: Op, x: Any) -> Any:
-        """As x / sqrt(x), so that one over it is 1 / sqrt(x)."""
-        self.inverse = formats.rsqrt(np.asarray(x), fmt_of(op.type))
-        return formats.mul(x, self.inverse, fmt_of(op.type))
+        return formats.sqrt(np.asarray(x), fmt_of(op.type), variant=self.how.sqrt)
+
+    def tt_precise_sqrt(self, op: Op, x: Any) -> Any:
+        return formats.sqrt(np.asarray(x), fmt_of(op.type))
 
     def arith_divf(self, op: Op, a: Any, b: Any) -> Any:
-        if op.operands[1] in self.roots:
-            return formats.mul(a, self.inverse, fmt_of(op.type))
         return formats.div(*(formats.cast(np.asarray(x), fmt_of(op.type)) for x in (a, b)), fmt_of(op.type))
 
     def tt_get_num_programs(self, op: Op) -> Any:

@@ -84,6 +84,14 @@ def layer_norm(X, W, B, Y, Mean, Rstd, N, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def roots(X, Y, N, B: tl.constexpr, EXACT: tl.constexpr):
+    """Roots of what is not negative, some of it 0, by the approximate instruction or by the correct one."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    x = tl.maximum(tl.load(X + row * N + cols).to(tl.float32), 0.0)
+    tl.store(Y + row * N + cols, tl.sqrt_rn(x) if EXACT else tl.sqrt(x))
+
+
+@triton.jit
 def long_softmax(X, Y, N, B: tl.constexpr):
     """Rows longer than a block: statistics in one loop, results in a second."""
     row, m, l = tl.program_id(0), -float("inf"), 0.0

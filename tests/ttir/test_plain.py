@@ -52,12 +52,14 @@ LAUNCHES: dict[str, tuple[str, dict[str, int]]] = {
     ),
     "layer_norm": (NORM.format(more=""), {"R": 6, "C": 200}),
     "long_norm": (NORM.replace("layer_norm", "long_norm").format(more="").replace("256", "64"), {"R": 6, "C": 200}),
+    "roots": ("roots[R](tensor(R, C), tensor(R, C).to('float32'), C, B=64, EXACT=False)", {"R": 6, "C": 64}),
+    "exact_roots": ("roots[R](tensor(R, C), tensor(R, C).to('float32'), C, B=64, EXACT=True)", {"R": 6, "C": 64}),
     "long_softmax": ("long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)", {"R": 6, "C": 200}),
 }
 #: What TTIR leaves open, by device, and the precision that chooses the same.
 HOW = {
     "h200": (
-        Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct", erf="libdevice"),
+        Open("hopper.mma.k16.f16.f32", "mma_lanes", "", "correct", erf="libdevice", sqrt="hopper_approx"),
         "unfused,sum_order=mma_lanes",
     ),
     "ascend_910b2": (Open("ascend.cube.k16.f16.f32", "vector_lanes", "correct", ""), None),

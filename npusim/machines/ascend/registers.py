@@ -43,6 +43,7 @@ INSTRUCTIONS: Mapping[Opcode, str] = MappingProxyType(
         Opcode.EXP: "exp",
         Opcode.LOG: "log",
         Opcode.RSQRT: "rsqrt",
+        Opcode.SQRT: "sqrt",
         Opcode.TANH: "tanh",
         Opcode.ERF: "erf",
         Opcode.SELECT: "select",
@@ -57,6 +58,7 @@ MADE_OF: Mapping[Opcode, tuple[str, ...]] = MappingProxyType(
     {
         Opcode.TANH: ("max", "max", "mul", "exp", "add", "add", "div"),
         Opcode.RSQRT: ("sqrt", "div"),
+        Opcode.SQRT: ("sqrt",),
         Opcode.ERF: ("max", "max", "mul", *("mul", "add") * 5, "mul", "add", *("mul", "add") * 4, "div"),
     }
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import GroupWork, WarpPlan
+    from npusim.ir.op import GroupWork, Step, WarpPlan
 
 
 EngineType = TypeVar("EngineType")
@@ -39,10 +40,23 @@ TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WAR
 ALU, SPILL = "ALU", "SPILL"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
-SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.TANH, Opcode.ERF})
-#: Those of a library, which has other instructions besides: both branches, and the choice.
-LIBRARY = frozenset({Opcode.TANH, Opcode.ERF})
+SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
+#: The one root that is a single instruction; what another has beside MUFU.RSQ: sqrt.rn.f32 as ptxas of Triton 3.6 has
+#: it for sm_75 and sm_90 (IADD3 and ISETP, 2 FMUL, 2 FFMA), its branch for subnormals not taken.
+APPROXIMATE_ROOT = "sqrt.hopper_approx"
+ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
+
+
+def special(step: Step) -> tuple[str, Mapping[str, int]]:
+    """Return a special function's instruction on MUFU, and how many others it has, of a library's both branches.
+
+    MUFU.SQRT has the rate of MUFU.RSQ.
+    """
+    name = step.opcode.name.lower()
+    if step.opcode is Opcode.SQRT:
+        return "rsqrt", {} if step.attributes.variant == APPROXIMATE_ROOT else ROOT
+    return name, {name: 1} if step.opcode in (Opcode.TANH, Opcode.ERF) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import (
     ALU,
     FMA,
-    LIBRARY,
     LSU,
     MUFU,
     REDUCTIONS,
@@ -31,6 +30,7 @@ from npusim.machines.sm.core import (
     TENSOR,
     WARPS,
     Tally,
+    special,
     warp_issue,
 )
 from npusim.units import ceil_div
@@ -385,7 +385,7 @@ class GroupModel:
         if get_format(step.dst.fmt).size_bytes == 2:
             self._cast("float32", step.dst.fmt, values, count)
             self._cast(step.dst.fmt, "float32", values, count)
-        name, based = step.opcode.name.lower(), step.opcode in (Opcode.EXP, Opcode.LOG)
+        based = step.opcode in (Opcode.EXP, Opcode.LOG)
         if based and not step.attributes.variant.startswith(("exp2.", "log2.")) and not isinstance(source, float):
             self._issue("mul", values, "float32", count)
         if multiplies := polynomial_multiplies(step.attributes.variant):
@@ -393,8 +393,9 @@ class GroupModel:
             self._issue("mul", some * multiplies, "float32", count)
             self._issue("compare", some * POLYNOMIAL_COMPARISONS, "", count)
             values -= some
-        if step.opcode in LIBRARY:
-            self._issue(name, values, "", count)
+        name, others = special(step)
+        for other, each in others.items():
+            self._issue(other, values * each, "", count)
         each = self.lanes[MUFU].op(name).instructions_count.value
         count.issued += values * each
         count.special += values * each * WARP_LANES / self.lanes[MUFU].lanes_count.value

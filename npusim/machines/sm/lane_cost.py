@@ -26,7 +26,7 @@ from npusim.ir.tile import GlobalTile, RingTile, Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import BankModel, fragment_addresses, padded, return_cycles, swizzled, wavefronts
-from npusim.machines.sm.core import FMA, LIBRARY, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of
+from npusim.machines.sm.core import FMA, LSU, MUFU, REDUCTIONS, SM, SPECIAL, TENSOR, WARPS, Tally, engine_of, special
 from npusim.machines.sm.group_cost import ACCESS_BYTES, POLYNOMIAL_COMPARISONS, polynomial_multiplies, shared
 from npusim.machines.sm.lanes import MMA, accumulator, arranged, chained, fragments, lane_values
 from npusim.units import ceil_div, chunks, round_up
@@ -171,9 +171,10 @@ class LaneModel:
                 self._lane_op(FMA, "mul", some * multiplies, "float32", plan, tally)
                 self._lane_op(FMA, "compare", some * POLYNOMIAL_COMPARISONS, "", plan, tally)
                 values -= some
+            name, others = special(step) if pipe == MUFU else (name, {})
             self._lane_op(pipe, name, values, fmt, plan, tally)
-            if step.opcode in LIBRARY:
-                self._lane_op(FMA, name, values, fmt, plan, tally)
+            for other, each in others.items():
+                self._lane_op(FMA, other, values * each, fmt, plan, tally)
             more = step.attributes.comparisons - (step.opcode is Opcode.SELECT)  # the first is part of the select
             self._lane_op(FMA, "compare", values * max(0, more), "", plan, tally)
             return

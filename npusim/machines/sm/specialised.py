@@ -17,8 +17,8 @@ from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from npusim.algorithms.flash import with_finite_starts
 from npusim.algorithms.flow import views
+from npusim.algorithms.phase import with_finite_starts
 from npusim.config.load import list_devices, load_device
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
