@@ -415,7 +415,7 @@ def with_finite_starts(phase: Phase) -> Phase:
         return phase
     changed = {n: what for n, what in phase.names.items() if what.start == -math.inf}
     names = {n: replace(what, start=-float(get_format(what.fmt).max_finite)) for n, what in changed.items()}
-    why = "a mask may hide all keys of a tile from a row, which -Inf - -Inf would make NaN"
+    why = "against that a tile of which a row sees nothing weighs nothing"
     note = (
         f"{', '.join(map(phase.label, names))}: starts at the lowest finite number, not at -Inf (finite_starts); {why}"
     )

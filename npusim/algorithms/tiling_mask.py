@@ -195,12 +195,7 @@ class SeenMask(ByIndices):
 
     seen: tuple[Seen, ...]
     is_loaded: bool = True
-
-    @property
-    def shows_key_0(self) -> bool:
-        """Whether every query is known to see key 0."""
-        plain = (s for s in self.seen if isinstance(s, KeyRanges) and not (s.documents or s.chunk))
-        return sum(s.window is None for s in plain) == len(self.seen)
+    shows_key_0 = False  #: whether every query sees key 0: not looked at
 
     def part(self, batch: int, head: int, rows: slice, cols: slice) -> npt.NDArray[np.int8]:
         """Return a part of the matrix, int8."""
