@@ -2,7 +2,9 @@
 
 The rule.  A schedule's declared tile comes first: it is that of the kernel it is known from.  The machine then offers
 settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and taken where the
-call is at least `WORTH` faster.  Fields that were named keep their values.  Long calls are judged by a shorter one.
+call is at least `WORTH` faster.  Fields that were named keep their values.  Tiles of a long call are compared on a
+shorter one (`judged_problem`); the fastest of them, the declared one and, where numbers of the device were changed, the
+choice for the unchanged device are compared again on the call itself, or on a part of it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ WORTH = 0.01
 #: Pairs of a query and a key up to which a call is judged as it is (8 causal heads of 4,096 tokens), and the tokens
 #: below which none is cut.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
+#: How many tiles are compared again on the call, and the pairs up to which it is that call as it is: where a mask makes
+#: blocks differ, and where all are alike, so that few of them are simulated.
+FINALISTS, FINAL_PAIRS, FINAL_PAIRS_ALIKE = 3, 16 * PAIRS, 256 * PAIRS
+#: Heads of keys below which a call is made shorter rather than one of fewer heads.
+HEADS = 8
 
 
 class TileChoice(NamedTuple):
@@ -117,9 +124,12 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
     if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
         return TileChoice()
     named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
-    of_device = Itself(plan.schedule), _one_device(Itself(plan.device)), plan.problem
+    of_call = plan.problem, precision, plan.tiling, frozenset(named), plan.request.l2
+    schedule, unchanged, usual = Itself(plan.schedule), plan.device.unchanged, None
     with uncollected():
-        return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.l2)
+        if unchanged is not None and unchanged.is_timed:
+            usual = tuple(_choice(schedule, _one_device(Itself(unchanged)), *of_call).fields.items())
+        return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
@@ -150,17 +160,24 @@ def _choice(
     tiling: Tiling,
     named: frozenset[str],
     l2: L2State | None,
+    usual: tuple[tuple[str, object], ...] | None = None,
 ) -> TileChoice:
-    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
+    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose.
+
+    ``usual``: the fields that are chosen on the device before its numbers were changed; None: none were.
+    """
     settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
     groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()
-    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2
+    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
-        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, l2=l2)
-        fields, note = _tried_out(trial, groups)
+        judged, final = judged_problem(problem), final_problem(problem)
+        trial, *more = (
+            _Trial(schedule.thing, device.thing, p, precision, tiling, l2=l2) for p in dict.fromkeys((judged, final))
+        )
+        fields, note = _tried_out(trial, (*more, trial)[0], groups, usual and dict(usual), is_cut=final != problem)
         return [dict(fields), note]
 
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
@@ -195,24 +212,52 @@ def _has_numba() -> bool:
         return False
 
 
-def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:
-    """Return the choice among settings, group after group."""
-    tiling, problem = trial.tiling, trial.called
-    declared = trial.tried({})
+def _tried_out(
+    trial: _Trial,
+    final: _Trial,
+    groups: Iterable[Iterable[dict[str, object]]],
+    usual: Mapping[str, object] | None,
+    *,
+    is_cut: bool,
+) -> TileChoice:
+    """Return the choice among settings, group after group; the fastest few are compared again on the call of ``final``.
+
+    ``usual``: fields than which the choice is no slower; ``is_cut``: that call is a part of the one that is asked for.
+    """
+    tiling, declared = trial.tiling, trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
             tried = trial.tried(fields)
             if tried is not None and tried.seconds < best.seconds * (1 - WORTH):
                 best = tried
+    tries = f"of {trial.count} tried"
+    if trial.problem != final.problem or is_cut:
+        tries += f" on {trial.title}"
+    if trial is not final or usual:
+        declared, best = _compared_again(final, [best, *trial.fastest()], usual)
+    if trial is not final:
+        tries += f", {final.count} of them on {final.title if is_cut else 'the call'}"
     if best is declared or not best.fields:
-        return TileChoice(note=f"tile=auto: the declared one, of {trial.count} tried")
+        return TileChoice(note=f"tile=auto: the declared one, {tries}")
     words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
     if refusal := trial.refusal(best.fields):
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
-    length = "" if trial.problem == problem else f" on {trial.problem.heads} heads of {trial.problem.seq_kv} tokens"
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
-    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, of {trial.count} tried{length}")
+    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
+
+
+def _compared_again(
+    final: _Trial, finalists: Iterable[_Tried], usual: Mapping[str, object] | None
+) -> tuple[_Tried | None, _Tried]:
+    """Return the declared tile on the call of ``final``, and the fastest of that, ``finalists`` and ``usual``."""
+    declared = final.tried({})
+    best = declared or _Tried(inf, {})
+    for fields, least in (*((tried.fields, WORTH) for tried in finalists), *(((usual, 0.0),) if usual else ())):
+        tried = final.tried(fields)
+        if tried is not None and tried.seconds < best.seconds * (1 - least):
+            best = tried
+    return declared, best
 
 
 def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
@@ -236,7 +281,7 @@ class _Trial:
         *,
         l2: L2State | None,
     ) -> None:
-        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
+        self.schedule, self.device, self.problem = schedule, device, problem
         self.precision, self.tiling, self.l2 = precision, tiling, l2
         self._known: dict[Tiling, _Tried | None] = {}
 
@@ -244,6 +289,16 @@ class _Trial:
     def count(self) -> int:
         """How many tiles were simulated."""
         return sum(tried is not None for tried in self._known.values())
+
+    @property
+    def title(self) -> str:
+        """The call in words."""
+        return f"{self.problem.batch * self.problem.heads} heads of {self.problem.seq_kv} tokens"
+
+    def fastest(self) -> list[_Tried]:
+        """Return the `FINALISTS` fastest tiles so far, the fastest first."""
+        listed = [tried for tried in self._known.values() if tried is not None]
+        return sorted(listed, key=lambda tried: tried.seconds)[:FINALISTS]
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
         """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
@@ -283,15 +338,33 @@ class _Trial:
 def judged_problem(problem: Problem) -> Problem:
     """Return the problem by which the tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap."""
     p = problem
-    while p.heads * p.pairs() > PAIRS:
-        less: dict[str, object]
-        if not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST:
-            less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
-        elif not p.lengths and p.batch > 1:
-            less = {"batch": p.batch // 2}
-        elif p.kv_heads > 1:
-            less = {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2}
-        else:
+    while p.heads * p.pairs() > PAIRS and (less := _shorter(p) or _fewer(p)):
+        p = p.model_copy(update=less)
+    return p
+
+
+def final_problem(problem: Problem) -> Problem:
+    """Return the problem by which the last few tiles are judged: ``problem``, or fewer of its heads, until affordable.
+
+    Its tokens are as many as long as there are `HEADS` of keys, which L2 does not hold where it does not hold all.
+    """
+    p, are_alike = problem, not problem.lengths and problem.pairs() == problem.batch * problem.seq_q * problem.seq_kv
+    while p.heads * p.pairs() > (FINAL_PAIRS_ALIKE if are_alike else FINAL_PAIRS):
+        less = (_fewer(p) if p.batch * p.kv_heads > HEADS else {}) or _shorter(p) or _fewer(p)
+        if not less:
             break
         p = p.model_copy(update=less)
     return p
+
+
+def _shorter(p: Problem) -> dict[str, object]:
+    """Return half as many queries and keys; nothing of short calls, or of sequences that differ."""
+    is_long = not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST
+    return {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2} if is_long else {}
+
+
+def _fewer(p: Problem) -> dict[str, object]:
+    """Return half as many sequences, or else heads."""
+    if not p.lengths and p.batch > 1:
+        return {"batch": p.batch // 2}
+    return {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2} if p.kv_heads > 1 else {}

@@ -112,7 +112,7 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
         {"block_q": 128, "block_kv": 64, "warps": 8, "arrangement": "2x2", **_LONGEST},
         _LONGEST,
     ),
-    ({"block_kv": 32}, {"block_kv": 64}),
+    ({"block_kv": 32}, {"block_kv": 64}, {"block_kv": 128}),
 )
 
 
@@ -204,7 +204,8 @@ class SmMachine(Machine):
             return ordered_as(tiling.kernel, phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
         launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
-        return _ordered(Itself(phase), self.places, deal, launch, is_masked=bool(is_compiled and phase.masks))
+        heads = self.heads_in_l2(phase) if launch == "longest_first" else None
+        return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=bool(is_compiled and phase.masks))
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
@@ -305,12 +306,12 @@ class SmMachine(Machine):
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
-def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, *, is_masked: bool) -> Phase:
+def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool) -> Phase:
     """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
     first: Phase = phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
-    blocks = tuple(longest_first(blocks)) if launch == "longest_first" else blocks
+    blocks = tuple(longest_first(blocks, heads)) if launch == "longest_first" else blocks
     return first if blocks is first.cells else replace(first, cells=blocks)
 
 
