@@ -92,15 +92,14 @@ PIPELINED: Sequence[Sequence[Mapping[str, object]]] = (
         _tile(64, 32, 4, 3),
         _tile(64, 128, 4, None),
         _tile(64, 64, 4, None),
+        _LONGEST,
     ),
-    (_LONGEST,),
     *_NEARBY,
 )
 #: The same where copies are not asynchronous: one stage.
 STAGED: Sequence[Sequence[Mapping[str, object]]] = (
     # Rows, keys, warps, stages.
-    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None)),
-    (_LONGEST,),
+    (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),
     *_NEARBY,
 )
 #: The same in Volta's lanes: rows of a warp two or four quad pairs side by side leave room for more resident blocks.
