@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -173,13 +174,8 @@ def _choice(
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
-        judged, final = judged_problem(problem), final_problem(problem)
-        trial, *more = (
-            _Trial(schedule.thing, device.thing, p, precision, tiling, l2=l2) for p in dict.fromkeys((judged, final))
-        )
-        fields, note = _tried_out(
-            trial, (*more, trial)[0], groups, dict(usual) if usual else None, is_cut=final != problem
-        )
+        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, l2=l2)
+        fields, note = _tried_out(trial, groups, dict(usual or ()))
         return [dict(fields), note]
 
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
@@ -214,32 +210,21 @@ def _has_numba() -> bool:
         return False
 
 
-def _tried_out(
-    trial: _Trial,
-    final: _Trial,
-    groups: Iterable[Iterable[dict[str, object]]],
-    usual: Mapping[str, object] | None,
-    *,
-    is_cut: bool,
-) -> TileChoice:
-    """Return the choice among settings, group after group; the fastest few are compared again on the call of ``final``.
-
-    ``usual``: fields than which the choice is no slower; ``is_cut``: that call is a part of the one that is asked for.
-    """
+def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usual: Mapping[str, object]) -> TileChoice:
+    """Return the choice among settings, group after group, and the fields ``usual``, than which it is no slower."""
     tiling, declared = trial.tiling, trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
-            tried = trial.tried(fields)
-            if tried is not None and tried.seconds < best.seconds * (1 - WORTH):
-                best = tried
-    tries = f"of {trial.count} tried"
-    if trial.problem != final.problem or is_cut:
-        tries += f" on {trial.title}"
-    if trial is not final or usual:
-        declared, best = _compared_again(final, [best, *trial.fastest()], usual)
-    if trial is not final:
-        tries += f", {final.count} of them on {final.title if is_cut else 'the call'}"
+            best = trial.better(best, fields, by=WORTH)
+    final, tries = trial.on(final_problem(trial.called)), trial.count_in_words()
+    if final is not trial or usual:
+        listed, declared = [best, *trial.fastest()], final.tried({})
+        best = declared or _Tried(inf, {})
+        for tried in listed:
+            best = final.better(best, tried.fields, by=WORTH)
+        best = final.better(best, usual) if usual else best
+        tries += f"; {final.count_in_words(is_last=True)}" if final is not trial else ""
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared one, {tries}")
     words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
@@ -247,19 +232,6 @@ def _tried_out(
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
     return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
-
-
-def _compared_again(
-    final: _Trial, finalists: Iterable[_Tried], usual: Mapping[str, object] | None
-) -> tuple[_Tried | None, _Tried]:
-    """Return the declared tile on the call of ``final``, and the fastest of that, ``finalists`` and ``usual``."""
-    declared = final.tried({})
-    best = declared or _Tried(inf, {})
-    for fields, least in (*((tried.fields, WORTH) for tried in finalists), *(((usual, 0.0),) if usual else ())):
-        tried = final.tried(fields)
-        if tried is not None and tried.seconds < best.seconds * (1 - least):
-            best = tried
-    return declared, best
 
 
 def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
@@ -283,27 +255,36 @@ class _Trial:
         *,
         l2: L2State | None,
     ) -> None:
-        self.schedule, self.device, self.problem = schedule, device, problem
+        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
         self.precision, self.tiling, self.l2 = precision, tiling, l2
         self._known: dict[Tiling, _Tried | None] = {}
 
-    @property
-    def count(self) -> int:
-        """How many tiles were simulated."""
-        return sum(tried is not None for tried in self._known.values())
+    def on(self, problem: Problem) -> _Trial:
+        """Return the trial of another part of the call: itself where it is the same one."""
+        other = copy(self)
+        other.problem, other._known = problem, {}
+        return self if problem == self.problem else other
 
-    @property
-    def title(self) -> str:
-        """The call in words."""
-        return f"{self.problem.batch * self.problem.heads} heads of {self.problem.seq_kv} tokens"
+    def count_in_words(self, *, is_last: bool = False) -> str:
+        """Return how many tiles were simulated, and on what part of the call."""
+        count, p = sum(tried is not None for tried in self._known.values()), self.problem
+        whole = " on the call" if is_last else ""
+        return f"of {count} tried" + (
+            whole if p == self.called else f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
+        )
 
     def fastest(self) -> list[_Tried]:
-        """Return the two fastest tiles so far, and of those that are the declared one but for one field.
+        """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.
 
         A short call has few blocks for each place: it overrates small ones.
         """
         ranked = sorted(filter(None, self._known.values()), key=lambda tried: tried.seconds)
         return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]
+
+    def better(self, best: _Tried, fields: Mapping[str, object], *, by: float = 0.0) -> _Tried:
+        """Return the time of a tile where it is less than the best by a share of that, else the best."""
+        tried = self.tried(fields)
+        return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
         """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
@@ -340,36 +321,31 @@ class _Trial:
         return _Tried(timing.latency_s, changed)
 
 
-def judged_problem(problem: Problem) -> Problem:
-    """Return the problem by which the tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap."""
-    p = problem
-    while p.heads * p.pairs() > PAIRS and (less := _shorter(p) or _fewer(p)):
-        p = p.model_copy(update=less)
-    return p
+def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Problem:
+    """Return the problem by which tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap.
 
-
-def final_problem(problem: Problem) -> Problem:
-    """Return the problem by which the last few tiles are judged: ``problem``, or fewer of its heads, until affordable.
-
-    Its tokens are as many as long as there are `HEADS` of keys, which L2 does not hold where it does not hold all.
+    That is at most ``most`` pairs.  Fewer heads come first while there are more than ``heads`` of keys (0: never).
     """
-    p, are_alike = problem, not problem.lengths and problem.pairs() == problem.batch * problem.seq_q * problem.seq_kv
-    while p.heads * p.pairs() > (FINAL_PAIRS_ALIKE if are_alike else FINAL_PAIRS):
-        less = (_fewer(p) if p.batch * p.kv_heads > HEADS else {}) or _shorter(p) or _fewer(p)
+    p = problem
+    while p.heads * p.pairs() > most:
+        less: dict[str, object] = {}
+        if not p.lengths and p.batch > 1:
+            less = {"batch": p.batch // 2}
+        elif p.kv_heads > 1:
+            less = {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2}
+        is_long = not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST
+        if is_long and not (less and 0 < heads < p.batch * p.kv_heads):
+            less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
         if not less:
             break
         p = p.model_copy(update=less)
     return p
 
 
-def _shorter(p: Problem) -> dict[str, object]:
-    """Return half as many queries and keys; nothing of short calls, or of sequences that differ."""
-    is_long = not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST
-    return {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2} if is_long else {}
+def final_problem(problem: Problem) -> Problem:
+    """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
 
-
-def _fewer(p: Problem) -> dict[str, object]:
-    """Return half as many sequences, or else heads."""
-    if not p.lengths and p.batch > 1:
-        return {"batch": p.batch // 2}
-    return {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2} if p.kv_heads > 1 else {}
+    Sequences stay as long as there are `HEADS` of keys: L2 does not hold them where it does not hold all.
+    """
+    are_alike = not problem.lengths and problem.pairs() == problem.batch * problem.seq_q * problem.seq_kv
+    return judged_problem(problem, FINAL_PAIRS_ALIKE if are_alike else FINAL_PAIRS, HEADS)

@@ -82,6 +82,11 @@ TILES: dict[tuple[str, ...], list[tuple[Any, ...]]] = {
         *((64, 64, 4, "2x2"), (128, 64, 8, "2x2"), (64, 64, 8, "1x4")),
     ],
 }
+#: Whose kernel an Ascend device's grid is of: the declared one.
+KERNELS: dict[str, dict[str, Any]] = {
+    "ascend_910": {"kernel": "cann", "pipeline": "core", "vector_rows": 16},
+    "ascend_950": {"pipeline": "core", "vector_rows": 64},
+}
 
 
 class Case(NamedTuple):
@@ -104,7 +109,8 @@ class Case(NamedTuple):
         (order, values), *_ = orders.items()
         stages = 1 if self.hw == "t4" else 3  # copies are not asynchronous there
         listed = [{n: stages if n == "stages" and v == 1 else v for n, v in zip(names, tile)} for tile in tiles]
-        return [{**tile, order: value} for tile in listed for value in values]
+        whose = KERNELS.get(self.hw[: len("ascend_910")], {})
+        return [{**whose, **tile, order: value} for tile in listed for value in values]
 
     @property
     def space(self) -> dict[str, tuple[Any, ...]]:
