@@ -1,9 +1,10 @@
 """The tiles that runs choose by themselves, beside the best of a whole space: on packaged devices and workloads.
 
 ``python tests/golden/defaults.py [WORD...]`` proves the best of each case anew, by a search of its whole space (some
-20 minutes on one core), and writes ``defaults.csv``; WORDs choose cases by part of their line, the others stay.
-Long calls and batches, whose tiles a run compares on a shorter call first, stand beside the best of 12 tiles, orders of
-the blocks among them (some 10 minutes more).  The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says
+20 minutes on one core), and writes ``defaults.csv``; WORDs choose cases by part of their line, the others stay.  Long
+calls and batches, whose tiles a run compares on a shorter call first, stand beside the best of 12 tiles, in both orders
+of their blocks (some 5 minutes more).
+The space: blocks, slices, depth and order on Ascend; blocks, warps, stages and order of launch on a GPU.  What says
 whose kernel it is (``kernel``, ``barriers``, ``together``, ``running``), and its precision, stays as declared.
 """
 
@@ -108,7 +109,9 @@ class Case(NamedTuple):
         names, tiles = next((names, t) for names, t in TILES.items() if {*names} <= self.space.keys())
         (order, values), *_ = orders.items()
         stages = 1 if self.hw == "t4" else 3  # copies are not asynchronous there
-        listed = [{n: stages if n == "stages" and v == 1 else v for n, v in zip(names, tile)} for tile in tiles]
+        listed = [
+            {n: stages if n == "stages" and v == 1 else v for n, v in zip(names, tile, strict=True)} for tile in tiles
+        ]
         whose = KERNELS.get(self.hw[: len("ascend_910")], {})
         return [{**whose, **tile, order: value} for tile in listed for value in values]
 
