@@ -64,7 +64,7 @@ GROUPS = {
 }
 LANES = {
     "block_q": (32, 64, 128, 256),
-    "block_kv": (16, 32, 64),
+    "block_kv": (16, 32, 64, 128),
     "warps": (4, 8),
     "arrangement": ("4x1", "2x2", "1x4"),
     "launch": ("in_order", "longest_first"),
