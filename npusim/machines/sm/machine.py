@@ -114,7 +114,12 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
         {"block_q": 128, "block_kv": 64, "warps": 8, "arrangement": "2x2", **_LONGEST},
         _LONGEST,
     ),
-    ({"block_kv": 32}, {"block_kv": 64}, {"block_kv": 128}),
+    (
+        {"block_kv": 32},
+        {"block_kv": 64},
+        {"block_kv": 128},
+        {"block_q": 128, "block_kv": 128, "warps": 8, "arrangement": "2x2"},
+    ),
 )
 
 
