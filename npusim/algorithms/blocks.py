@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.phase import TileRun, WorkTile
@@ -197,12 +198,12 @@ def dealt(
 
 
 def longest_first(blocks: tuple[WorkTile, ...], heads: int | None = None) -> list[WorkTile]:
-    """Return the blocks with most keys first; ``heads`` of a sequence at a time, so that their K and V stay in L2.
+    """Return the blocks with most keys first; ``heads`` of the batch at a time, so that their K and V stay in L2.
 
     FlashAttention-3 does so (``tile_scheduler.hpp``: heads in groups whose K and V fit 32 of 50 MiB).
     """
-    sections = groupby(blocks, key=lambda c: (c.batch, c.head // heads)) if heads else [((), blocks)]
-    return [c for _, section in sections for c in sorted(section, key=lambda c: c.first - c.last)]
+    of_sequence, each = 1 + max(c.head for c in blocks), heads or sys.maxsize
+    return sorted(blocks, key=lambda c: ((c.batch * of_sequence + c.head) // each, c.first - c.last))
 
 
 def as_free(

@@ -251,6 +251,7 @@ class DeviceSpec(HardwareModel):
     launch: LaunchSpec | None = Field(default=None, description="missing: the device is not timed")
     power: PowerSpec | None = Field(default=None, description="missing: the clock stays")
     _clock_share: float = 1.0
+    _unchanged: DeviceSpec | None = None
 
     @model_validator(mode="after")
     def _links_are_not_slower_than_the_clock_resolves(self) -> Self:
@@ -324,6 +325,16 @@ class DeviceSpec(HardwareModel):
     def link(self, name: str) -> LinkSpec:
         """Return a shared link; raise `SpecError` naming those the device has."""
         return entry(self.links, name, f"{self.name}: no link {name!r}; it has: ")
+
+    @property
+    def unchanged(self) -> DeviceSpec | None:
+        """The device before numbers of it were changed (``-C``); None where none were."""
+        return self._unchanged
+
+    def changed_from(self, device: DeviceSpec) -> Self:
+        """Return this device, noted as ``device`` with numbers changed."""
+        self._unchanged = device.unchanged or device
+        return self
 
     @property
     def is_timed(self) -> bool:
@@ -411,7 +422,7 @@ class DeviceSpec(HardwareModel):
 
     def __reduce__(self) -> tuple[object, ...]:
         # A device holds classes that pydantic makes while running, which do not pickle.
-        return type(self).model_validate_json, (self.model_dump_json(by_alias=True),)
+        return _restored, (type(self), self.model_dump_json(by_alias=True), self.unchanged)
 
     def launched(self, core_s: float, blocks: Iterable[int]) -> tuple[dict[str, float], float]:
         """Return `LaunchSpec.times` of a call of kernels with so many blocks each."""
@@ -444,6 +455,12 @@ class DeviceSpec(HardwareModel):
         kind, engine = next(iter(self.matrix_engines.items()))
         busy = max(busy_cycles.get(f"{kind}.{name}", 0) for name, e in self.core(kind).engines.items() if e is engine)
         return min(clock, limit.clock(busy / self.clock_hz.value / seconds, seconds)) if limit and busy else clock
+
+
+def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:
+    """Return a device that was pickled."""
+    device = kind.model_validate_json(text)
+    return device if unchanged is None else device.changed_from(unchanged)
 
 
 def _known(key: str, value: str, allowed: set[str]) -> None:

@@ -9,25 +9,41 @@ from pathlib import Path
 from typing import Any, Unpack, cast
 
 from npusim.errors import TilingError, one_line
-from npusim.explore.search import Options, Search, run_search
+from npusim.explore.search import Options, Search, run_search, subject
 from npusim.explore.space import SearchSpec, auto_space
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, takes_options
-from npusim.simulation.variants import named_fields
+from npusim.simulation.variants import PRECISION, named_fields
 
 
 def _order(outcome: PointOutcome) -> tuple[float, int]:
     return outcome.latency_us or outcome.bound_us or 0.0, outcome.index
 
 
+def less_wrong(error: float, sampling_error: float, than: float, others: float) -> bool:
+    """Whether an error is below that of another point by more than either's sampling error."""
+    return error + max(sampling_error, others) < than
+
+
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
-    """Return those that no other beats in latency and in error: the fastest first, errors falling; finite ones only."""
+    """Return those that no other beats in latency and in error, the fastest first; finite ones only.
+
+    Errors that differ by less than their sampling error are equal.  The fastest of each precision is there in any case.
+    """
     best: list[PointOutcome] = []
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
-    for o in sorted(finite, key=lambda o: (_order(o)[0], o.relative_rmse, o.index)):
-        if not best or cast("float", o.relative_rmse) < cast("float", best[-1].relative_rmse):
+    finite.sort(key=lambda o: (_order(o)[0], o.relative_rmse, o.index))
+    for o in finite:
+        (error, sampled), (least, others) = map(_errors, (o, best[-1] if best else o))
+        if not best or less_wrong(error, sampled, least, others):
             best.append(o)
-    return best
+    others_of = {str(o.point.get(PRECISION)): o for o in reversed(finite)}
+    missing = others_of.keys() - {str(o.point.get(PRECISION)) for o in best}
+    return sorted([*best, *(others_of[name] for name in missing)], key=_order)
+
+
+def _errors(outcome: PointOutcome) -> tuple[float, float]:
+    return outcome.relative_rmse or 0.0, outcome.sampling_error or 0.0
 
 
 def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
@@ -92,10 +108,18 @@ class Exploration:
         return dict(Counter(o.status for o in self.outcomes))
 
     def tiling(self, outcome: PointOutcome) -> dict[str, object]:
-        """Return an outcome's configuration for a build script."""
+        """Return an outcome's configuration for a build script, with device, workload, problem and precision."""
         fixed = named_fields(self.request.tiling)
         point = {"schedule": self.request.schedule, **fixed, **outcome.point}
-        return {**self.chosen(outcome), **point, "latency_us": outcome.latency_us}
+        of_point = self.setting.variants.named(outcome.point).on(self.request)
+        precision = of_point.changed_precision() or of_point.find_schedule().precision().name
+        return {
+            **subject(of_point),
+            "precision": precision,
+            **self.chosen(outcome),
+            **point,
+            "latency_us": outcome.latency_us,
+        }
 
     def chosen(self, outcome: PointOutcome) -> dict[str, object]:
         """Return the tiling fields of an outcome that are no axes and that nobody named: chosen."""

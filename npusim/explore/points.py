@@ -219,10 +219,14 @@ def _busiest(timing: TimingResult) -> tuple[str, float]:
 
 
 class Bits(NamedTuple):
-    """Error of the bits of one numerically distinct configuration; None where they are not finite."""
+    """Error of the bits of one numerically distinct configuration; None where they are not finite.
+
+    ``sampling_error``: its standard error, where some of the rows were computed.
+    """
 
     relative_rmse: float | None
     problem: str = ""
+    sampling_error: float = 0.0
 
 
 def compute_bits(job: Job) -> list[Bits]:
@@ -234,7 +238,7 @@ def compute_bits(job: Job) -> list[Bits]:
         except NpusimError as error:
             computed.append(Bits(None, one_line(error)))
             continue
-        computed.append(Bits(None if bits is None else bits.error.rmse))
+        computed.append(Bits(None) if bits is None else Bits(bits.rmse, sampling_error=bits.sampling_error))
     return computed
 
 

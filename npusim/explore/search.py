@@ -1,8 +1,10 @@
 """Searches: each point of a space is simulated, proved to be no winner, merged with an equal one, or does not fit.
 
-What plain runs take is simulated first.  Then families of points are bounded together; those whose bound may win are
-opened, their points bounded one by one, and those that may still win simulated, the most promising first, in batches
-that depend on earlier results alone: any number of workers gives the same.  Each verdict is kept as it is reached.
+What plain runs take is simulated first, in a large space then what lies beside the fastest so far, along each axis and
+ever closer.  Then families of points are bounded together, the nearest to the fastest first; those whose bound may win
+are opened, their points bounded one by one, and those that may still win simulated, the most promising first, in
+batches that depend on earlier results alone: any number of workers gives the same.  Each verdict is kept as it is
+reached.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import npusim
 from npusim.config.node import NodeDevice
@@ -24,6 +26,7 @@ from npusim.explore.executors import Executor, Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
 from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks, spec_of
 from npusim.explore.store import PointOutcome, Store, open_store
+from npusim.simulation.variants import PRECISION
 
 if TYPE_CHECKING:
     from npusim.simulation.request import Request
@@ -32,8 +35,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
 SEEDS = 4
+#: Points of a space whose fastest is looked for from point to point first, and how many of those are simulated at most.
+LARGE, STEPS = 2048, 96
 #: Points of a batch, of one task of it, and how many have their bounds narrowed for each that is simulated.
 BATCH, TASK, NARROWED = 64, 8, 16
+#: Stages whose time is estimated: families are bounded, and what may win is simulated.
+BOUNDS, SIMULATION = "bounds", "simulation"
 #: Families opened at a time, and pruned points checked for races for a value that no simulated one has.
 OPENED, TRIED = 16, 8
 #: Points with a value of which one is checked for it and for other values.
@@ -47,6 +54,7 @@ class Progress(NamedTuple):
     """How far a search is: points with a verdict, the best latency so far, and what is done now.
 
     ``remaining_us``: no point without a verdict is faster than that; None where points have no bound yet.
+    ``remaining_s``: about how long the stage still takes, by its pace so far; None where that is not known.
     """
 
     stage: str
@@ -54,6 +62,7 @@ class Progress(NamedTuple):
     points: int
     best_us: float | None = None
     remaining_us: float | None = None
+    remaining_s: float | None = None
 
 
 class Size(NamedTuple):
@@ -136,7 +145,10 @@ class Search:
         self._least: dict[int, float] = {}
         self._lowest, self._is_bounded = math.inf, False
         self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
-        self._stage = ""
+        #: Classes of points with the same bits, of points that have no bound yet, and the bits of a class.
+        self._classes: dict[int, Hashable] = {}
+        self._bits_of: dict[Hashable, Bits] = {}
+        self._stage, self._bounded, self._begun = "", 0, (0.0, 0.0)
         self._deadline = time.time() + (self.options.budget_s or math.inf)
 
     # ---------------------------------------------------------------- what is known
@@ -204,21 +216,33 @@ class Search:
 
     def _tell(self, stage: str = "") -> None:
         """Report how far the search is; raise `_OutOfTimeError` where its time is over."""
-        self._stage = stage or self._stage
+        if stage:
+            self._stage = stage
+            self._begun = time.time(), self._share()
         if self.options.on_progress is not None:
             best = min((us for front in self._fronts.values() for us, _ in front), default=None)
             bounds = (bound for e in (*self._waiting.values(), *self._later.values()) for bound, _ in e)
             done, remaining = len(self.outcomes), min(self._lowest, min(bounds, default=math.inf))
             remaining_us = remaining if self._is_bounded and math.isfinite(remaining) else None
-            self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us))
+            (begun, first), share = self._begun, self._share()
+            is_paced = share > first and self._stage in (BOUNDS, SIMULATION)
+            remaining_s = (time.time() - begun) * (1 - share) / (share - first) if is_paced else None
+            self.options.on_progress(Progress(self._stage, done, len(self.points), best, remaining_us, remaining_s))
         if time.time() > self._deadline:
             raise _OutOfTimeError
+
+    def _share(self) -> float:
+        """Return the share of the points that have a verdict or, while families are bounded, a bound."""
+        return (self._bounded if self._stage == BOUNDS else len(self.outcomes)) / len(self.points)
 
     def _with_bits(self, outcome: PointOutcome) -> PointOutcome:
         bits = self.bits.get(outcome.index)
         if bits is None:
             return outcome
-        return replace(outcome, relative_rmse=bits.relative_rmse, is_finite=bits.relative_rmse is not None)
+        is_finite = bits.relative_rmse is not None
+        return replace(
+            outcome, relative_rmse=bits.relative_rmse, is_finite=is_finite, sampling_error=bits.sampling_error
+        )
 
     # ---------------------------------------------------------------- tasks
 
@@ -297,21 +321,83 @@ class Search:
         by_group: dict[object, list[tuple[float, int]]] = defaultdict(list)
         for index in remaining:
             point = self.points[index]
-            by_group[self.groups[index], point.get("schedule")].append((self.setting.distance(point), index))
+            apart = point.get(PRECISION) if self.options.pareto else None
+            by_group[self.groups[index], point.get("schedule"), apart].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
-        nearest = [i for near in by_group.values() for _, i in sorted(near)[:count]]
-        if self.options.needs_bits:
-            self._compute_bits(workers, [(i,) for i in nearest])
-        for _, outcomes in self.done(workers, evaluate, [[i] for i in nearest if i not in self.outcomes]):
+        nearest = [sorted(near)[:count] for near in by_group.values()]
+        for some in _parts([near[0][1] for near in nearest], self.options.jobs):  # soon one has a time
+            if self.options.needs_bits:
+                self._compute_bits(workers, [(i,) for i in self._looked_at(workers, some)])
+            self._evaluate(workers, some)
+        self._evaluate(workers, [i for near in nearest for _, i in near[1:]])
+        for listed in by_group.values():
+            timed = [o for _, i in listed if (o := self.outcomes.get(i)) and o.status == "ok"]
+            if timed and len(listed) > LARGE:
+                self._climb(workers, min(timed, key=_speed).index)
+
+    def _evaluate(self, workers: Executor, indices: Sequence[int]) -> None:
+        """Simulate points that have no verdict."""
+        for _, outcomes in self.done(workers, evaluate, [[i] for i in indices if i not in self.outcomes]):
             self.keep(outcomes)
+
+    def _climb(self, workers: Executor, at: int) -> None:
+        """Go from a point to the fastest beside it while there is a faster one: by many values of an axis, then fewer.
+
+        Points that do not fit, or whose bound says that they lose, are not simulated.
+        """
+        axes = self.setting.spaces[str(self.points[at].get("schedule", self.setting.schedules[0]))]
+        strides, stride = dict[str, int](), 1  # from a point to that with the next value of an axis
+        for name, values in reversed([*axes.items()]):
+            strides[name], stride = stride, stride * len(values)
+        steps, most = max(map(len, axes.values())) // 2, len(self.outcomes) + STEPS
+        while steps and len(self.outcomes) < most:
+            start = at
+            for name, values in axes.items():
+                place = values.index(cast("Value", self.points[at][name]))
+                beside = [at + n * strides[name] for n in (-steps, steps) if 0 <= place + n < len(values)]
+                if name not in self.setting.scene_names and (name != PRECISION or not self.options.pareto):
+                    at = self._fastest(workers, at, beside)
+            steps //= 1 if at != start else 2
+
+    def _fastest(self, workers: Executor, at: int, beside: Sequence[int]) -> int:
+        """Return the fastest of a point and of those beside it."""
+        most, new = self.outcomes[at].latency_us or math.inf, [i for i in beside if i not in self._classes]
+        promising = [[i] for i, us in self._looked_at(workers, new).items() if us <= most]
+        simulated = [o for _, some in self.done(workers, evaluate, promising) for o in some]
+        if self.options.needs_bits:  # they take longer than time does: of faster ones alone
+            simulated = [o for o in simulated if o.status == "ok" and _speed(o) < _speed(self.outcomes[at])]
+            self._compute_bits(workers, [(o.index,) for o in simulated])
+        self.keep(simulated)
+        timed = [self.outcomes[i] for i in (at, *beside) if i in self.outcomes]
+        return min((o for o in timed if o.status == "ok"), key=_speed).index
+
+    def _looked_at(self, workers: Executor, indices: Iterable[int]) -> dict[int, float]:
+        """Return bounds in us of points without a verdict, one by one; those that do not fit are done with."""
+        bounds: dict[int, float] = {}
+        for _, surveyed in self.done(workers, survey, [[i] for i in indices if i not in self.outcomes]):
+            for index, bound in surveyed:
+                if isinstance(bound, str):
+                    self.keep([PointOutcome(index, self.points[index], "infeasible", reason=bound)])
+                else:
+                    bounds[index], self._classes[index] = bound.bound_us, bound.bits or index
+        return dict(sorted(bounds.items()))
 
     def _survey(self, workers: Executor, remaining: Sequence[int]) -> None:
         """Bound families; those that do not fit, or cannot win, are done with."""
-        self._tell("bounds")
+        self._tell(BOUNDS)
+        fastest: dict[object, PointOutcome] = {}
+        for o in sorted((o for o in self.outcomes.values() if o.status == "ok"), key=_speed):
+            fastest.setdefault(self.groups[o.index], o)
+
+        def apart(index: int) -> int:
+            near = fastest.get(self.groups[index])
+            return 0 if near is None else sum(self.points[index].get(n) != v for n, v in near.point.items())
+
         self.families = {f.indices[0]: f for f in self.setting.families(self.points, remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         parts = list(chunks({i: f.lightest for i, f in self.families.items()}))
         self._homes = {i: (first, (part[0],)) for part in parts for first in part for i in self._members(first)}
+        parts.sort(key=lambda part: min(map(apart, part)))
         self._bound(workers, parts, dict(self.families))
         self._is_bounded = True
 
@@ -330,6 +416,7 @@ class Search:
             misfits: list[PointOutcome] = []
             for index, bound in surveyed:
                 members = self._members(index)
+                self._bounded += len(members)
                 if isinstance(bound, str):
                     misfits += (PointOutcome(i, self.points[i], "infeasible", reason=bound) for i in members)
                     self.families.pop(index, None)
@@ -356,16 +443,18 @@ class Search:
         classes: dict[object, list[Sequence[int]]] = defaultdict(list)
         for indices in members:
             first, scene = indices[0], tuple(self.points[indices[0]].get(n) for n in self.setting.scene_names)
-            classes[scene, self.bounds[first].bits if first in self.bounds else first].append(indices)
+            alike = self.bounds[first].bits if first in self.bounds else self._classes.get(first, first)
+            classes[scene, alike].append(indices)
         of_first = {}
-        for listed in classes.values():
+        for alike, listed in classes.items():
             indices = [i for family in listed for i in family]
-            if known := next((self.bits[i] for i in indices if i in self.bits), None):
+            if known := next((self.bits[i] for i in indices if i in self.bits), self._bits_of.get(alike)):
                 self._take_bits(indices, known)
             else:
-                of_first[indices[0]] = indices
+                of_first[indices[0]] = alike, indices
         for (first, *_), (bits, *_) in self.done(workers, compute_bits, [[first] for first in of_first]):
-            self._take_bits(of_first[first], bits)
+            self._bits_of[of_first[first][0]] = bits
+            self._take_bits(of_first[first][1], bits)
 
     def _take_bits(self, indices: Sequence[int], bits: Bits) -> None:
         """Take in the bits of points, and reject those whose error is too large."""
@@ -399,7 +488,7 @@ class Search:
 
         Of points with the lowest bounds those whose bound can be narrowed are put back with the better one.
         """
-        self._tell("simulation")
+        self._tell(SIMULATION)
         self._prune()
         while groups := [group for group, entries in self._waiting.items() if entries]:
             each, families = max(1, BATCH // len(groups)), max(1, OPENED // len(groups))
@@ -505,11 +594,15 @@ class Search:
         return {(point.get("schedule"), name, value) for name, value in point.items()}
 
 
+def _speed(outcome: PointOutcome) -> tuple[float, int]:
+    return outcome.latency_us or 0.0, outcome.index
+
+
 def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
-def _subject(request: Request) -> dict[str, object]:
+def subject(request: Request) -> dict[str, object]:
     """Return what is computed, and on what device, for who reads the store."""
     about: dict[str, object] = {"device": request.machine().name}
     if request.problem is None:
@@ -551,7 +644,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
                 "version": npusim.__version__,
                 "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules),
-                **_subject(setting.request),
+                **subject(setting.request),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "config": setting.config,

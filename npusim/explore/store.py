@@ -46,7 +46,8 @@ class PointOutcome:
     ``same_as``.  ``method`` says how the time was found; the exact cycles lie within ``1 - band`` to ``1 + band``
     times ``cycles``.  ``busiest`` is the pipe with the largest ``busy_share`` of the cores' time in any core group;
     ``ignored`` what of the workload's attention was left out; ``head_room`` the share of the ``tightest`` memory that
-    is free; ``relative_rmse`` None where bits were not computed or are not finite.
+    is free; ``relative_rmse`` None where bits were not computed or are not finite; of a sample of rows
+    ``sampling_error`` is its standard error.
     """
 
     index: int
@@ -67,6 +68,7 @@ class PointOutcome:
     head_room: float | None = None
     tightest: str = ""
     same_as: int | None = None
+    sampling_error: float | None = None
 
     def label(self) -> str:
         """Return what it changes in words: ``block_q=64 depth=2``."""

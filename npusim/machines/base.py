@@ -12,6 +12,7 @@ from npusim.algorithms.phase import BySize, tensor_of
 from npusim.errors import TilingError
 from npusim.ir.buffers import AddressSpace
 from npusim.ir.program import ProgramPhase, TileProgram
+from npusim.ir.tile import GlobalTensor
 from npusim.machines.footprint import Footprint
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.ir.buffers import Allocator
     from npusim.ir.program import Item, Pricing, Queue, Serves
-    from npusim.ir.tile import GlobalTensor
     from npusim.machines.frame import Frame
 
+#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
+L2_SHARE = 0.64
 #: Blocks of one shape run the same operations, those of one family other numbers of them.
 _SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
@@ -59,6 +61,21 @@ class Machine:
     def ordered(self, phase: Phase, _tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they start."""
         return phase
+
+    def heads_in_l2(self, phase: Phase) -> int | None:
+        """Return how many query heads at a time have keys and values that L2 holds.
+
+        None where L2 holds all of them, or no two blocks read the same.
+        """
+        inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
+        size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
+        q = phase.tensors.get("q")
+        if size <= capacity or not isinstance(q, GlobalTensor):
+            return None
+        if q.heads == inputs[0].heads and phase.cells[0].rows >= q.rows:
+            return None
+        heads = inputs[0].batch * inputs[0].heads
+        return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
 
     def mask_kind(self, tiling: Any) -> MaskKind | None:
         """Return how tiles get their masks; None: the way that costs least."""

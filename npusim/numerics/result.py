@@ -158,6 +158,14 @@ class NumericResult(NumericRecord):
         """Distance of the output from the reference, by itself."""
         return ErrorSummary(**{f.name: getattr(self, f.name) for f in fields(ErrorSummary)})
 
+    @property
+    def sampling_error(self) -> float:
+        """Standard error of ``rmse``, by how squares of rows' errors differ; 0 where all rows were computed."""
+        squares = np.concatenate([np.square(errors) for errors in self.row_errors.values()] or [np.zeros(0)])
+        if not self.rmse or len(squares) < 2 or len(squares) == np.prod(self.shape[:3]):
+            return 0.0
+        return float(self.rmse * squares.std() / squares.mean() / np.sqrt(4 * len(squares)))
+
     @cached_property
     def output(self) -> NDArray[Any]:
         """Output (batch, heads, seq_q, dv) in its own dtype; NaN where nothing was computed."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.document import read_csv
 from npusim.errors import SpecError
-from npusim.explore.exploration import Exploration, best_of, front
+from npusim.explore.exploration import Exploration, best_of, front, less_wrong
 from npusim.explore.store import FIGURES, PointOutcome, read_store, text_of
 from npusim.report import charts
 from npusim.report.bits import scientific
@@ -346,8 +346,10 @@ def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]
     points: list[Row] = []
     for row in sorted(_ranked(rows), key=lambda r: (r["latency_us"], r.get("relative_rmse") or 0.0)):
         if error := row.get("relative_rmse"):
-            is_front = error < min((p["error"] for p in points), default=math.inf)
-            point = {"latency_us": row["latency_us"], "error": error, "is_front": is_front, "row": row}
+            sampled = row.get("sampling_error") or 0.0
+            is_front = all(less_wrong(error, sampled, p["error"], p["sampled"]) for p in points if p["is_front"])
+            point = {"latency_us": row["latency_us"], "error": error, "sampled": sampled, "is_front": is_front}
+            point["row"] = row
             points.append({**point, "name": _name(row, axes) if is_front else ""})
     apart = varied([{a: p["row"].get(a) for a in axes} for p in points if p["is_front"]])
     named = [{**p, "name": _name(p["row"], apart or axes) if p["is_front"] else ""} for p in points]

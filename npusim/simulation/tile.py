@@ -2,7 +2,9 @@
 
 The rule.  A schedule's declared tile comes first: it is that of the kernel it is known from.  The machine then offers
 settings of its fields, group after group (`Machine.settings`); each is simulated, without bits, and taken where the
-call is at least `WORTH` faster.  Fields that were named keep their values.  Long calls are judged by a shorter one.
+call is at least `WORTH` faster.  Fields that were named keep their values.  Tiles of a long call are compared on a
+shorter one (`judged_problem`); the fastest of them, the declared one and, where numbers of the device were changed, the
+choice for the unchanged device are compared again on the call itself, or on a part of it (`final_problem`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -45,6 +48,11 @@ WORTH = 0.01
 #: Pairs of a query and a key up to which a call is judged as it is (8 causal heads of 4,096 tokens), and the tokens
 #: below which none is cut.
 PAIRS, SHORTEST = 8 * 4096 * 4097 // 2, 2048
+#: Pairs up to which tiles are compared again on the call as it is: where a mask makes blocks differ, and where all are
+#: alike, so that few of them are simulated.
+FINAL_PAIRS, FINAL_PAIRS_ALIKE = 16 * PAIRS, 256 * PAIRS
+#: Heads of keys below which a call is made shorter rather than one of fewer heads.
+HEADS = 8
 
 
 class TileChoice(NamedTuple):
@@ -117,9 +125,12 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
     if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
         return TileChoice()
     named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
-    of_device = Itself(plan.schedule), _one_device(Itself(plan.device)), plan.problem
+    of_call = plan.problem, precision, plan.tiling, frozenset(named), plan.request.l2
+    schedule, unchanged, usual = Itself(plan.schedule), plan.device.unchanged, None
     with uncollected():
-        return _choice(*of_device, precision, plan.tiling, frozenset(named), plan.request.l2)
+        if unchanged is not None and unchanged.is_timed:
+            usual = tuple(_choice(schedule, _one_device(Itself(unchanged)), *of_call).fields.items())
+        return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
@@ -150,17 +161,21 @@ def _choice(
     tiling: Tiling,
     named: frozenset[str],
     l2: L2State | None,
+    usual: tuple[tuple[str, object], ...] | None = None,
 ) -> TileChoice:
-    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose."""
+    """Return the choice for a call, made once: ``named`` tells apart tilings that are equal, but for who chose.
+
+    ``usual``: the fields that are chosen on the device before its numbers were changed; None: none were.
+    """
     settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
     groups = [list(_open(group, tiling, named)) for group in settings]
     if not any(groups):
         return TileChoice()
-    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2
+    call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
         trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, l2=l2)
-        fields, note = _tried_out(trial, groups)
+        fields, note = _tried_out(trial, groups, dict(usual or ()))
         return [dict(fields), note]
 
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
@@ -195,24 +210,28 @@ def _has_numba() -> bool:
         return False
 
 
-def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]]) -> TileChoice:
-    """Return the choice among settings, group after group."""
-    tiling, problem = trial.tiling, trial.called
-    declared = trial.tried({})
+def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usual: Mapping[str, object]) -> TileChoice:
+    """Return the choice among settings, group after group, and the fields ``usual``, than which it is no slower."""
+    tiling, declared = trial.tiling, trial.tried({})
     best = declared or _Tried(inf, {})
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
-            tried = trial.tried(fields)
-            if tried is not None and tried.seconds < best.seconds * (1 - WORTH):
-                best = tried
+            best = trial.better(best, fields, by=WORTH)
+    final, tries = trial.on(final_problem(trial.called)), trial.count_in_words()
+    if final is not trial or usual:
+        listed, declared = [best, *trial.fastest()], final.tried({})
+        best = declared or _Tried(inf, {})
+        for tried in listed:
+            best = final.better(best, tried.fields, by=WORTH)
+        best = final.better(best, usual) if usual else best
+        tries += f"; {final.count_in_words(is_last=True)}" if final is not trial else ""
     if best is declared or not best.fields:
-        return TileChoice(note=f"tile=auto: the declared one, of {trial.count} tried")
+        return TileChoice(note=f"tile=auto: the declared one, {tries}")
     words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
     if refusal := trial.refusal(best.fields):
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
-    length = "" if trial.problem == problem else f" on {trial.problem.heads} heads of {trial.problem.seq_kv} tokens"
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
-    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, of {trial.count} tried{length}")
+    return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
 
 
 def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
@@ -240,10 +259,32 @@ class _Trial:
         self.precision, self.tiling, self.l2 = precision, tiling, l2
         self._known: dict[Tiling, _Tried | None] = {}
 
-    @property
-    def count(self) -> int:
-        """How many tiles were simulated."""
-        return sum(tried is not None for tried in self._known.values())
+    def on(self, problem: Problem) -> _Trial:
+        """Return the trial of another part of the call: itself where it is the same one."""
+        other = copy(self)
+        other.problem, other._known = problem, {}
+        return self if problem == self.problem else other
+
+    def count_in_words(self, *, is_last: bool = False) -> str:
+        """Return how many tiles were simulated, and on what part of the call."""
+        count, p = sum(tried is not None for tried in self._known.values()), self.problem
+        whole = " on the call" if is_last else ""
+        return f"of {count} tried" + (
+            whole if p == self.called else f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
+        )
+
+    def fastest(self) -> list[_Tried]:
+        """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.
+
+        A short call has few blocks for each place: it overrates small ones.
+        """
+        ranked = sorted(filter(None, self._known.values()), key=lambda tried: tried.seconds)
+        return [*ranked[:2], *[tried for tried in ranked if len(tried.fields) == 1][:1]]
+
+    def better(self, best: _Tried, fields: Mapping[str, object], *, by: float = 0.0) -> _Tried:
+        """Return the time of a tile where it is less than the best by a share of that, else the best."""
+        tried = self.tried(fields)
+        return tried if tried is not None and tried.seconds < best.seconds * (1 - by) else best
 
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
         """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
@@ -280,18 +321,31 @@ class _Trial:
         return _Tried(timing.latency_s, changed)
 
 
-def judged_problem(problem: Problem) -> Problem:
-    """Return the problem by which the tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap."""
+def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Problem:
+    """Return the problem by which tiles of ``problem`` are judged: shorter, then with fewer heads, until cheap.
+
+    That is at most ``most`` pairs.  Fewer heads come first while there are more than ``heads`` of keys (0: never).
+    """
     p = problem
-    while p.heads * p.pairs() > PAIRS:
-        less: dict[str, object]
-        if not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST:
-            less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
-        elif not p.lengths and p.batch > 1:
+    while p.heads * p.pairs() > most:
+        less: dict[str, object] = {}
+        if not p.lengths and p.batch > 1:
             less = {"batch": p.batch // 2}
         elif p.kv_heads > 1:
             less = {"heads": p.kv_heads // 2 * p.group_size, "kv_heads": p.kv_heads // 2}
-        else:
+        is_long = not p.lengths and p.seq_q == p.seq_kv >= 2 * SHORTEST
+        if is_long and not (less and 0 < heads < p.batch * p.kv_heads):
+            less = {"seq_q": p.seq_q // 2, "seq_kv": p.seq_kv // 2}
+        if not less:
             break
         p = p.model_copy(update=less)
     return p
+
+
+def final_problem(problem: Problem) -> Problem:
+    """Return the problem by which the last few tiles are judged: ``problem``, or a part of it that is affordable.
+
+    Sequences stay as long as there are `HEADS` of keys: L2 does not hold them where it does not hold all.
+    """
+    are_alike = not problem.lengths and problem.pairs() == problem.batch * problem.seq_q * problem.seq_kv
+    return judged_problem(problem, FINAL_PAIRS_ALIKE if are_alike else FINAL_PAIRS, HEADS)

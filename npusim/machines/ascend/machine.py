@@ -78,8 +78,6 @@ REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout"
 MASKED_LAYOUT = "nd"
 
 
-#: Of L2, for the keys and values of heads that are worked on together: 32 of 50 MiB in FlashAttention-3.
-L2_SHARE = 0.64
 #: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
 SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
     ({"deal": "balanced"},),
@@ -218,17 +216,7 @@ class AscendMachine(Machine):
         deal: Any = getattr(tiling, "deal", "round_robin")
         if deal == "round_robin" or not _is_attention(phase):
             return phase
-        return _dealt(Itself(phase), self.places, deal, self._heads_in_l2(phase))
-
-    def _heads_in_l2(self, phase: Phase) -> int | None:
-        """Return how many query heads at a time have keys and values that L2 holds; None where it holds all."""
-        inputs = [t for n in ("k", "v") if isinstance(t := phase.tensors.get(n), GlobalTensor)]
-        size, capacity = sum(t.size_bytes for t in inputs), self.device.memory.l2.capacity_bytes.value * L2_SHARE
-        q = phase.tensors.get("q")
-        if size <= capacity or not isinstance(q, GlobalTensor):
-            return None
-        heads = inputs[0].batch * inputs[0].heads
-        return max(1, int(capacity * heads / size)) * (q.heads // inputs[0].heads)
+        return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""

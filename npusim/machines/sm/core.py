@@ -404,7 +404,7 @@ class SmFields(GroupFields, BlockFields):
     )
     launch: Literal["in_order", "longest_first"] = Field(
         default="in_order",
-        description="blocks start head by head, or those with most keys first",
+        description="blocks start head by head, or those with most keys first, of heads whose K and V stay in L2",
         json_schema_extra=lightest("any"),
     )
 
