@@ -5,17 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
 from npusim.errors import TilingError
 
-__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields", "word_of"]
+__all__ = [
+    "OF_MODEL",
+    "OF_SOURCE",
+    "OF_TILE",
+    "Field",
+    "Lightest",
+    "Tiling",
+    "TilingField",
+    "build_tiling",
+    "lightest",
+    "tile_fields",
+    "tiling_fields",
+    "word_of",
+]
 
 #: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
+#: What a field belongs to, as ``Field(..., json_schema_extra=OF_MODEL)``.  Runs and searches may choose fields of the
+#: tile.  A field of the model says what is computed: no run chooses it, and a search varies it only by name (``-f``);
+#: neither a field of a kernel's source, though rows of all its values may be equal.
+OF_TILE: Mapping[str, Any] = {"kind": "tile"}
+OF_MODEL: Mapping[str, Any] = {"kind": "model"}
+OF_SOURCE: Mapping[str, Any] = {"kind": "source"}
 
 
 class Tiling(BaseModel):
@@ -70,14 +90,37 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
 def with_fields(
     name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
 ) -> type[Tiling]:
-    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own."""
-    made: dict[str, Any] = {n: (type(d), Field(default=d, description=text)) for n, (d, text) in fields.items()}
+    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own.
+
+    The further fields are those of a kernel's source.
+    """
+    made: dict[str, Any] = {
+        n: (type(d), Field(default=d, description=text, json_schema_extra=dict(OF_SOURCE)))
+        for n, (d, text) in fields.items()
+    }
     for n, default in defaults.items():
         info = copy(base.model_fields[n])
         info.default = default
         made[n] = (info.annotation, info)
     kind: type[Tiling] = create_model(name, __base__=base, __doc__=base.__doc__, **made)
     return kind
+
+
+def with_kind(name: str, fields: type[Tiling], base: type[Tiling], kind: Mapping[str, Any]) -> type[Tiling]:
+    """Return the class of the ``fields`` beside those of ``base``; ``kind`` where a field of the former says none.
+
+    A field that declares its lightest value is one of the tile.
+    """
+    made: dict[str, Any] = {}
+    for n, known in fields.model_fields.items():
+        info, extra = copy(known), known.json_schema_extra
+        info.json_schema_extra = (
+            extra
+            if isinstance(extra, dict) and extra.keys() & {"kind", "lightest"}
+            else {**kind, **(extra if isinstance(extra, dict) else {})}
+        )
+        made[n] = (info.annotation, info)
+    return cast("type[Tiling]", create_model(name, __base__=(fields, base), __doc__=fields.__doc__, **made))
 
 
 def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
@@ -106,6 +149,8 @@ class TilingField:
     multiple_of: int | None
     choices: tuple[object, ...]
     lightest: Lightest | None = None
+    kind: str = "tile"
+    none: str | None = None  #: the word that names None
 
     def takes(self, value: object) -> bool:
         """Return whether a whole number lies within the field's limits."""
@@ -118,6 +163,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
     """Return the fields of a tiling class in the order of their declaration."""
     fields = []
     for name, info in cls.model_fields.items():
+        none = word_of(cls, name, None)
         limits = {
             key: getattr(rule, key)
             for rule in info.metadata
@@ -138,6 +184,14 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
                 multiple_of=limits.get("multiple_of"),
                 choices=literals[0] if literals else (),
                 lightest=extra.get("lightest") if isinstance(extra, dict) else None,
+                kind=extra.get("kind", "tile") if isinstance(extra, dict) else "tile",
+                none=none if isinstance(none, str) else None,
             )
         )
     return tuple(fields)
+
+
+@lru_cache(maxsize=64)
+def tile_fields(cls: type[Tiling]) -> frozenset[str]:
+    """Return the names of the fields of a tiling class that belong to the tile: those that may be chosen."""
+    return frozenset(f.name for f in tiling_fields(cls) if f.kind == "tile")
