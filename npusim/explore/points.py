@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -134,14 +134,17 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         content, device = program_key(candidates[0].program), candidates[0].plan.device
         same = first.setdefault((device.name, content), task.index) if content and len(candidates) == 1 else None
         bounds = [_bound(task, built) for built in candidates]
-        of_bits = {bits_key(built) for built in candidates} if job.needs_bits else {""}
-        bits = of_bits.pop() or f"point {task.index}" if len(of_bits) == 1 else f"point {task.index}"
-        latency, earlier = (
-            min(map(latency_us, candidates, (b.cycles for b in bounds))),
-            None if same == task.index else same,
-        )
-        surveyed.append((task.index, Surveyed(latency, earlier, bits, bounds[0].groups if is_narrowed else ())))
+        latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
+        bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""
+        groups, earlier = bounds[0].groups if is_narrowed else (), None if same == task.index else same
+        surveyed.append((task.index, Surveyed(latency, earlier, bits, groups)))
     return surveyed
+
+
+def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
+    """Return what points share that have the same bits; open fields that decide them are chosen."""
+    keys = {bits_key(built) for built in candidates}
+    return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
 
 def _bound(task: PointTask, built: BuiltPlan) -> Bound:
