@@ -14,15 +14,13 @@ from npusim.config.messages import explain, suggest
 from npusim.errors import TilingError
 
 __all__ = [
-    "OF_MODEL",
-    "OF_SOURCE",
-    "OF_TILE",
     "Field",
     "Lightest",
     "Tiling",
     "TilingField",
     "build_tiling",
     "lightest",
+    "part_of",
     "tile_fields",
     "tiling_fields",
     "word_of",
@@ -30,12 +28,10 @@ __all__ = [
 
 #: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
-#: What a field belongs to, as ``Field(..., json_schema_extra=OF_MODEL)``.  Runs and searches may choose fields of the
-#: tile.  A field of the model says what is computed: no run chooses it, and a search varies it only by name (``-f``);
-#: neither a field of a kernel's source, though rows of all its values may be equal.
-OF_TILE: Mapping[str, Any] = {"kind": "tile"}
-OF_MODEL: Mapping[str, Any] = {"kind": "model"}
-OF_SOURCE: Mapping[str, Any] = {"kind": "source"}
+#: What a field belongs to.  Runs and searches may choose fields of the tile.  A field of the model says what is
+#: computed: no run chooses it, and a search varies it only by name (``-f``); so it is with a field of a kernel's
+#: source, but that all its values may compute the same.
+Kind = Literal["tile", "model", "source"]
 
 
 class Tiling(BaseModel):
@@ -61,6 +57,15 @@ def lightest(value: Lightest) -> Any:
     which block.  Searches bound points that differ in such fields alone together.
     """
     return {"lightest": value}
+
+
+def part_of(kind: Kind) -> Any:
+    """Return what declares whether a field belongs to the tile, which may be chosen, or to the model, which may not.
+
+    ``Field(..., json_schema_extra=part_of("model"))``; a field that declares nothing belongs to the tile, but one in
+    ``attention(fields=...)`` to the model.
+    """
+    return {"kind": kind}
 
 
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
@@ -95,7 +100,7 @@ def with_fields(
     The further fields are those of a kernel's source.
     """
     made: dict[str, Any] = {
-        n: (type(d), Field(default=d, description=text, json_schema_extra=dict(OF_SOURCE)))
+        n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))
         for n, (d, text) in fields.items()
     }
     for n, default in defaults.items():
@@ -106,21 +111,18 @@ def with_fields(
     return kind
 
 
-def with_kind(name: str, fields: type[Tiling], base: type[Tiling], kind: Mapping[str, Any]) -> type[Tiling]:
-    """Return the class of the ``fields`` beside those of ``base``; ``kind`` where a field of the former says none.
+def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]:
+    """Return the class of the ``fields`` beside those of ``base``; of ``kind`` where a field of the former says none.
 
     A field that declares its lightest value is one of the tile.
     """
     made: dict[str, Any] = {}
     for n, known in fields.model_fields.items():
         info, extra = copy(known), known.json_schema_extra
-        info.json_schema_extra = (
-            extra
-            if isinstance(extra, dict) and extra.keys() & {"kind", "lightest"}
-            else {**kind, **(extra if isinstance(extra, dict) else {})}
-        )
+        extra = extra if isinstance(extra, dict) else {}
+        info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
         made[n] = (info.annotation, info)
-    return cast("type[Tiling]", create_model(name, __base__=(fields, base), __doc__=fields.__doc__, **made))
+    return cast("type[Tiling]", create_model(fields.__name__, __base__=(fields, base), __doc__=fields.__doc__, **made))
 
 
 def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:

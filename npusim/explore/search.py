@@ -282,7 +282,9 @@ class Search:
             return
         if not self.options.exhaustive:
             self._seed(workers, remaining)
-            if self.setting.is_open():  # no two programs are known to be equal before their fields are chosen
+            if (
+                self.setting.is_open() and not self.options.needs_bits
+            ):  # no two programs are known to be equal before their fields are chosen
                 remaining = [i for i in remaining if i not in self.outcomes]
         self._survey(workers, remaining)
         if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others

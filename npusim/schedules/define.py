@@ -25,7 +25,7 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
 from npusim.config.seen import KeyFunction, pairs_seen
-from npusim.config.tiling import OF_MODEL, Field, Tiling, with_kind
+from npusim.config.tiling import Field, Tiling, joined
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
 from npusim.ir.content import kept_by_blocks
@@ -242,7 +242,7 @@ def attention(
         ``given(problem, tiling, p)``: what else the kernel takes, by name.
     fields
         Fields of its own, beside those that the machine takes: the model's, which no run chooses and no search varies
-        unless it is named there; ``Field(..., json_schema_extra=OF_TILE)`` declares one of the tile.
+        unless it is named there; ``Field(..., json_schema_extra=part_of("tile"))`` declares one of the tile.
     by_rule
         ``by_rule(problem, tiling, p, machine)`` returns the phases where a kernel cuts keys by a rule of its own.
     """
@@ -294,7 +294,7 @@ def attention(
 
 def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
     """Return, for each core family, the fields of a schedule of its own beside those that the machine takes."""
-    return {f: with_kind(fields.__name__, fields, base, OF_MODEL) for f, base in ATTENTION_TILING.items()}
+    return {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:

@@ -66,8 +66,12 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     Raises `TilingError` where none fits, with what would if ``is_hinted``.
     """
     choice = choose_tile(plan)
-    made, program = _fitted(plan, choice.fields, is_hinted=is_hinted)
-    return made, replace(program, notes=(*program.notes, choice.note)) if choice.note else program
+    tiling = plan.tiling.model_copy(update=choice.fields)
+    tiling, program = plan.schedule.fitted(plan.problem, tiling, plan.device, plan.precision, is_hinted=is_hinted)
+    if choice.note:
+        program = replace(program, notes=(*program.notes, choice.note))
+    program = starting_with(program, plan.device, plan.request.l2)
+    return replace(plan, tiling=tiling), program
 
 
 def candidates(plan: Plan, standing: Collection[str] = ()) -> Iterator[tuple[Plan, TileProgram]]:
@@ -82,7 +86,8 @@ def candidates(plan: Plan, standing: Collection[str] = ()) -> Iterator[tuple[Pla
     for group in groups:
         for fields in [{**before, **setting} for before in reached for setting in group]:
             try:
-                made, program = _fitted(plan, fields, is_hinted=False)
+                named = replace(plan, tiling=_with(plan.tiling, fields), is_open=False)
+                made, program = program_of(named, is_hinted=False)
             except NpusimError:  # the rule does not take it
                 continue
             if made.tiling not in known:
@@ -90,15 +95,7 @@ def candidates(plan: Plan, standing: Collection[str] = ()) -> Iterator[tuple[Pla
                 reached += [_changed(made.tiling, plan.tiling)] if fields else []
                 yield made, program
     if not known:
-        yield _fitted(plan, {}, is_hinted=False)
-
-
-def _fitted(plan: Plan, fields: Mapping[str, object], *, is_hinted: bool) -> tuple[Plan, TileProgram]:
-    """Return a plan with fields chosen, sizes made to fit, and its program."""
-    tiling, program = plan.schedule.fitted(
-        plan.problem, _with(plan.tiling, fields), plan.device, plan.precision, is_hinted=is_hinted
-    )
-    return replace(plan, tiling=tiling), starting_with(program, plan.device, plan.request.l2)
+        yield program_of(replace(plan, is_open=False), is_hinted=False)
 
 
 def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:

@@ -1,4 +1,4 @@
-"""A point of a search is what a run of its fields gives, to the cycle; a printed tile or command gives its run again."""
+"""A point of a search is what a run of its fields gives, to the cycle; a printed tile gives its run again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A block-sparse mask and a window whose fields are the model's, and fields of the tile beside them."""
 
-from npusim.kernel import OF_TILE, Field, FlashPrecision, Tiling, attention, flash
+from npusim.kernel import Field, FlashPrecision, Tiling, attention, flash, part_of
 
 FP32 = FlashPrecision(
     "fp32",
@@ -18,7 +18,9 @@ class Sparse(Tiling):
     """Which blocks are seen."""
 
     block: int = Field(default=64, ge=16, le=256, multiple_of=16, description="queries and keys of a block of the mask")
-    hint: int = Field(default=1, ge=1, le=4, description="of the tile, without effect", json_schema_extra=dict(OF_TILE))
+    hint: int = Field(
+        default=1, ge=1, le=4, description="of the tile, without effect", json_schema_extra=part_of("tile")
+    )
 
 
 def diagonal(problem, tiling):
