@@ -161,6 +161,7 @@ class TilingField:
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
 
+@lru_cache(maxsize=64)
 def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
     """Return the fields of a tiling class in the order of their declaration."""
     fields = []

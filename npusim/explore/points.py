@@ -48,8 +48,6 @@ class PointTask:
     surveyed: Surveyed | None = None
     is_family: bool = False
     is_dealt: bool = True
-    #: Fields of a family whose value stands for those of all its points.
-    standing: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         if time.time() > job.deadline:
             break
         try:
-            candidates = list(_variants(job.variants).candidates(task.point, task.standing))
+            candidates = list(_variants(job.variants).candidates(task.point, is_family=task.is_family))
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue

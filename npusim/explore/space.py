@@ -78,13 +78,12 @@ class PointFamily:
     """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
 
     ``lightest`` has those values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
-    gets the same blocks.  ``standing``: the fields in which they differ, or may.
+    gets the same blocks.
     """
 
     indices: tuple[int, ...]
     lightest: Point
     is_dealt: bool
-    standing: frozenset[str] = frozenset()
 
 
 def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
@@ -120,8 +119,9 @@ class SearchSpec:
     @cached_property
     def model_fields(self) -> frozenset[str]:
         """Axes that are parameters of a schedule's model: each value computes something else."""
-        kinds = {name: _kinds(replace(self.request, schedule=name).find_schedule()) for name in self.schedules}
-        return frozenset(n for n in self.axes if any(of_schedule.get(n) == "model" for of_schedule in kinds.values()))
+        schedules = (replace(self.request, schedule=name).find_schedule() for name in self.schedules)
+        fields = (f for schedule in schedules for f in tiling_fields(schedule.tiling))
+        return frozenset(f.name for f in fields if f.kind == "model" and f.name in self.axes)
 
     @cached_property
     def scene_names(self) -> tuple[str, ...]:
@@ -154,8 +154,7 @@ class SearchSpec:
         for (schedule, *_), listed in members.items():
             point, light = points[listed[0]], fields[str(schedule)]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
-            standing = frozenset(lighter)
-            families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)], standing))
+            families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)]))
         return families
 
     def is_open(self, *, has_bits: bool = False) -> bool:
@@ -290,11 +289,6 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         for name in sorted(setting.model_fields)
     )
     return replace(setting, notes=(*notes, *differing))
-
-
-def _kinds(schedule: Schedule) -> dict[str, str]:
-    """Return the kind of each tiling field of a schedule, by name."""
-    return {f.name: f.kind for f in tiling_fields(schedule.tiling)}
 
 
 def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

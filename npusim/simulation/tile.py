@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
 from npusim.config.problem import Problem
-from npusim.config.tiling import build_tiling, tile_fields, word_of
+from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, Known, uncollected
@@ -74,12 +74,13 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     return replace(plan, tiling=tiling), program
 
 
-def candidates(plan: Plan, standing: Collection[str] = ()) -> Iterator[tuple[Plan, TileProgram]]:
+def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield what `program_of` may return for a plan: each tile that the rule may reach and that fits.
 
-    ``standing``: named fields whose value stands for others too; a setting need not agree with it.  Raises
-    `TilingError` where no tile fits.
+    ``is_family``: a named field that declares its lightest value stands for others too, and a setting need not agree
+    with it.  Raises `TilingError` where no tile fits.
     """
+    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and is_family}
     known: set[Tiling] = set()
     reached: list[dict[str, object]] = [{}]
     groups: list[list[dict[str, object]]] = [[{}], *_groups(plan, standing)]

@@ -122,7 +122,7 @@ class Variants:
         """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
         return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
 
-    def candidates(self, changes: Mapping[str, object], standing: Collection[str] = ()) -> Iterator[BuiltPlan]:
+    def candidates(self, changes: Mapping[str, object], *, is_family: bool = False) -> Iterator[BuiltPlan]:
         """Yield the programs one of which ``built`` has for changes by name alone: see `tile.candidates`.
 
         Raises `TilingError` where none fits.
@@ -132,7 +132,7 @@ class Variants:
         if not (self.is_open and self._scene_of(variant).open_fields - named.keys()):
             yield self.built(tuple(changes.items()))
         else:
-            yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), standing))
+            yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), is_family=is_family))
 
     def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of a variant that were chosen for it; changes by name alone."""
