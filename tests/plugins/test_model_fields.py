@@ -14,7 +14,7 @@ from npusim.simulation.request import Request
 
 HERE = Path(__file__).parent
 SPARSE, WINDOW = f"{HERE / 'fields_of_a_model.py'}:SPARSE", f"{HERE / 'window.py'}:WINDOW"
-KERNEL = '''
+KERNEL = """
 import triton
 import triton.language as tl
 
@@ -24,7 +24,7 @@ def copied(q, o, D: tl.constexpr, block_q: tl.constexpr):
     at = tl.program_id(0) * block_q + tl.arange(0, block_q)
     at = at[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(o + at, tl.load(q + at))
-'''
+"""
 
 
 @pytest.mark.parametrize("hw", ["ascend_910b2", "ascend_950", "h200"])
