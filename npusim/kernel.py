@@ -37,7 +37,7 @@ from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.split import SplitPrecision, split_kv, tiles_of
 from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, part_of
 from npusim.errors import ProgramError, TilingError
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
@@ -99,6 +99,7 @@ __all__ = [
     "mask_of",
     "maximum",
     "online_softmax",
+    "part_of",
     "per_tile",
     "rsqrt",
     "schedule",

@@ -482,7 +482,8 @@ def test_unwritable_folder_is_refused_before_the_simulation(elsewhere: Path, mon
 
 def test_compare_shows_what_changed() -> None:
     for name, keys in (("a", 512), ("b", 256)):
-        _ok("run", "flash", *QUICK, "-t", f"block_q=128,block_kv={keys},depth=2", "-o", name, "--no-trace")
+        tile = f"block_q=128,block_kv={keys},depth=2,vector_rows=8"
+        _ok("run", "flash", *QUICK, "-t", tile, "-o", name, "--no-trace")
     text = _ok("compare", "a", "b/result.json")
     assert "tiling.block_kv  512 -> 256" in text
     assert "cycles  " in text

@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from functools import lru_cache
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
 from npusim.errors import TilingError
 
-__all__ = ["Field", "Lightest", "Tiling", "TilingField", "build_tiling", "lightest", "tiling_fields", "word_of"]
+__all__ = [
+    "Field",
+    "Lightest",
+    "Tiling",
+    "TilingField",
+    "build_tiling",
+    "lightest",
+    "part_of",
+    "tile_fields",
+    "tiling_fields",
+    "word_of",
+]
 
 #: Which value of a field takes least work and memory; ``any``: neither depends on it, but who does the work.
 Lightest = Literal["least", "most", "any"]
+#: What a field belongs to.  Runs and searches may choose fields of the tile.  A field of the model says what is
+#: computed: no run chooses it, and a search varies it only by name (``-f``); so it is with a field of a kernel's
+#: source, but that all its values may compute the same.
+Kind = Literal["tile", "model", "source"]
 
 
 class Tiling(BaseModel):
@@ -41,6 +57,15 @@ def lightest(value: Lightest) -> Any:
     which block.  Searches bound points that differ in such fields alone together.
     """
     return {"lightest": value}
+
+
+def part_of(kind: Kind) -> Any:
+    """Return what declares whether a field belongs to the tile, which may be chosen, or to the model, which may not.
+
+    ``Field(..., json_schema_extra=part_of("model"))``; a field that declares nothing belongs to the tile, but one in
+    ``attention(fields=...)`` to the model.
+    """
+    return {"kind": kind}
 
 
 def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -> TilingType:
@@ -70,14 +95,34 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
 def with_fields(
     name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
 ) -> type[Tiling]:
-    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own."""
-    made: dict[str, Any] = {n: (type(d), Field(default=d, description=text)) for n, (d, text) in fields.items()}
+    """Return a class of tilings with further fields, (default, description) by name, and other defaults of its own.
+
+    The further fields are those of a kernel's source.
+    """
+    made: dict[str, Any] = {
+        n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))
+        for n, (d, text) in fields.items()
+    }
     for n, default in defaults.items():
         info = copy(base.model_fields[n])
         info.default = default
         made[n] = (info.annotation, info)
     kind: type[Tiling] = create_model(name, __base__=base, __doc__=base.__doc__, **made)
     return kind
+
+
+def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]:
+    """Return the class of the ``fields`` beside those of ``base``; of ``kind`` where a field of the former says none.
+
+    A field that declares its lightest value is one of the tile.
+    """
+    made: dict[str, Any] = {}
+    for n, known in fields.model_fields.items():
+        info, extra = copy(known), known.json_schema_extra
+        extra = extra if isinstance(extra, dict) else {}
+        info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
+        made[n] = (info.annotation, info)
+    return cast("type[Tiling]", create_model(fields.__name__, __base__=(fields, base), __doc__=fields.__doc__, **made))
 
 
 def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
@@ -106,6 +151,8 @@ class TilingField:
     multiple_of: int | None
     choices: tuple[object, ...]
     lightest: Lightest | None = None
+    kind: str = "tile"
+    none: str | None = None  #: the word that names None
 
     def takes(self, value: object) -> bool:
         """Return whether a whole number lies within the field's limits."""
@@ -114,10 +161,12 @@ class TilingField:
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
 
+@lru_cache(maxsize=64)
 def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
     """Return the fields of a tiling class in the order of their declaration."""
     fields = []
     for name, info in cls.model_fields.items():
+        none = word_of(cls, name, None)
         limits = {
             key: getattr(rule, key)
             for rule in info.metadata
@@ -138,6 +187,14 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
                 multiple_of=limits.get("multiple_of"),
                 choices=literals[0] if literals else (),
                 lightest=extra.get("lightest") if isinstance(extra, dict) else None,
+                kind=extra.get("kind", "tile") if isinstance(extra, dict) else "tile",
+                none=none if isinstance(none, str) else None,
             )
         )
     return tuple(fields)
+
+
+@lru_cache(maxsize=64)
+def tile_fields(cls: type[Tiling]) -> frozenset[str]:
+    """Return the names of the fields of a tiling class that belong to the tile: those that may be chosen."""
+    return frozenset(f.name for f in tiling_fields(cls) if f.kind == "tile")

@@ -12,7 +12,7 @@ from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, Search, run_search, subject
 from npusim.explore.space import SearchSpec, auto_space
 from npusim.explore.store import PointOutcome, check_table, export
-from npusim.simulation.request import Request, TensorOptions, takes_options
+from npusim.simulation.request import Request, TensorOptions, command, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
 
 
@@ -121,8 +121,14 @@ class Exploration:
             "latency_us": outcome.latency_us,
         }
 
+    def command(self, outcome: PointOutcome) -> str:
+        """Return the command whose run gives a point's latency; empty where no command line says its request."""
+        request = self.setting.variants.named(outcome.point).on(self.setting.asked)
+        asked = request.asked()
+        return "" if asked is None else command("run", request.schedule, asked, ())
+
     def chosen(self, outcome: PointOutcome) -> dict[str, object]:
-        """Return the tiling fields of an outcome that are no axes and that nobody named: chosen."""
+        """Return the tiling fields of an outcome that are no axes and that nobody named: chosen as by a run of it."""
         return self.setting.variants.chosen(outcome.point)
 
     def why_none(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -68,6 +68,7 @@ class Surveyed(NamedTuple):
     """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on.
 
     ``groups`` are the core groups whose time alone is a better bound: none where that is no bound, or is it already.
+    Fields that are open are not chosen yet: the bound is the least of all tiles that may be.
     """
 
     bound_us: float
@@ -124,20 +125,33 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         if time.time() > job.deadline:
             break
         try:
-            built = _built(job, task)
+            candidates = list(_variants(job.variants).candidates(task.point, is_family=task.is_family))
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue
-        content, device = program_key(built.program), built.plan.device
-        same = None if content is None else first.setdefault((device.name, content), task.index)
-        cutoff = cycles_within(built, task.cutoff_us)
-        bound = Bound(0)
-        if not isinstance(device, NodeDevice):
-            bound = work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
-        bits = (bits_key(built) or f"point {task.index}") if job.needs_bits else ""
-        latency, earlier = latency_us(built, bound.cycles), None if same == task.index else same
-        surveyed.append((task.index, Surveyed(latency, earlier, bits, bound.groups if is_narrowed else ())))
+        content, device = program_key(candidates[0].program), candidates[0].plan.device
+        same = first.setdefault((device.name, content), task.index) if content and len(candidates) == 1 else None
+        bounds = [_bound(task, built) for built in candidates]
+        latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
+        bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""
+        groups, earlier = bounds[0].groups if is_narrowed else (), None if same == task.index else same
+        surveyed.append((task.index, Surveyed(latency, earlier, bits, groups)))
     return surveyed
+
+
+def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) -> str:
+    """Return what points share that have the same bits; open fields that decide them are chosen."""
+    keys = {bits_key(built) for built in candidates}
+    return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
+
+
+def _bound(task: PointTask, built: BuiltPlan) -> Bound:
+    """Return a bound of a program by its work, no further than the latency that its point would have to beat."""
+    device = built.plan.device
+    if isinstance(device, NodeDevice):
+        return Bound(0)
+    cutoff = cycles_within(built, task.cutoff_us)
+    return work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
@@ -145,22 +159,35 @@ def narrow(job: Job) -> list[tuple[int, float]]:
     bounds = []
     for task in job.tasks:
         assert task.surveyed is not None
-        built = _built(job, task)
-        streams = Streams(built.program, built.plan.device)
-        cycles = 0 if streams.scalar_waits else alone_bound(Code(streams), task.surveyed.groups)
-        bounds.append((task.index, max(task.surveyed.bound_us, latency_us(built, cycles))))
+        candidates = list(_variants(job.variants).candidates(task.point))
+        least = min(_alone_us(task, built, is_only=len(candidates) == 1) for built in candidates)
+        bounds.append((task.index, max(task.surveyed.bound_us, least)))
     return bounds
+
+
+def _alone_us(task: PointTask, built: BuiltPlan, *, is_only: bool) -> float:
+    """Return the least latency of a program whose busiest core groups run alone."""
+    assert task.surveyed is not None
+    groups = task.surveyed.groups
+    if not is_only:
+        bound = _bound(task, built)
+        if not bound.groups or latency_us(built, bound.cycles) > task.cutoff_us:
+            return latency_us(built, bound.cycles)
+        groups = bound.groups
+    streams = Streams(built.program, built.plan.device)
+    return latency_us(built, 0 if streams.scalar_waits else alone_bound(Code(streams), groups))
 
 
 def prove(job: Job) -> list[int]:
     """Check points for races and all else that a run is checked for; raise what is wrong with one.
 
-    Returned are those that fit: what is pruned with its family was not built.
+    Returned are those that fit: what is pruned with its family was not built.  A point whose fields are open is checked
+    with the first of its tiles that fits.
     """
     fitting = []
     for task in job.tasks:
         try:
-            built = _built(job, task)
+            built = next(_variants(job.variants).candidates(task.point))
         except TilingError:
             continue
         built.check()
@@ -247,6 +274,6 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
     request = _variants(job.variants).request_of(task.point)
     if is_node(request.named_device()):
         return _run(job, task, has_bits=True).numerics
-    plan = plan_of(request, is_bare=True)
-    _, program = plan.schedule.fitted(plan.problem, plan.tiling, plan.device, plan.precision)
-    return plan.bits(program) if isinstance(plan.problem, Problem | KernelProblem) else None
+    built = _built(job, task)
+    plan = replace(plan_of(request, is_bare=True), tiling=built.plan.tiling)
+    return plan.bits(built.program) if isinstance(plan.problem, Problem | KernelProblem) else None

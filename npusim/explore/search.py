@@ -303,6 +303,10 @@ class Search:
             return
         if not self.options.exhaustive:
             self._seed(workers, remaining)
+            if (
+                self.setting.is_open() and not self.options.needs_bits
+            ):  # no two programs are known to be equal before their fields are chosen
+                remaining = [i for i in remaining if i not in self.outcomes]
         self._survey(workers, remaining)
         if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
             self._later = self._put_aside()
@@ -393,7 +397,7 @@ class Search:
             near = fastest.get(self.groups[index])
             return 0 if near is None else sum(self.points[index].get(n) != v for n, v in near.point.items())
 
-        self.families = {f.indices[0]: f for f in self.setting.families(self.points, remaining)}
+        self.families = {f.indices[0]: f for f in self._families(remaining)}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         parts = list(chunks({i: f.lightest for i, f in self.families.items()}))
         self._homes = {i: (first, (part[0],)) for part in parts for first in part for i in self._members(first)}
@@ -432,6 +436,9 @@ class Search:
             self.keep(misfits)
             if not self.options.needs_bits:
                 self._prune()
+
+    def _families(self, indices: Sequence[int]) -> list[PointFamily]:
+        return self.setting.families(self.points, indices, has_bits=self.options.needs_bits)
 
     def _members(self, index: int) -> tuple[int, ...]:
         """Return the points of a family that is not opened, or a point itself."""
@@ -614,7 +621,7 @@ def subject(request: Request) -> dict[str, object]:
 
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
     """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
-    families = len(setting.families(points, range(len(points))))
+    families = len(setting.families(points, range(len(points)), has_bits=options.needs_bits))
     if options.exhaustive:
         seconds = len(points) * (RUN_S + (BITS_S if options.needs_bits else 0))
     else:

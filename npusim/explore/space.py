@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.tiling import Tiling, TilingField, tiling_fields
+from npusim.config.tiling import Tiling, TilingField, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
@@ -107,6 +107,8 @@ class SearchSpec:
     spaces: Mapping[str, Axes]
     device_keys: tuple[str, ...]
     content: str
+    #: The request as it was written, before files were read.
+    asked: Request
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -115,9 +117,17 @@ class SearchSpec:
         return Variants(self.request, self.device_keys, is_open=True)
 
     @cached_property
+    def model_fields(self) -> frozenset[str]:
+        """Axes that are parameters of a schedule's model: each value computes something else."""
+        schedules = (replace(self.request, schedule=name).find_schedule() for name in self.schedules)
+        fields = (f for schedule in schedules for f in tiling_fields(schedule.tiling))
+        return frozenset(f.name for f in fields if f.kind == "model" and f.name in self.axes)
+
+    @cached_property
     def scene_names(self) -> tuple[str, ...]:
         """Axes that say what is computed and on what: points that differ in them are no rivals."""
-        return ("schedule", *(n for n in self.axes if (n in OPTIONS and n != "schedule") or n in self.device_keys))
+        computed = {*OPTIONS, *self.device_keys, *self.model_fields}
+        return ("schedule", *(n for n in self.axes if n in computed and n != "schedule"))
 
     def points(self) -> list[Point]:
         """Return every combination, schedule by schedule; with several, ``schedule`` is an axis."""
@@ -125,8 +135,13 @@ class SearchSpec:
             return list(combinations(self.spaces[self.schedules[0]]))
         return [{"schedule": name, **p} for name, axes in self.spaces.items() for p in combinations(axes)]
 
-    def families(self, points: Sequence[Point], indices: Iterable[int]) -> list[PointFamily]:
-        """Return points in the families that have one bound, in the order of their first points."""
+    def families(self, points: Sequence[Point], indices: Iterable[int], *, has_bits: bool = False) -> list[PointFamily]:
+        """Return points in the families that have one bound, in the order of their first points.
+
+        ``has_bits``: their bits are alike, too; not where fields that decide bits are chosen for each point.
+        """
+        if has_bits and self.is_open(has_bits=True):
+            return [PointFamily((i,), points[i], is_dealt=True) for i in indices]
         declared = {name: self._lightened(name) for name in self.schedules}
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
@@ -141,6 +156,16 @@ class SearchSpec:
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
             families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)]))
         return families
+
+    def is_open(self, *, has_bits: bool = False) -> bool:
+        """Whether fields are chosen for points; ``has_bits``: some that say more than when and where work is done."""
+        device = self.request.machine()
+        if isinstance(device, NodeDevice) or isinstance(self.request.tiling, Tiling):
+            return False
+        schedules = [replace(self.request, schedule=name).find_schedule() for name in self.schedules]
+        later = {f.name for s in schedules for f in tiling_fields(s.tiling) if f.lightest and has_bits}
+        named = {*later, *named_fields(self.request.tiling), *(n for n, v in self.axes.items() if None not in v)}
+        return any(open_fields(s, device) - named for s in schedules)
 
     def _lightened(self, schedule: str) -> list[TilingField]:
         """Return the axes of a schedule whose lightest value is known."""
@@ -194,7 +219,8 @@ def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
     if isinstance(request.machine(), NodeDevice):
         return defaults
     try:
-        return {**defaults, **Variants(of_schedule, is_open=True).build(Variant()).plan.tiling.model_dump()}
+        tiling = Variants(of_schedule, is_open=True).build(Variant()).plan.tiling
+        return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
     except NpusimError:  # an axis may be what makes it one that runs
         return {**defaults, **named_fields(request.tiling)}
 
@@ -227,6 +253,7 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
     for name in names:
         target_of(replace(request, schedule=name), has_bits=True)
     names, notes = _ranked(request, names, studies=studies)
+    asked = request
     request = replace(
         request,
         schedule=names[0],
@@ -256,7 +283,12 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         spaces[name] = checked_axes(axes_of_schedule, known)
     for name, one in requests.items():
         _check(one, schedules[name], spaces[name], keys)
-    return SearchSpec(request, names, values, spaces, keys, _content(request), notes)
+    setting = SearchSpec(request, names, values, spaces, keys, _content(request), asked, notes)
+    differing = (
+        f"{name} is a parameter of the model: rows with other values compute different things, each has its own best"
+        for name in sorted(setting.model_fields)
+    )
+    return replace(setting, notes=(*notes, *differing))
 
 
 def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -389,11 +421,12 @@ def _rank(value: Value) -> tuple[bool, bool, Any]:
 
 
 def declared(tiling: type[Tiling]) -> dict[str, tuple[Value, ...]]:
-    """Return the space that a schedule's fields declare: choices, and doublings between a field's limits.
+    """Return the space that a schedule's fields of its tile declare: choices, and doublings between a field's limits.
 
-    A field whose default is a rule's choice may be left to it (None).
+    A field whose default is a rule's choice has that by its word, or is left to the rule (None).
     """
-    axes = {field.name: _declared(field, type(field.default)) for field in tiling_fields(tiling)}
+    of_tile = (field for field in tiling_fields(tiling) if field.kind == "tile")
+    axes = {field.name: _declared(field, type(field.default)) for field in of_tile}
     return {name: values for name, values in axes.items() if len(values) > 1}
 
 
@@ -406,7 +439,7 @@ def _declared(field: TilingField, kind: type) -> tuple[Value, ...]:
         return ()
     step = field.multiple_of or 1
     limit = min(field.maximum or MOST_ELEMENTS, MOST_ELEMENTS if field.multiple_of else MOST)
-    values: list[Value] = [None] if field.default is None else []
+    values: list[Value] = [field.none] if field.default is None else []
     values += [field.minimum] if field.minimum == 0 else []
     value = max(step, field.minimum)
     while value <= limit:

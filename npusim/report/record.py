@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim import __version__
 from npusim.config.record import read_record, record_document
+from npusim.config.tiling import word_of
 from npusim.errors import SpecError
 from npusim.numerics.result import NumericRecord
 from npusim.sanitize import regular_file
@@ -87,6 +88,7 @@ def record_of(result: RunData) -> RunRecord:
     values: dict[str, Any] = {f.name: getattr(result, f.name, None) for f in fields(RunRecord)}
     values |= {"npusim_version": __version__, "device": _device(result.device)}
     values |= {name: values[name].model_dump(mode="json") for name in ("problem", "tiling")}
+    values["tiling"] = {n: word_of(type(result.tiling), n, v) for n, v in values["tiling"].items()}
     return RunRecord(**values)
 
 

@@ -83,6 +83,8 @@ def exploration_table(
             blocks.append(Heading(" ".join(f"{n}={v}" for n, v in zip(apart, scene, strict=True)), ""))
         chosen = front(of_scene) if is_pareto and exploration is not None else None
         blocks += _ranking_blocks(of_scene, apart, chosen, top)
+        if exploration is not None and (best := best_of(of_scene)) and (words := exploration.command(best)):
+            blocks.append(Facts((("run", cells(words)),)))
     if total > len(outcomes):
         blocks.append(Facts((("left", tuple(_left(outcomes, last, exploration))),)))
     ignored = next((o.ignored for o in outcomes if o.ignored), "")
@@ -129,7 +131,7 @@ def exploration_document(
         complete=exploration is not None and not exploration.undecided,
         undecided=max(0, last.points - len(outcomes)),
         remaining_us=_remaining_us(last, exploration),
-        best=point(best) if best else None,
+        best={**point(best), **({"command": exploration.command(best)} if exploration else {})} if best else None,
         front=[] if exploration is None else [*map(point, exploration.front)],
         points=[*map(point, outcomes)],
     )
@@ -202,7 +204,7 @@ def _assurances(exploration: Exploration) -> list[Block]:
     chosen = {} if exploration.best is None else exploration.chosen(exploration.best)
     if chosen:
         words = " ".join(f"{name}={value}" for name, value in chosen.items())
-        facts.append(("others", cells(f"{words}: chosen, the axes as declared")))
+        facts.append(("others", cells(f"{words}: chosen for the best, as its run chooses")))
     counts = exploration.counts()
     if counts.get("pruned", 0) and not exploration.undecided:
         also = f" and {exploration.checked} pruned" if exploration.checked else ""

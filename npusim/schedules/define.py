@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from types import MappingProxyType, new_class
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
 from npusim.config.seen import KeyFunction, pairs_seen
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, joined
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
 from npusim.ir.content import kept_by_blocks
@@ -245,7 +245,8 @@ def attention(
     given
         ``given(problem, tiling, p)``: what else the kernel takes, by name.
     fields
-        Tiling fields of its own, beside those that the machine takes.
+        Fields of its own, beside those that the machine takes: the model's, which no run chooses and no search varies
+        unless it is named there; ``Field(..., json_schema_extra=part_of("tile"))`` declares one of the tile.
     by_rule
         ``by_rule(problem, tiling, p, machine)`` returns the phases where a kernel cuts keys by a rule of its own.
     """
@@ -316,12 +317,7 @@ def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: ob
 
 def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
     """Return, for each core family, the fields of a schedule of its own beside those that the machine takes."""
-    return {
-        family: new_class(
-            fields.__name__, (fields, of_machine), exec_body=lambda body: body.update(__doc__=fields.__doc__)
-        )
-        for family, of_machine in ATTENTION_TILING.items()
-    }
+    return {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:

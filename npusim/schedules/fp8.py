@@ -40,7 +40,10 @@ class Fp8Tiling(RegisterFields, Blocks):
 
     block_kv: int = Field(default=256, ge=16, multiple_of=16, description="keys of a tile")
     vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 4096 elements a slice"
+        default=None,
+        ge=1,
+        json_schema_extra={"none": "full"},
+        description="rows of a softmax slice on an AIV; full: 4096 elements a slice",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from npusim.config.layers import ModelProblem
 from npusim.config.load import load_device
 from npusim.config.problem import LayerProblem, SharedProblem
-from npusim.config.tiling import Tiling, build_tiling
+from npusim.config.tiling import Tiling
 from npusim.errors import NpusimError, ProgramError, SpecError
 from npusim.ir.check import check
 from npusim.node.bits import LayerEvaluation, LayerInputs, sample_rows
@@ -24,11 +24,13 @@ from npusim.node.simulate import simulate
 from npusim.node.times import simulated_work, stated_work
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
-from npusim.schedules import SCHEDULES, find_schedule
+from npusim.schedules import SCHEDULES
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
-from npusim.simulation.plan import ComputedBits, estimate, refuse_beyond, traced_groups
+from npusim.simulation.plan import ComputedBits, estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.request import Request
 from npusim.simulation.result import Spread
+from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
 from npusim.units import format_bytes, format_duration
@@ -76,11 +78,23 @@ def run_on_node(plan: Plan) -> RunData:
 # ---------------------------------------------------------------- time
 
 
-def child_program(child: Child, device: DeviceSpec) -> TileProgram:
-    """Return a child's tile program on its device, with the schedule's own tiling but for the fields it names."""
-    schedule = find_schedule(child.schedule, device.family)
-    tiling = build_tiling(schedule.tiling, dict(child.fields))
-    return schedule.fitted(child.problem, tiling, device, schedule.precision(child.precision))[1]
+def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None) -> TileProgram:
+    """Return a child's tile program on its device, fields that it does not name chosen as by a run of its own.
+
+    ``whole``: what it computes instead, with the tile of the child.
+    """
+    asked = Request(
+        child.schedule,
+        problem=child.problem,
+        hw=device,
+        tiling=dict(child.fields),
+        precision=child.precision or None,
+        numerics=False,
+    )
+    plan, program = program_of(plan_of(asked))
+    if whole is None:
+        return program
+    return plan.schedule.fitted(whole, plan.tiling, device, plan.precision)[1]
 
 
 def has_schedule(name: str, device: DeviceSpec) -> bool:
@@ -188,8 +202,8 @@ def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
             f"{format_duration(seconds)}; --rows {last}-{problem.seq_q - 1} computes the last rows"
         )
         return replace(NO_BITS, notes=(why,))
-    inputs, program_of = _layer_inputs(plan, problem), partial(child_program, device=machine.each)
-    layer = LayerEvaluation(program, problem, machine.node, fmt, inputs, program_of, plan.request.rows)
+    inputs, of_child = _layer_inputs(plan, problem), partial(child_program, device=machine.each)
+    layer = LayerEvaluation(program, problem, machine.node, fmt, inputs, of_child, plan.request.rows)
     bits = layer.run(plan.request.progress)
     note = (
         f"{fmt} sums of {ranks} ranks by {algorithm}: relative RMSE {bits.sum_rmse:.2e} against the float64 sums of "
@@ -214,7 +228,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
     kv_heads = plan.workload.kv_heads if plan.tensors is None else plan.tensors["k"].shape[1]
     if whole.heads % kv_heads == 0 and kv_heads < whole.kv_heads:
         whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
-    attention = child_program(replace(child, problem=whole), device)
+    attention = child_program(child, device, whole)
     r = plan.request
     return evaluate(attention, whole, plan.source(problem), rows=r.rows, progress=r.progress)
 

@@ -22,18 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
 from npusim.config.problem import Problem
-from npusim.config.tiling import build_tiling, word_of
+from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, Known, uncollected
 from npusim.schedules.define import machine_class
-from npusim.schedules.registry import SHRINKING
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from npusim.config.device import DeviceSpec, L2State
     from npusim.config.tiling import Tiling
@@ -83,17 +82,50 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     return replace(plan, tiling=tiling), program
 
 
-def completed(plan: Plan, tiling: Tiling, held: Iterable[str]) -> Tiling:
-    """Return ``tiling`` with what it does not name as in a run of the plan in which fields ``held`` are as declared.
+def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, TileProgram]]:
+    """Yield what `program_of` may return for a plan: each tile that the rule may reach and that fits.
 
-    Sizes among those may be halved to fit.
+    ``is_family``: a named field that declares its lightest value stands for others too, and a setting need not agree
+    with it.  Raises `TilingError` where no tile fits.
     """
-    fields, named = choose_tile(plan, held).fields, tiling.model_fields_set
-    values = {**plan.tiling.model_dump(), **fields, **{n: v for n, v in tiling if n in named}}
-    kept = named | (fields.keys() - set(SHRINKING))
-    made = type(tiling).model_construct(_fields_set=set(kept), **values)
-    anew = {n for n, v in plan.schedule.declared(made, plan.device, plan.problem, plan.precision) if v != values[n]}
-    return type(tiling).model_construct(_fields_set=kept | anew, **values)
+    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and is_family}
+    known: set[Tiling] = set()
+    # In a what-if the choice for the unchanged device is compared, too.
+    for device in filter(None, (plan.device, plan.device.unchanged)):
+        on = replace(plan, device=device)
+        reached: list[dict[str, object]] = [{}]
+        groups: list[list[dict[str, object]]] = [[{}], *_groups(on, standing)]
+        for group in groups:
+            for fields in [{**before, **setting} for before in reached for setting in group]:
+                try:
+                    made, program = _named(on, fields)
+                    changed = _changed(made.tiling, plan.tiling)
+                    reached += [changed] if fields and changed not in reached else []
+                    if device is not plan.device:
+                        made, program = _named(plan, changed)
+                except NpusimError:  # the rule does not take it
+                    continue
+                if made.tiling not in known:
+                    known.add(made.tiling)
+                    yield made, program
+    if not known:
+        yield _named(plan, {})
+
+
+def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
+    """Return `program_of` a plan with fields that count as named and nothing left to choose."""
+    return program_of(replace(plan, tiling=_with(plan.tiling, fields), is_open=False), is_hinted=False)
+
+
+def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
+    """Return a tiling with other fields, which count as named; raise `TilingError` for values out of their limits."""
+    made = build_tiling(type(tiling), {**tiling.model_dump(exclude_unset=True), **fields})
+    return tiling.model_copy(update={n: getattr(made, n) for n in fields})
+
+
+def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
+    """Return the fields of a tiling that differ from the declared ones."""
+    return {n: v for n, v in tiling if v != getattr(declared, n)}
 
 
 def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) -> TileProgram:
@@ -117,14 +149,14 @@ def starting_with(program: TileProgram, device: DeviceSpec, l2: L2State | None) 
 # ---------------------------------------------------------------- which tile
 
 
-def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
-    """Return the fields that the rule chooses, none of those ``held``: they stay as declared.
+def choose_tile(plan: Plan) -> TileChoice:
+    """Return the fields that the rule chooses of those that nobody named: one rule for all that build a plan.
 
     None are chosen on a device without times, nor for what is no attention.
     """
-    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
+    if not any(_groups(plan)):
         return TileChoice()
-    named, precision = plan.tiling.model_fields_set.union(held), cast("Any", plan.precision)
+    named, precision = plan.tiling.model_fields_set, cast("Any", plan.precision)
     of_call = plan.problem, precision, plan.tiling, frozenset(named), plan.request.l2
     schedule, unchanged, usual = Itself(plan.schedule), plan.device.unchanged, None
     with uncollected():
@@ -133,12 +165,20 @@ def choose_tile(plan: Plan, held: Iterable[str] = ()) -> TileChoice:
         return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
+def _groups(plan: Plan, standing: Collection[str] = ()) -> list[list[dict[str, object]]]:
+    """Return the settings that the rule tries for a plan, group by group; none where nothing is left to choose."""
+    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
+        return []
+    settings = machine_class(plan.device.family)(plan.device).settings(plan.tiling, plan.problem)
+    return [list(_open(group, plan.tiling, plan.tiling.model_fields_set, standing)) for group in settings]
+
+
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     """Return the tiling fields that the rule may choose where nobody names them."""
     if not issubclass(schedule.problem, Problem) or not device.is_timed:
         return frozenset()
     settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}), None)
-    return frozenset(n for group in settings for s in group for n in s if n in schedule.tiling.model_fields)
+    return frozenset(n for group in settings for s in group for n in s) & tile_fields(schedule.tiling)
 
 
 @lru_cache(maxsize=64)
@@ -169,8 +209,6 @@ def _choice(
     """
     settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
     groups = [list(_open(group, tiling, named)) for group in settings]
-    if not any(groups):
-        return TileChoice()
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
@@ -227,18 +265,27 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
         tries += f"; {final.count_in_words(is_last=True)}" if final is not trial else ""
     if best is declared or not best.fields:
         return TileChoice(note=f"tile=auto: the declared one, {tries}")
-    words = " ".join(f"{n}={word_of(type(tiling), n, v)}" for n, v in best.fields.items())
+    chosen = {n for group in groups for setting in group for n in setting} | best.fields.keys()
+    values = {n: best.fields.get(n, v) for n, v in tiling if n in chosen}  # all: named so, they are this tile again
+    named = {n: word_of(type(tiling), n, v) for n, v in values.items()}
+    words = " ".join(f"{n}={v}" for n, v in named.items() if v is not None)
     if refusal := trial.refusal(best.fields):
         return TileChoice(note=f"tile=auto: the declared one; {words} is refused: {refusal}")
     gain = f"{(1 - best.seconds / declared.seconds) * 100:.1f} % faster than the declared tile" if declared else ""
     return TileChoice(best.fields, f"tile=auto: {words}, {gain or 'which fits'}, {tries}")
 
 
-def _open(group: Iterable[Mapping[str, object]], tiling: Tiling, named: frozenset[str]) -> Iterator[dict[str, object]]:
-    """Yield the settings that change no field that was named, without the fields that the schedule has not."""
+def _open(
+    group: Iterable[Mapping[str, object]], tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
+) -> Iterator[dict[str, object]]:
+    """Yield the settings that change no field that was named, without those that are no fields of the tile.
+
+    A named field that is ``standing`` agrees with any value.
+    """
     for setting in group:
-        fields = {n: v for n, v in setting.items() if n in type(tiling).model_fields}
-        if fields.keys() - named and all(getattr(tiling, n) == fields[n] for n in fields.keys() & named):
+        fields = {n: v for n, v in setting.items() if n in tile_fields(type(tiling))}
+        agreeing = (n in standing or getattr(tiling, n) == fields[n] for n in fields if n in named)
+        if any(n not in named for n in fields) and all(agreeing):
             yield {n: v for n, v in fields.items() if n not in named}
 
 
@@ -289,7 +336,7 @@ class _Trial:
     def tried(self, fields: Mapping[str, object]) -> _Tried | None:
         """Return the time of a tile, and how it differs from the declared one; None where it does not fit."""
         try:
-            tiling = self._tiling(fields)
+            tiling = _with(self.tiling, fields)
             if tiling not in self._known:
                 self._known[tiling] = None
                 self._known[tiling] = self._simulated(tiling, fields)
@@ -300,14 +347,10 @@ class _Trial:
     def refusal(self, fields: Mapping[str, object]) -> str:
         """Return what is wrong with the program of a tile: a race, or what else a run is checked for."""
         try:
-            check(self._fitted(self._tiling(fields))[1], self.device.flags)
+            check(self._fitted(_with(self.tiling, fields))[1], self.device.flags)
         except NpusimError as error:
             return one_line(error)
         return ""
-
-    def _tiling(self, fields: Mapping[str, object]) -> Tiling:
-        made = build_tiling(type(self.tiling), {**self.tiling.model_dump(exclude_unset=True), **fields})
-        return self.tiling.model_copy(update={n: getattr(made, n) for n in fields})
 
     def _fitted(self, tiling: Tiling) -> tuple[Tiling, TileProgram]:
         tiling, program = self.schedule.fitted(self.problem, tiling, self.device, self.precision, is_hinted=False)
@@ -317,8 +360,7 @@ class _Trial:
         tiling, program = self._fitted(tiling)
         streams = Streams(program, self.device)
         timing = METHODS["auto"](program, self.device, trace_groups=(), streams=streams)
-        changed = {n: v for n, v in tiling if v != getattr(self.tiling, n)} if fields else {}
-        return _Tried(timing.latency_s, changed)
+        return _Tried(timing.latency_s, _changed(tiling, self.tiling) if fields else {})
 
 
 def judged_problem(problem: Problem, most: int = PAIRS, heads: int = 0) -> Problem:

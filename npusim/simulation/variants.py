@@ -22,10 +22,10 @@ from npusim.ir.tile import GlobalTile
 from npusim.numerics.evaluate import needed_blocks
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan
-from npusim.simulation.tile import completed, program_of
+from npusim.simulation.tile import candidates, open_fields, program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable
+    from collections.abc import Collection, Hashable, Iterable, Iterator
 
     from npusim.ir.op import Attributes, Source, Step
     from npusim.ir.program import Item, TileProgram
@@ -84,8 +84,8 @@ class Variants:
     """Builds variants of one request.
 
     Variants of one problem and device share these objects, so that their programs share what depends on them.
-    ``is_open``: fields that neither the request nor a variant names are chosen as in a run in which those that the
-    variant names are as declared: the same for all its values of them.  Else they have their declared values.
+    ``is_open``: fields that neither the request nor a variant names are chosen as in a run of the variant.  Else they
+    have their declared values.
     """
 
     def __init__(self, request: Request, device_keys: Collection[str] = (), *, is_open: bool = False) -> None:
@@ -115,35 +115,46 @@ class Variants:
         return Variant(options=options, overrides=overrides, tiling=tiling, precision=values)
 
     def request_of(self, changes: Mapping[str, object]) -> Request:
-        """Return the request with changes by name alone, as :meth:`named`; all its fields where they are open."""
-        variant = self.named(changes)
-        request = variant.on(self.request)
-        return replace(request, tiling=self._plan(variant).tiling) if self.is_open else request
+        """Return the request with changes by name alone, as :meth:`named`."""
+        return self.named(changes).on(self.request)
 
     def build(self, variant: Variant, *, is_hinted: bool = True) -> BuiltPlan:
         """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
         return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
 
+    def candidates(self, changes: Mapping[str, object], *, is_family: bool = False) -> Iterator[BuiltPlan]:
+        """Yield the programs one of which ``built`` has for changes by name alone: see `tile.candidates`.
+
+        Raises `TilingError` where none fits.
+        """
+        variant = self.named(changes)
+        named = {**named_fields(self.request.tiling), **variant.tiling}
+        if not (self.is_open and self._scene_of(variant).open_fields - named.keys()):
+            yield self.built(tuple(changes.items()))
+        else:
+            yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), is_family=is_family))
+
     def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of a variant that were chosen for it; changes by name alone."""
-        plan = self._plan(self.named(changes))
-        declared = {n: f.default for n, f in type(plan.tiling).model_fields.items()}
+        tiling = self.built(tuple(changes.items())).plan.tiling
+        declared = {n: f.default for n, f in type(tiling).model_fields.items()}
         named = {**named_fields(self.request.tiling), **changes}
-        return {n: v for n, v in plan.tiling if n not in named and v != declared[n]}
+        return {n: v for n, v in tiling if n not in named and v != declared[n]}
 
     def _plan(self, variant: Variant) -> Plan:
-        """Return a variant's plan, with all that is to be chosen."""
-        scenery = (variant.options, variant.problem, variant.overrides)
-        plan = self._scene(*(tuple(changes.items()) for changes in scenery)).plan
+        """Return a variant's plan; what it does not name is open to the rule."""
+        plan = self._scene_of(variant).plan
         request = replace(variant, options={}, problem={}, overrides={}).on(self.request)
         kind = plan.schedule.tiling
         tiling = build_tiling(kind, request.chosen_tiling(kind))
         plan = replace(plan, precision=plan.schedule.precision(request.changed_precision()))
-        if self.is_open and plan.is_open:
-            unchanged = build_tiling(kind, self.request.chosen_tiling(kind))
-            unchanged = plan.schedule.declared(unchanged, plan.device, plan.problem, plan.precision)
-            tiling = completed(replace(plan, tiling=unchanged), tiling, variant.tiling)
-        return replace(plan, tiling=tiling, is_open=False)
+        if plan.is_open:
+            tiling = plan.schedule.declared(tiling, plan.device, plan.problem, plan.precision)
+        return replace(plan, tiling=tiling, is_open=self.is_open and plan.is_open)
+
+    def _scene_of(self, variant: Variant) -> _Scene:
+        scenery = (variant.options, variant.problem, variant.overrides)
+        return self._scene(*(tuple(changes.items()) for changes in scenery))
 
     def _read(self, *changes: tuple[tuple[str, Any], ...]) -> _Scene:
         options, problem, overrides = map(dict, changes)
@@ -161,6 +172,10 @@ class _Scene:
     @cached_property
     def tiling_fields(self) -> Collection[str]:
         return self.request.find_schedule().tiling.model_fields.keys()
+
+    @cached_property
+    def open_fields(self) -> frozenset[str]:
+        return open_fields(self.plan.schedule, self.plan.device) if self.plan.is_open else frozenset()
 
     @cached_property
     def plan(self) -> Plan:

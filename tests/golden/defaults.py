@@ -51,7 +51,7 @@ ASCEND = {
     "block": (32, 64, 128, 256),
     "block_q": (32, 64, 128, 256),
     "block_kv": (64, 128, 256, 512, 1024),
-    "vector_rows": ("auto", 16, 32),
+    "vector_rows": (8, 16, 32, "full"),
     "depth": (1, 2, 3, 4),
     "deal": ("round_robin", "balanced"),
 }

@@ -97,6 +97,8 @@ EXTRA: tuple[tuple[str, str, str, str, dict[str, object]], ...] = (
     ("flash", "ascend_910b2", "causal", "", {"block_kv": 32, "depth": 0, "deal": "balanced"}),
     ("flash", "ascend_910b2", "long", "fa16", {"block_kv": 256, "depth": 3, "vector_rows": 7}),
     ("flash", "ascend_910b2", "causal", "", {"running": "gm", "vector_rows": 24}),
+    ("flash", "ascend_910b2", "ragged", "", {"kernel": "pto"}),
+    ("flash", "ascend_910b2", "causal", "", {"kernel": "pto"}),
     ("flash", "h200", "causal", "accumulate=fresh", {}),
     ("flash", "h200", "ragged", "", {"kernel": "cudnn"}),
     ("flash", "h200", "causal", "", {"kernel": "cudnn"}),

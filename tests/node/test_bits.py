@@ -141,7 +141,7 @@ def test_sample_has_rows_from_the_midst_of_messages() -> None:
     draw = np.random.default_rng(4)
     given = {n: draw.standard_normal((1, RANKS, 1024, WIDTH)).astype(np.float16) for n in "qkv"}
     bits = layer(given, rows="sample")
-    assert bits.numerics.sample.startswith("rows 640..767, 896..1023 of 1024")
+    assert bits.numerics.sample.startswith("rows 640..703, 896..1023 of 1024")  # of blocks that the run chose
     # The last rows alone lie in the last shard, which mesh and ring add in one order.
     assert {o.arithmetic: o.differing for o in bits.orders}["algorithm=ring"] > 0.05
     last = layer(given, rows=range(896, 1024))

@@ -137,7 +137,7 @@ def _latency_us(command: str) -> float:
 @pytest.mark.parametrize(
     ("rule", "schedule", "options", "change"),
     [
-        ("few blocks", "flash", {"seq": 256, "tiling": {"block_q": 128}}, "block_q=64"),
+        ("few blocks", "flash", {"seq": 256, "tiling": {"block_q": 128}}, "block_q=32"),
         ("few blocks", "volta_flash", {"seq": 1024, "tiling": {"block_q": 256}}, "block_q=64,arrangement=2x2"),
         ("imbalance", "flash", {"seq": 1024, "tiling": {"kernel": "pto", "deal": "round_robin"}}, "deal=balanced"),
         ("imbalance", "flash", {"seq": 2048, "hw": "h200", "tiling": {"launch": "in_order"}}, "launch=longest_first"),

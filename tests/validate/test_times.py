@@ -208,7 +208,8 @@ def test_a_quantity_that_is_not_predicted_is_an_error(tmp_path: Path) -> None:
 
 def test_a_latency_is_what_its_timing_says(tmp_path: Path) -> None:
     kinds = ("core", "kernel", "back_to_back", "call")
-    cases = [case(kind, "latency_us: 20, core_us: 20", extra=f"timing: {kind}, ") for kind in kinds]
+    of_kernel = {"kv": "256, kernel: pto"}
+    cases = [case(kind, "latency_us: 20, core_us: 20", extra=f"timing: {kind}, ", **of_kernel) for kind in kinds]
     report = times(write(tmp_path, *cases))
     found = {(r.name, r.quantity): r.predicted for r in report.residuals}
     launch = load_device("ascend_910b2").timed_launch()

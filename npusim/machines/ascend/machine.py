@@ -47,7 +47,7 @@ class PublishedKernel(NamedTuple):
     deal: BlockOrder = "round_robin"
     together: int = 1
     has_extra: bool = False
-    is_of_a_tile: bool = False  #: whose tile is named with it: else what runs is the vendor's
+    is_by_name: bool = False  #: runs where it is named: else what runs is the vendor's
 
 
 #: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
@@ -56,18 +56,18 @@ class PublishedKernel(NamedTuple):
 KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
     {
         "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
-        "pto": PublishedKernel(
-            "PTO's, with barriers where they are needed", "needed", has_extra=True, is_of_a_tile=True
-        ),
+        "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True, is_by_name=True),
         "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
     }
 )
 
-#: CANN's attention where nobody names a kernel or a tile: stages on through all blocks (ring of three tasks,
+#: CANN's attention where nobody names a kernel: stages on through all blocks (ring of three tasks,
 #: ops-transformer flash_attention_score), blocks by length.
 CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": KERNELS["cann"].deal})
 #: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
 MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
+#: Elements of such a slice, whatever keys a tile has.
+SLICE_CANN = 8 * 512
 #: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
 REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
 
@@ -90,7 +90,7 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
         {"block": 256},
     ),
     ({"block_kv": 128}, {"block_kv": 256}),
-    ({"vector_rows": 32},),
+    ({"vector_rows": 16}, {"vector_rows": 32}),
     ({"depth": 3},),
     ({"block_q": 64}, {"block_q": 128}, {"block_kv": 256}),
 )
@@ -159,27 +159,26 @@ class AscendMachine(Machine):
     def declared(self, tiling: Any, problem: Any, precision: Any) -> Any:
         """Return the tiling with what this machine declares in place of fields that nobody named.
 
-        Of a kernel that is nobody else's CANN's tile and order; with registers slices of whole registers in any case.
-        A product without a named tile is CANN's too: vector cores make fractals of rows that are off.
+        Of a kernel that is nobody else's CANN's tile and order, whatever of its tile is named; with registers slices
+        of whole registers in any case.  A product is CANN's too: vector cores make fractals of rows that are off.
         """
         if isinstance(problem, GemmProblem) and getattr(tiling, "nd2nz", "") is None and _off_rows(problem):
-            is_cann = tiling.model_fields_set.isdisjoint({"block_m", "block_n", "block_k"})
-            values = {**dict(tiling), "nd2nz": "vector" if is_cann else None}
+            values = {**dict(tiling), "nd2nz": "vector"}
             return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
         if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
             return tiling
         known, fields = type(tiling).model_fields, dict[str, object]()
         is_open = "kernel" in known and known["kernel"].default is None
-        has_tile = not tiling.model_fields_set.isdisjoint({"block_q", "block_kv"})
         if has_registers(self.device):
             fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
-            if is_open:
-                fields |= {"deal": CANN["deal"]} if has_tile else {**CANN, **REGISTER_TILE}
-        elif is_open and not has_tile and getattr(tiling, "kernel", "") is None:
+            fields |= {**CANN, **REGISTER_TILE} if is_open else {}
+        elif is_open and getattr(tiling, "kernel", "") is None:
             preset = KERNELS[getattr(precision, "kernel", "") or "cann"]
             # CANN's decode is another kernel, of which no order is known.
-            if preset.is_of_a_tile and problem.seq_q >= self.group.fractal:
+            if preset.is_by_name and problem.seq_q >= self.group.fractal:
                 fields = {**CANN, **MEMORY_TILE, "kernel": "cann"}
+                if "block_kv" in tiling.model_fields_set:  # slices of as many elements
+                    fields["vector_rows"] = max(1, SLICE_CANN // dict(tiling)["block_kv"])
         if getattr(tiling, "order", "") != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set

@@ -272,7 +272,7 @@ class GemmFields(Tiling):
     nd2nz: Literal["mte2", "vector"] | None = Field(
         default=None,
         description="who makes fractals of row-major operands: MTE2 on the way to L1, or vector cores before, of rows "
-        "off 256 bytes; default: vector if no tile is named, as CANN's MatMulV3 (a search's axes name none), else mte2",
+        "off 256 bytes; default: vector where rows are off, as CANN's MatMulV3",
     )
     swizzle: int = Field(
         default=1, ge=1, description="rows of tiles of C that blocks go through together, column by column (CATLASS)"
@@ -307,7 +307,10 @@ class VectorFields(Tiling):
     """How rows are cut into slices, how far stages run ahead, and which core gets which block."""
 
     vector_rows: int | None = Field(
-        default=None, ge=1, description="rows of a softmax slice on an AIV; default: 8192 elements a slice"
+        default=None,
+        ge=1,
+        json_schema_extra={"none": "full"},
+        description="rows of a softmax slice on an AIV; full: 8192 elements a slice",
     )
     depth: int = Field(
         default=2,
@@ -364,7 +367,7 @@ class KernelFields(RegisterFields):
     kernel: KernelName | None = Field(
         default=None,
         description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result; "
-        "of a prefill without a tile CANN's, with its own",
+        "of a prefill CANN's where the preset is PTO's, with CANN's order and tile",
     )
     barriers: Barriers | None = Field(
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"

@@ -374,7 +374,11 @@ class BlockFields(Tiling):
 
     block_q: int = Field(default=128, ge=8, multiple_of=8, description="query rows of a block")
     block_kv: int | None = Field(
-        default=None, ge=8, multiple_of=8, description="keys of a step; default: the most of 64, 32 and 16 that fit"
+        default=None,
+        ge=8,
+        multiple_of=8,
+        json_schema_extra={"none": "fits"},
+        description="keys of a step; fits: the most of 64, 32 and 16 that fit",
     )
 
 
@@ -415,8 +419,9 @@ class SmFields(GroupFields, BlockFields):
         return self.block_kv
 
     def check_no_lanes(self, device: str, known: frozenset[str] = frozenset({"block_q", "block_kv"})) -> None:
-        """Raise `TilingError` for fields of lanes on a device whose file says nothing of them."""
-        chosen = sorted((self.model_fields_set & set(SmFields.model_fields)) - known)
+        """Raise `TilingError` for fields of lanes, but at defaults, where a device's file says nothing of them."""
+        usual = {n: field.default for n, field in SmFields.model_fields.items() if n not in known}
+        chosen = sorted(n for n in self.model_fields_set & usual.keys() if getattr(self, n) != usual[n])
         if chosen:
             raise TilingError(
                 f"{', '.join(chosen)}: without effect on {device}, whose file says nothing of lanes; leave them out"

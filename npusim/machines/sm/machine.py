@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
+from npusim.config.tiling import tile_fields
 from npusim.errors import SpecError, TilingError
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
+    from npusim.config.tiling import Tiling
     from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
 
@@ -174,12 +176,21 @@ class SmMachine(Machine):
             return chosen_fa2(tiling, problem, self.device), ()
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
+    def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
+        """Return the tiling with the keys of a step that a kernel of warp groups has where nobody names them."""
+        is_left = self.has_groups and getattr(tiling, "kernel", None) is None
+        if not is_left or getattr(tiling, "block_kv", KEYS) is not None:
+            return tiling
+        values = {**dict(tiling), "block_kv": KEYS}
+        return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
+
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return what an attention may try; nothing where a library's kernel was named (``stages=library``).
 
         Nor where the tile is none of the machine's, but a kernel's own.
         """
-        if "block_q" not in type(tiling).model_fields:
+        fields: type[Tiling] = type(tiling)
+        if "block_q" not in tile_fields(fields):
             return ()
         if getattr(tiling, "kernel", None) in ("fa2", XFORMERS, *KERNELS):
             return ()
