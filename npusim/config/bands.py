@@ -22,6 +22,7 @@ from npusim.config.packaged import read_table
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
     from npusim.config.model import SpecModel
+    from npusim.config.tiling import Tiling
 
 #: The table of errors, which ``reports/validation/bands.py`` writes from every measured case there is.
 FILE = "validated.csv"
@@ -146,7 +147,7 @@ def validated(
     device: DeviceSpec,
     schedule: str,
     problem: SpecModel | None = None,
-    tiling: SpecModel | None = None,
+    tiling: Tiling | None = None,
     *,
     is_estimated: bool = False,
 ) -> Validated:
@@ -170,7 +171,7 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
 
 
-def kind_of(tiling: SpecModel | None) -> str:
+def kind_of(tiling: Tiling | None) -> str:
     """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile."""
     is_library = tiling is not None and getattr(tiling, "stages", "") is None
     return getattr(tiling, "kernel", None) or ("library" if is_library else "")
