@@ -259,12 +259,12 @@ class _Options(SpecModel):
 
     precision: Text | None = Field(default=None, description="absent: the schedule's default")
     tiling: dict[str, TilingValue] | None = Field(
-        default=None, description="fields of the kernel that was measured; absent, or auto: as npusim run chooses them"
+        default=None, description="fields of the kernel that was measured; auto: as npusim run chooses them"
     )
     unnamed: Literal["auto", "declared"] | None = Field(
         default=None,
-        description="fields that tiling does not name: auto, as npusim run chooses them (absent, without a tiling), or "
-        "declared, as the schedule has them (absent, with one)",
+        description="fields that tiling does not name: auto, as npusim run chooses them, or (absent) declared, as the "
+        "schedule has them: the tile of a measured kernel is its author's",
     )
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
     timing: Timing | None = Field(
@@ -290,7 +290,7 @@ class _Options(SpecModel):
     @property
     def is_open(self) -> bool:
         """Whether fields of the tiling that it does not name are chosen, as `npusim.run` does."""
-        return (self.unnamed or ("declared" if self.tiling else "auto")) == "auto"
+        return self.unnamed == "auto"
 
     @property
     def kind(self) -> Timing:

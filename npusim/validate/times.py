@@ -21,6 +21,7 @@ from npusim.explore.executors import Lost, executor
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
+from npusim.schedules.define import machine_class
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import LAUNCH, Request
 from npusim.simulation.simulate import run_plan, simulate_program
@@ -405,9 +406,14 @@ class Predictor:
             l2=case.start,
             **self._what(case),
         )
-        # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
         plan = plan_of(request)
-        return plan if case.is_open else replace(plan, is_open=False)
+        if case.is_open:
+            return plan
+        # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
+        if case.tiling and not isinstance(plan.device, NodeDevice):
+            stated = machine_class(plan.device.family)(plan.device).by_tile(plan.tiling, plan.precision)
+            plan = plan_of(replace(request, tiling={**case.tiling, **stated})) if stated else plan
+        return replace(plan, is_open=False)
 
     def _what(self, case: MeasurementCase) -> dict[str, Any]:
         """Return what a request computes: a workload by name, one that is written out, or sizes of another kernel."""

@@ -185,6 +185,14 @@ class AscendMachine(Machine):
         made = {n: value for n, value in fields.items() if n in known and n not in named}
         return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
+    def by_tile(self, tiling: Any, precision: Any) -> Mapping[str, object]:
+        """Return whose kernel a tile means that is stated without one: the precision's, or one that calls ND2NZ."""
+        known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
+        if "nd2nz" in known - named and named & {"block_m", "block_n", "block_k"}:
+            return {"nd2nz": "mte2"}
+        has_kernel = "kernel" in known - named and not has_registers(self.device) and getattr(precision, "kernel", "")
+        return {"kernel": precision.kernel} if has_kernel and named & {"block_q", "block_kv"} else {}
+
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
         for name in ("kernel", "barriers", "together"):
