@@ -415,7 +415,9 @@ def _check(name: str, values: NDArray[Any], where: str) -> None:
         raise TensorError(f"{where}: {name} is {values.dtype}; {' or '.join(DTYPES)} needed")
 
 
-def check_finite(tensors: Mapping[str, NDArray[Any]], problem: Problem | None = None) -> None:
+def check_finite(
+    tensors: Mapping[str, NDArray[Any]], problem: Problem | None = None, where: object = "tensors"
+) -> None:
     """Raise `TensorError` for NaN or Inf, but of keys that no query of ``problem`` sees, K and V as they are."""
     for name, values in tensors.items():
         is_read = np.ones(values.shape, np.bool_)
@@ -427,7 +429,7 @@ def check_finite(tensors: Mapping[str, NDArray[Any]], problem: Problem | None = 
             if (bad := is_bad(values) & is_read).any():
                 first = tuple(int(i[0]) for i in np.nonzero(bad))
                 seen = ", which a query sees" if problem is not None and name != "q" else ""
-                raise TensorError(f"tensors: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
+                raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
 
 
 def _check_together(tensors: Tensors, where: str) -> None:

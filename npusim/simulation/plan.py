@@ -382,7 +382,8 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
     problem = request.problem or _problem_of(request, schedule, workload, node, tensors, projection, stated)
     problem = _stored(_seeded(problem, request.seed), request.layout, scales)
     if tensors is not None and not isinstance(problem, KernelProblem):
-        check_finite(tensors, problem if isinstance(problem, Problem) else None)
+        where = request.tensors if isinstance(request.tensors, str | Path) else "tensors"
+        check_finite(tensors, problem if isinstance(problem, Problem) else None, where)
     if "bias" in stated:
         problem = _biased(problem, cast("Tensors", tensors)["bias"], stated["bias"])
     named = request.changed_precision()

@@ -156,7 +156,7 @@ WRONG = (
     ("run flash --tensors huge.npz", "huge.npz: q claims 32 GiB, but the file holds 128"),
     ("run flash --tensors pickle.npz", "pickle.npz: holds pickled objects, which are"),
     ("run flash --tensors int.npz", "int.npz: q is int32; float16 or bfloat16 or"),
-    ("run flash --tensors nan.npz", "nan.npz: v has 1024 NaN, the first at (0, 0, 0, 0)"),
+    ("run flash --tensors nan.npz", "nan.npz: v has 1024 NaN, the first at (0, 0, 0, 0), which a query sees"),
     ("run flash --tensors f32.npz", "no arithmetic is stated for float32: the matrix"),
     ("run flash --tensors short.safetensors", "short.safetensors: not a readable tensor file, or"),
     ("run flash --tensors keys.npz", "keys.npz: keys q, k, v or one <prefix>.q, .k, .v"),

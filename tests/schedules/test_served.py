@@ -405,7 +405,6 @@ def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> 
         ({"lengths": [100, 0]}, "lengths.1: 0 must be"),
         ({"lengths": [100, 200], "tiling": {"splits": 2, "split_keys": 512}}, "split_keys: 512 is beside splits=2"),
         ({"lengths": [100, 200], "tiling": {"split_keys": 80}}, "split_keys: 80 is no multiple of block_kv=512"),
-        ({"lengths": [100, 200], "tiling": {"splits": 2, "block_kv": 512}}, "splits: 2 of 1 tiles of 512 keys"),
     ],
 )
 def test_lengths_and_splits_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
