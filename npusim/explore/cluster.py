@@ -35,18 +35,18 @@ class ClusterExecutor(Executor):
     def __init__(self, address: str, jobs: int) -> None:
         try:
             import dask
-            from distributed import Client, LocalCluster
+            import distributed
         except ImportError:
             raise NpusimError("--cluster needs Dask: python -m pip install 'npusim[cluster]'") from None
         self._local: Any = None
         if address == "local":
             settings = {"distributed.scheduler.allowed-failures": TRIES - 1}
             with dask.config.set(settings):
-                self._local = LocalCluster(
+                self._local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
                     n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=ERROR
                 )
         try:
-            self._client: Any = Client(self._local or address, timeout=CONNECT_S)
+            self._client: Any = distributed.Client(self._local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as error:
             raise NpusimError(
                 f"--cluster {address}: no scheduler of Dask answers there ({error}); start one with dask scheduler, "
@@ -63,7 +63,7 @@ class ClusterExecutor(Executor):
         stamp, tried = installed(), (KilledWorker,)
         futures = {self._client.submit(checked, stamp, function, task, pure=False): n for n, task in enumerate(tasks)}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures):  # type: ignore[no-untyped-call]
                 try:
                     yield futures[future], future.result()
                 except tried as error:

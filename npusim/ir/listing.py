@@ -1,14 +1,12 @@
 """A program as lines that people read: its rings, and the operations of the commonest block of each phase.
 
 A loop's body is called once, with an opaque index, so that a coordinate reads as the sum it is (``512*kv + 128``).
-Operations that follow one another alike, or in a short period, are one line with their number.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.families import shapes_of
@@ -20,9 +18,6 @@ from npusim.ir.walk import Walker
 if TYPE_CHECKING:
     from npusim.ir.op import TileOp
     from npusim.ir.program import ProgramPhase, TileProgram
-
-#: Operations of the longest period that is folded into one line each.
-LONGEST_PERIOD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +36,9 @@ class ListedRing:
 
 @dataclass(frozen=True, slots=True)
 class ListedOp:
-    """Operations alike: ``count`` of them follow one another, or come once in each period of so many.
+    """An operation: ``computes`` are its opcodes and the size of the first result, ``regions`` cuts of global tensors.
 
-    ``computes`` are opcodes and the size of the first result; ``regions`` are cuts of global tensors; ``waits`` and
-    ``gives`` name sides of rings: ``K ready`` is a filled slot, ``K free`` an empty one.
+    ``waits`` and ``gives`` name sides of rings: ``K ready`` is a filled slot, ``K free`` an empty one.
     """
 
     queue: str
@@ -53,7 +47,6 @@ class ListedOp:
     regions: tuple[str, ...]
     waits: tuple[str, ...]
     gives: tuple[str, ...]
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +73,13 @@ ListedItem = ListedOp | ListedLoop
 
 @dataclass(frozen=True, slots=True)
 class ListedPhase:
-    """A phase: how many blocks it has, how many have the shape of block number ``block``, whose items are listed.
-
-    ``alike`` maps a core whose operations are not listed to the core that does the same.
-    """
+    """A phase: how many blocks and shapes of them it has, and the items of block ``block``, as ``block_count`` do."""
 
     name: str
     blocks: int
     shapes: int
     block: int
     block_count: int
-    alike: Mapping[str, str]
     items: tuple[ListedItem, ...]
 
 
@@ -116,10 +105,8 @@ def _phase(phase: ProgramPhase, walker: Walker) -> ListedPhase:
     shapes = shapes_of(phase)
     commonest = max(shapes, key=len)
     number = commonest[len(commonest) // 2]
-    items = list(_items(phase.body(phase.blocks[number]), walker))
-    alike = _alike(items)
-    listed = tuple(_folded([_without(item, alike) for item in items if not _is_of(item, alike)]))
-    return ListedPhase(phase.name, len(phase.blocks), len(shapes), number, len(commonest), alike, listed)
+    items = tuple(_items(phase.body(phase.blocks[number]), walker))
+    return ListedPhase(phase.name, len(phase.blocks), len(shapes), number, len(commonest), items)
 
 
 def _items(items: Any, walker: Walker) -> Iterator[ListedItem]:
@@ -177,24 +164,6 @@ def number_text(value: Any) -> str:
     return text + (f" {'-' if constant < 0 else '+'} {abs(constant)}" if constant else "")
 
 
-# ---------------------------------------------------------------- lines that say the same
-
-
-def _alike(items: Sequence[ListedItem]) -> dict[str, str]:
-    """Return cores (``aiv1``) whose operations are those of another of their kind (``aiv0``), but for their regions."""
-    does: dict[str, list[object]] = {}
-    for op in operations_of(items):
-        core, _, rest = op.queue.rpartition(".")
-        ends = tuple(re.sub(rf"\b{re.escape(core)}\b", "", end) for end in (*op.waits, *op.gives))
-        does.setdefault(core, []).append((rest, op.label, op.computes, ends))
-    first, alike = dict[object, str](), dict[str, str]()
-    for core, done in does.items():
-        key = (core.rstrip("0123456789"), *done)
-        if core != first.setdefault(key, core):
-            alike[core] = first[key]
-    return alike
-
-
 def operations_of(items: Sequence[ListedItem]) -> Iterator[ListedOp]:
     """Yield the operations of items and of the loops in them, each loop once."""
     for item in items:
@@ -202,47 +171,3 @@ def operations_of(items: Sequence[ListedItem]) -> Iterator[ListedOp]:
             yield from operations_of(item.items)
         else:
             yield item
-
-
-def _is_of(item: ListedItem, cores: Mapping[str, str]) -> bool:
-    return isinstance(item, ListedOp) and item.queue.rpartition(".")[0] in cores
-
-
-def _without(item: ListedItem, cores: Mapping[str, str]) -> ListedItem:
-    if isinstance(item, ListedOp):
-        return item
-    left = [_without(i, cores) for i in item.items if not _is_of(i, cores)]
-    return replace(item, items=tuple(_folded(left)))
-
-
-def _folded(items: Sequence[ListedItem]) -> Iterator[ListedItem]:
-    """Yield the items; operations that come again and again in a period once each, with how often."""
-    keys = [(i.queue, i.label, i.computes) if isinstance(i, ListedOp) else id(i) for i in items]
-    at = 0
-    while at < len(items):
-        period, times = _period(keys[at:])
-        for first in range(at, at + period):
-            item = items[first]
-            yield _joined(items[first : first + period * times : period]) if isinstance(item, ListedOp) else item
-        at += period * times
-
-
-def _period(keys: Sequence[object]) -> tuple[int, int]:
-    """Return the period with which ``keys`` begin that saves most lines, and how often it comes: (1, 1) for none."""
-
-    def times(period: int) -> int:
-        count = 1
-        while keys[count * period : (count + 1) * period] == keys[:period]:
-            count += 1
-        return count
-
-    periods = [(p, times(p)) for p in range(1, min(LONGEST_PERIOD, len(keys)) + 1)]
-    best = max(periods, key=lambda p: p[0] * (p[1] - 1))
-    return best if best[1] > 1 else (1, 1)
-
-
-def _joined(alike: Sequence[Any]) -> ListedOp:
-    """Return operations alike as one: the regions of the first and all that any of them waits for and gives."""
-    first: ListedOp = alike[0]
-    waits, gives = (tuple(dict.fromkeys(n for op in alike for n in getattr(op, ends))) for ends in ("waits", "gives"))
-    return replace(first, waits=waits, gives=gives, count=len(alike))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ Row = tuple[str, ...]
 
 _RINGS = ("ring", "memory", "slots", "from", "to", "flags")
 _OPERATIONS = ("queue", "operation", "computes", "region", "waits for", "gives")
+#: Operations of the longest period that is folded into one line each.
+LONGEST_PERIOD = 8
 #: Resident blocks of a GPU's core have queues and rings of their own, all alike but for this number.
 _RESIDENT = re.compile(r"\bB\d+")
 
@@ -46,7 +48,9 @@ class Printed:
 def program_table(printed: Printed) -> Iterator[Block]:
     """Yield the table of a program: its rings, then the operations of the commonest block of each phase."""
     rings, phases = printed.listing.rings, printed.listing.phases
-    yield Heading(f"{printed.name}: {len(rings)} rings", printed.device)
+    inner = sum(is_inner(ring) for ring in rings)
+    also = f", {inner} of them from a queue to itself: not listed" if inner else ""
+    yield Heading(f"{printed.name}: {len(rings)} rings{also}", printed.device)
     yield _table(_RINGS).grid(ring_rows(printed.listing))
     for phase in phases:
         yield Heading(f"phase {phase.name}", _about(phase))
@@ -55,9 +59,7 @@ def program_table(printed: Printed) -> Iterator[Block]:
 
 def program_document(printed: Printed) -> dict[str, object]:
     """Return a program as JSON data: every ring, and the operations of the commonest block of each phase."""
-    phases = [
-        {**asdict(p), "items": [_item(i) for i in p.items], "alike": dict(p.alike)} for p in printed.listing.phases
-    ]
+    phases = [{**asdict(p), "items": [_item(i) for i in p.items]} for p in printed.listing.phases]
     rings = [asdict(ring) for ring in printed.listing.rings]
     return document("program", schedule=printed.name, device=printed.device, rings=rings, phases=phases)
 
@@ -70,18 +72,23 @@ def _item(item: ListedItem) -> dict[str, object]:
 
 def _about(phase: ListedPhase) -> str:
     shapes = f", {phase.block_count} of them as block {phase.block}" if phase.shapes > 1 else ", all alike"
-    alike = [f"{core} does what {other} does" for core, other in phase.alike.items()]
+    alike = [f"{core} does what {other} does" for core, other in alike_cores(phase).items()]
     return "; ".join([f"{phase.blocks} blocks{shapes if phase.blocks > 1 else ''}", *alike])
 
 
 # ---------------------------------------------------------------- rings
 
 
+def is_inner(ring: ListedRing) -> bool:
+    """Return whether one queue fills and empties a ring: the queue's own order is enough, nobody waits."""
+    return ring.producers == ring.consumers and not ring.peeks
+
+
 def ring_rows(listing: Listing) -> list[Row]:
     """Return the rows of rings; those of cores that are alike, and of resident blocks, are one, with their names."""
-    alike = {core: other for phase in listing.phases for core, other in phase.alike.items()}
+    alike = {core: other for phase in listing.phases for core, other in alike_cores(phase).items()}
     named: dict[Row, list[Row]] = {}
-    for ring in listing.rings:
+    for ring in (ring for ring in listing.rings if not is_inner(ring)):
         name, space, *row = (_RESIDENT.sub("B0", _listed_core(text, alike)) for text in _ring(ring))
         named.setdefault(tuple(row), []).append((name, space))
     return [
@@ -108,18 +115,20 @@ def _listed_core(text: str, alike: Mapping[str, str]) -> str:
 
 def operation_rows(phase: ListedPhase) -> list[Row]:
     """Return the rows of a phase's operations; a loop that repeats most of the longest one names only what differs."""
-    loops = [i for i in phase.items if isinstance(i, ListedLoop)]
+    items = _without(phase.items, alike_cores(phase))
+    loops = [i for i in items if isinstance(i, ListedLoop)]
     longest = max(loops, key=lambda loop: (loop.count != "1", sum(1 for _ in operations_of(loop.items))), default=None)
-    return list(_rows(phase.items, longest, 0))
+    return list(_rows(items, longest, 0))
 
 
 def _rows(items: Sequence[ListedItem], longest: ListedLoop | None, depth: int) -> Iterator[Row]:
-    for item in items:
+    for item, count in _folded(items):
         indent = "  " * depth
         if isinstance(item, ListedOp):
-            times = f"{item.count} x " if item.count > 1 else ""
+            times = f"{count} x " if count > 1 else ""
             joined = " ".join(item.regions), ", ".join(item.waits), ", ".join(item.gives)
-            yield (f"{indent}{item.queue}", f"{times}{item.label}", item.computes, *joined)
+            if item.computes or any(joined):  # else it holds a place in the order of its queue, and costs nothing
+                yield (f"{indent}{item.queue}", f"{times}{item.label}", item.computes, *joined)
             continue
         text, listed = ("", item.items) if longest in (None, item) else _difference(item, longest)
         if item.count == "1" and not text and not _depends(item):
@@ -156,6 +165,66 @@ def _ranges(is_left: Sequence[bool], labels: Sequence[str]) -> str:
         elif stretches[-1]:
             stretches.append([])
     return ", ".join(f"{s[0]} to {s[-1]}" if len(s) > 2 else ", ".join(s) for s in stretches if s)
+
+
+# ---------------------------------------------------------------- operations that are one line
+
+
+def alike_cores(phase: ListedPhase) -> dict[str, str]:
+    """Return cores (``aiv1``) whose operations are those of another of their kind (``aiv0``), but for their regions."""
+    does: dict[str, list[object]] = {}
+    for op in operations_of(phase.items):
+        core, _, rest = op.queue.rpartition(".")
+        ends = tuple(re.sub(rf"\b{re.escape(core)}\b", "", end) for end in (*op.waits, *op.gives))
+        does.setdefault(core, []).append((rest, op.label, op.computes, ends))
+    first, alike = dict[object, str](), dict[str, str]()
+    for core, done in does.items():
+        key = (core.rstrip("0123456789"), *done)
+        if core != first.setdefault(key, core):
+            alike[core] = first[key]
+    return alike
+
+
+def _without(items: Sequence[ListedItem], cores: Mapping[str, str]) -> tuple[ListedItem, ...]:
+    """Return items without the operations of some cores."""
+    return tuple(
+        replace(item, items=_without(item.items, cores)) if isinstance(item, ListedLoop) else item
+        for item in items
+        if isinstance(item, ListedLoop) or item.queue.rpartition(".")[0] not in cores
+    )
+
+
+def _folded(items: Sequence[ListedItem]) -> Iterator[tuple[ListedItem, int]]:
+    """Yield the items, each with 1; operations that come again and again in a period once each, with how often."""
+    keys = [(i.queue, i.label, i.computes) if isinstance(i, ListedOp) else id(i) for i in items]
+    at = 0
+    while at < len(items):
+        period, times = _period(keys[at:])
+        for first in range(at, at + period):
+            yield _joined(items[first : first + period * times : period]), times
+        at += period * times
+
+
+def _period(keys: Sequence[object]) -> tuple[int, int]:
+    """Return the period with which ``keys`` begin that saves most lines, and how often it comes: (1, 1) for none."""
+
+    def times(period: int) -> int:
+        count = 1
+        while keys[count * period : (count + 1) * period] == keys[:period]:
+            count += 1
+        return count
+
+    best = max(((p, times(p)) for p in range(1, min(LONGEST_PERIOD, len(keys)) + 1)), key=lambda p: p[0] * (p[1] - 1))
+    return best if best[1] > 1 else (1, 1)
+
+
+def _joined(alike: Sequence[Any]) -> ListedItem:
+    """Return operations alike as one: the regions of the first and all that any of them waits for and gives."""
+    first: ListedItem = alike[0]
+    if isinstance(first, ListedLoop) or len(alike) == 1:
+        return first
+    waits, gives = (tuple(dict.fromkeys(n for op in alike for n in getattr(op, ends))) for ends in ("waits", "gives"))
+    return replace(first, waits=waits, gives=gives)
 
 
 # ---------------------------------------------------------------- two programs
