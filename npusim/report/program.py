@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.listing import ListedLoop, ListedOp, ListedRing, listing_of, operations_of
+from npusim.report.charts import Figure
 from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
 from npusim.units import format_bytes
 
@@ -55,6 +56,21 @@ def program_table(printed: Printed) -> Iterator[Block]:
     for phase in phases:
         yield Heading(f"phase {phase.name}", _about(phase))
         yield _table(_OPERATIONS).grid(operation_rows(phase))
+
+
+def program_tables(program: TileProgram) -> list[dict[str, Any]]:
+    """Return the tables of a program as JSON data: a title, a line on it, the titles of columns, and rows of text."""
+    listing = listing_of(program)
+    phases = [(f"Phase {p.name}", _about(p), _OPERATIONS, operation_rows(p)) for p in listing.phases]
+    tables = [("Rings", "Slots that queues hand on in order.", _RINGS, ring_rows(listing)), *phases]
+    return [{"title": title, "text": text, "header": header, "rows": rows} for title, text, header, rows in tables]
+
+
+def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+    """Yield the folded figures of a page from the tables of `program_tables`."""
+    for number, table in enumerate(tables):
+        grid = _table(tuple(table["header"])).grid(table["rows"])
+        yield Figure(f"program-{number}", table["title"], table["text"], None, grid, is_folded=True)
 
 
 def program_document(printed: Printed) -> dict[str, object]:
