@@ -185,6 +185,7 @@ def validate(
     ] = None,
     method: Annotated[str, o.request_option("method")] = "auto",
     jobs: Annotated[int, o.option("--jobs -j N", "Processes that predict.")] = 1,
+    cluster: o.Cluster = None,
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to begin with.")] = False,
     json: o.Json = False,
 ) -> None:
@@ -212,7 +213,7 @@ def validate(
 
     allowed = None if band is None else o.share(band, "--band")
     with progress("predicting") as advance:
-        report = hold(file, only=only, band=allowed, method=method, jobs=jobs, progress=advance)
+        report = hold(file, only=only, band=allowed, method=method, jobs=jobs, cluster=cluster, progress=advance)
     show_either(json, lambda: validation_document(report), lambda: validation_table(report))
     _judge(report)
 

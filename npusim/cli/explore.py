@@ -82,6 +82,7 @@ def explore(
     check_all: CheckAll = False,
     studies: Studies = False,
     jobs: Jobs = None,
+    cluster: o.Cluster = None,
     out: Out = None,
     resume: Resume = False,
     budget: Budget = None,
@@ -103,6 +104,7 @@ def explore(
     name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
+        cluster=cluster,
         store=path,
         resume=resume,
         budget_s=budget,

@@ -87,6 +87,14 @@ ScheduleName = Annotated[
     ),
 ]
 Json = Annotated[bool, option("--json", "Print JSON instead of a table.")]
+Cluster = Annotated[
+    str | None,
+    option(
+        "--cluster ADDRESS",
+        "Work on a cluster of Dask: tcp://HOST:8786, or local (--jobs processes). Needs npusim[cluster].",
+        shown=False,
+    ),
+]
 #: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "KEYS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})

@@ -1,6 +1,6 @@
-"""Executors of a search's tasks: this process, or a pool of processes.
+"""Executors of a search's tasks: this process, or a pool of processes (those of a cluster: `npusim.explore.cluster`).
 
-Both yield ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
+Each yields ``(number of the task, result)`` as tasks are done; a result may be a `Lost` worker.  Processes are forked
 where this one has a single thread on Linux (those of OpenBLAS end before a fork and begin anew), so that they have
 what it has imported and loaded; else they are spawned: another thread may hold a lock that a fork would keep.
 """
@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -57,14 +57,20 @@ class Executor:
 
 
 @contextmanager
-def executor(jobs: int) -> Iterator[Executor]:
-    """Yield who works: ``jobs`` processes (1: this one alone).
+def executor(jobs: int, cluster: str | None = None) -> Iterator[Executor]:
+    """Yield who works: ``jobs`` processes (1: this one alone), or the workers of a ``cluster`` of Dask.
 
     None of its processes is left after, and none looks for modules in the current folder unless this one does.
     Raises `NpusimError` where there are none.
     """
     if jobs < 1:
         raise NpusimError(f"jobs: {jobs} must be at least 1")
+    if cluster is not None:
+        from npusim.explore.cluster import ClusterExecutor
+
+        with _safe_path(), closing(ClusterExecutor(cluster, jobs)) as workers:
+            yield workers
+        return
     if jobs == 1:
         before = gc.get_threshold()
         gc.set_threshold(max(before[0], GARBAGE), *before[1:])
@@ -73,12 +79,8 @@ def executor(jobs: int) -> Iterator[Executor]:
         finally:
             gc.set_threshold(*before)
         return
-    with _safe_path():
-        pool = ProcessExecutor(jobs)
-        try:
-            yield pool
-        finally:
-            pool.close()
+    with _safe_path(), closing(ProcessExecutor(jobs)) as pool:
+        yield pool
 
 
 @contextmanager

@@ -184,6 +184,7 @@ def explore(
     max_rmse: float | None = None,
     finite: bool = False,
     jobs: int = 1,
+    cluster: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     budget_s: float | None = None,
@@ -215,6 +216,9 @@ def explore(
         RMSE, or to reject points beyond an error, or whose output is not finite.
     jobs
         Processes; above 1 the call of a script stands under ``if __name__ == "__main__":``.
+    cluster
+        The scheduler of a Dask cluster that works instead (``tcp://host:8786``; needs ``npusim[cluster]``), or
+        ``local``: ``jobs`` processes of its own.  The rows are those of one process.
     out, resume
         A store that keeps each point as soon as it is done (``*.sqlite``; of ``*.csv`` a table is
         written at the end, the store beside it), and whether to go on with what is in it: it has to exist.
@@ -241,6 +245,7 @@ def explore(
         axes = {"schedule": tuple(schedules), **axes}
     options = Options(
         jobs=jobs,
+        cluster=cluster,
         store=None if out is None else Path(out),
         resume=resume,
         budget_s=budget_s,

@@ -82,6 +82,7 @@ class Options:
     """How a search is done; `npusim.explore` describes them."""
 
     jobs: int = 1
+    cluster: str | None = None
     store: Path | None = None
     resume: bool = False
     exhaustive: bool = False
@@ -645,7 +646,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
     with ExitStack() as stack:
         stack.callback(forget)
         # A store is begun when there is somebody to fill it.
-        workers = stack.enter_context(executor(min(options.jobs, len(points))))
+        workers = stack.enter_context(executor(min(options.jobs, len(points)), options.cluster))
         if options.store is not None:
             about = {
                 "version": npusim.__version__,

@@ -48,13 +48,14 @@ class FigureTile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with a heading, what it shows (``text``), and its numbers."""
+    """A chart with a heading, what it shows (``text``), and its numbers; ``is_folded``: they open on demand."""
 
     key: str
     title: str
     text: str
     spec: Spec | None
     table: Grid
+    is_folded: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError
+from npusim.report.program import program_tables
 from npusim.report.record import read_json
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
         "is_whole": timeline.is_whole,
         "windows": [_window(timeline, name, *edges) for name, edges in _edges(timeline).items()],
         "memories": list(_memories(result)),
+        "program": program_tables(result.program),
         "rows": [] if result.numerics is None else list(_rows(result, result.numerics)),
     }
 

@@ -10,6 +10,7 @@ from npusim.report import bits, times
 from npusim.report.advice import Trial, advise, decoding
 from npusim.report.charts import Figure, FigureTile
 from npusim.report.inputs import asked_text, tiling_text
+from npusim.report.program import program_figures
 from npusim.report.text import Block, Cell, Fact, Facts, Heading, cells, percent, whole
 from npusim.units import format_duration
 
@@ -151,3 +152,4 @@ def _figures(record: RunRecord, drawn: dict[str, Any]) -> Iterator[Figure]:
         yield bits.errors_figure(record, drawn)
     if timing is not None and timing.constants:
         yield times.constants_figure(timing)
+    yield from program_figures(drawn.get("program", ()))

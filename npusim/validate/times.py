@@ -163,12 +163,14 @@ def validate_times(
     band: float | None = None,
     method: str = "auto",
     jobs: int = 1,
+    cluster: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TimesReport:
     """Return predictions for a measurement file, held against what was measured.
 
-    A device that no packaged file describes is looked for beside the measurements.  ``jobs`` processes work;
-    ``progress`` gets how many cases are done, and of how many.
+    A device that no packaged file describes is looked for beside the measurements.  ``jobs`` processes work,
+    or the workers of a ``cluster`` (as in `npusim.explore`); ``progress`` gets how many cases are done, and how many
+    there are.
 
     Raises `SpecError` if the file is wrong, ``only`` selects nothing, or no selected case can be predicted: its
     schedule, device or tiling does not exist, its device has no timing model.  Where only some cannot, the report holds
@@ -181,7 +183,7 @@ def validate_times(
         raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
     outcomes: dict[int, _Outcome] = {}
     tasks = [(case, band if file.band_of(case) is None else file.band_of(case)) for case in chosen]
-    with executor(min(jobs, len(tasks))) as workers:
+    with executor(min(jobs, len(tasks)), cluster) as workers:
         for number, outcome in workers.run(partial(_outcome, Predictor(method, folder=path.parent)), tasks):
             outcomes[number] = ((), "", outcome.reason) if isinstance(outcome, Lost) else outcome
             if progress:

@@ -1,0 +1,64 @@
+"""``npusim program``: rings and operations of a schedule's tile program."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from npusim.cli import options as o
+from npusim.cli.console import late_progress, show_either
+from npusim.cli.help import Verbs
+from npusim.simulation.request import CallOptions, Request, short_name
+
+if TYPE_CHECKING:
+    from npusim.report.program import Printed
+
+app = Verbs()
+
+
+@app.verb(
+    "program",
+    ("npusim program flash", "rings, and what the commonest block does, operation by operation"),
+    ("npusim program pasa --hw ascend_950 --seq 8k", "on another device"),
+    ('npusim program flash --diff "flash -t block_kv=256"', "what another tile changes"),
+    ("npusim program mine.py:MINE --json", "for a script"),
+)
+@o.takes(CallOptions)
+def program(
+    request: Request,
+    *,
+    diff: Annotated[
+        str | None,
+        o.option(
+            "--diff OTHER",
+            "Print what differs from the program of OTHER: a schedule, with options of its own in quotes.",
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Print the tile program of a schedule: who waits for whom, how deep each ring is, how far a product lags.
+
+    A ring is a FIFO of slots between queues; "K ready" is a filled slot of ring K, "K free" an empty one. A region
+    k[512*kv:+128] is 128 rows of tensor k from that row. Nothing is simulated but what choosing a tile takes.
+    """
+    from npusim.report.program import (
+        difference_document,
+        difference_table,
+        program_difference,
+        program_document,
+        program_table,
+    )
+
+    printed = _printed(request, short_name(request.schedule))
+    if diff is None:
+        show_either(json, lambda: program_document(printed), lambda: program_table(printed))
+        return
+    difference = program_difference(printed, _printed(o.worded(diff, request), diff))
+    show_either(json, lambda: difference_document(difference), lambda: difference_table(difference))
+
+
+def _printed(request: Request, name: str) -> "Printed":
+    from npusim.report.program import Printed
+    from npusim.simulation.plan import plan_of
+    from npusim.simulation.tile import program_of
+
+    with late_progress(f"building {name}"):
+        plan, tile_program = program_of(plan_of(request, is_bare=True))
+        return Printed.of(name, tile_program, plan.device.name)

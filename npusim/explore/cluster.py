@@ -1,0 +1,109 @@
+"""Tasks of a search on many machines, by Dask: ``--cluster tcp://scheduler:8786``, or ``local`` for this machine alone.
+
+Every worker runs the same files of npusim with the same numpy and ml_dtypes: a task carries a digest of them, and a
+worker that has others refuses it.  A worker that dies costs its tasks alone: Dask gives them to others, a few times.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from logging import ERROR
+from pathlib import Path
+from typing import Any
+
+from npusim.errors import NpusimError
+from npusim.explore.executors import TRIES, Argument, Done, Executor, Lost
+
+#: Packages whose version is part of the digest: rows depend on them.
+_PACKAGES = ("numpy", "ml_dtypes", "numba")
+#: Seconds to wait for a scheduler that a user names.
+CONNECT_S = 10
+
+
+class ClusterExecutor(Executor):
+    """Evaluates tasks on the workers of a Dask cluster; function, tasks and results must pickle.
+
+    ``address`` is a scheduler's, or ``local``: ``jobs`` processes of this machine.  Files that tasks name (schedules
+    and devices of a user) must be at the same path on every worker.  Raises `NpusimError` where Dask is missing or no
+    scheduler answers.
+    """
+
+    def __init__(self, address: str, jobs: int) -> None:
+        try:
+            import dask
+            import distributed
+        except ImportError:
+            raise NpusimError("--cluster needs Dask: python -m pip install 'npusim[cluster]'") from None
+        self._local: Any = None
+        if address == "local":
+            settings = {"distributed.scheduler.allowed-failures": TRIES - 1}
+            with dask.config.set(settings):
+                self._local = distributed.LocalCluster(  # type: ignore[no-untyped-call]
+                    n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=ERROR
+                )
+        try:
+            self._client: Any = distributed.Client(self._local or address, timeout=CONNECT_S)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError) as error:
+            raise NpusimError(
+                f"--cluster {address}: no scheduler of Dask answers there ({error}); start one with dask scheduler, "
+                "or name local"
+            ) from None
+
+    def run(
+        self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
+    ) -> Iterator[tuple[int, Done | Lost]]:
+        """Yield the result of each task as it is done; a task whose workers died as often as allowed is `Lost`."""
+        from distributed import KilledWorker, as_completed
+
+        del homes
+        stamp, tried = installed(), (KilledWorker,)
+        futures = {self._client.submit(checked, stamp, function, task, pure=False): n for n, task in enumerate(tasks)}
+        try:
+            for future in as_completed(futures):  # type: ignore[no-untyped-call]
+                try:
+                    yield futures[future], future.result()
+                except tried as error:
+                    yield futures[future], Lost(f"its workers ended unexpectedly ({error.last_worker.address} last)")
+        finally:
+            self._client.cancel(list(futures))  # where a caller stops early
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends."""
+        self._client.close()
+        if self._local is not None:
+            self._local.close()
+
+
+def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:
+    """Return ``function(task)`` on a worker that has what ``stamp`` says; raise `NpusimError` on any other."""
+    if (own := installed()) != stamp:
+        raise NpusimError(
+            f"--cluster: a worker on {platform.node()} has other versions than this process: {_difference(stamp, own)}"
+        )
+    return function(task)
+
+
+@functools.cache
+def installed() -> str:
+    """Return what rows depend on, line by line: Python, packages, and a digest of npusim's own files."""
+    here = Path(__file__).parents[1]
+    files = sorted(f for f in here.rglob("*") if f.suffix in (".py", ".yaml") and "__pycache__" not in f.parts)
+    digest = hashlib.sha256(b"".join(str(f.relative_to(here)).encode() + f.read_bytes() for f in files))
+    lines = [f"python {platform.python_version()}", *(f"{name} {_version(name)}" for name in _PACKAGES)]
+    return "\n".join([*lines, f"npusim {digest.hexdigest()[:16]}"])
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _difference(stamp: str, own: str) -> str:
+    pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
+    return ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)

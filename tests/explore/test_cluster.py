@@ -1,0 +1,87 @@
+"""A search on a cluster of Dask gives the rows of one process; a worker that dies costs its tasks alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import npusim
+from npusim.errors import NpusimError
+from npusim.explore import cluster as under_test
+from npusim.explore.cluster import ClusterExecutor, checked, installed
+from npusim.explore.executors import Lost, executor
+
+pytest.importorskip("distributed", reason="npusim[cluster] is not installed")
+
+SPACE = {"block_q": [64, 128], "block_kv": [128, 256, 512], "depth": [1, 2, 3]}
+CALL: dict[str, Any] = {"seq": 1024, "fields": SPACE}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ClusterExecutor]:
+    """Two processes of a cluster of our own."""
+    with executor(2, "local") as pool:
+        assert isinstance(pool, ClusterExecutor)
+        yield pool
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def die_once(argument: tuple[str, int]) -> int:
+    """Kill the worker of the third task, once."""
+    folder, number = argument
+    mark = Path(folder) / "died"
+    if number == 3 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def die(number: int) -> int:
+    """Kill the worker of the third task, whenever it is tried."""
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * number
+
+
+def test_rows_are_those_of_one_process(workers: ClusterExecutor) -> None:
+    address = workers._client.scheduler.address
+    alone = npusim.explore("flash", **CALL)
+    assert npusim.explore("flash", **CALL, cluster=address).outcomes == alone.outcomes
+    assert len(alone.outcomes) == 18
+
+
+def test_a_worker_that_dies_costs_its_tasks_alone(workers: ClusterExecutor, tmp_path: Path) -> None:
+    done = dict(workers.run(die_once, [(str(tmp_path), n) for n in range(8)]))
+    assert done == {n: 2 * n for n in range(8)}
+    assert (tmp_path / "died").exists()
+
+
+def test_a_task_that_kills_every_worker_is_lost(workers: ClusterExecutor) -> None:
+    done = dict(workers.run(die, range(6)))
+    assert isinstance(done.pop(3), Lost)
+    assert done == {n: 2 * n for n in (0, 1, 2, 4, 5)}
+
+
+def test_other_versions_are_refused(workers: ClusterExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = installed()
+    assert checked(mine, double, 4) == 8
+    other = mine.replace("numpy ", "numpy 0.")
+    monkeypatch.setattr(under_test, "installed", lambda: other)
+    with pytest.raises(NpusimError, match=r"other versions than this process: numpy \S+ there, numpy 0\.\S+ here"):
+        dict(workers.run(double, [1, 2]))
+
+
+def test_a_missing_scheduler_is_said() -> None:
+    with (
+        pytest.raises(NpusimError, match="--cluster nowhere: no scheduler of Dask answers there"),
+        executor(2, "nowhere"),
+    ):
+        pass
