@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.float_format import format_of_dtype
@@ -173,7 +174,10 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     if bits.error.is_finite:
         return ()
     others = (_finite_preset(bits, other) for other in _other_schedules(plan))
-    choices = (_finite_preset(bits, plan), next(filter(None, others), None))
+    # The tile that was chosen for the run's precision may not fit another.
+    asked = build_tiling(plan.schedule.tiling, plan.request.chosen_tiling(plan.schedule.tiling))
+    own = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
+    choices = (own, next(filter(None, others), None))
     return tuple(choice for choice in choices if choice is not None)
 
 

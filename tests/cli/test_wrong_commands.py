@@ -248,7 +248,7 @@ WRONG = (
     ("run flash --seq 256 --timeline 5", "--timeline 5: write from and to in us, such as 0:50"),
     ("run flash --seq 256 --timeline 9:3", "--timeline 9:3: write from and to in us"),
     ("run flash --seq 256 --no-numerics --timeline 900:950", "--timeline 900:950 us: the timeline ends at"),
-    ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are ci, compare, device, diff,"),
+    ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are ci, cluster, compare, device,"),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
     ("compare a", "compare a: compare with what? Two runs or more are needed"),
@@ -338,6 +338,11 @@ WRONG = (
     ("workload import config.json --dtype float8", "Invalid value for '--dtype'"),
     ("workload import config.json --out x.txt", "--out x.txt: workload files end in .yaml"),
     # -------------------- layout
+    ("program", "which schedule? For example: npusim program flash"),
+    ("program flsh", "unknown schedule 'flsh'. Did you mean `flash`?"),
+    ("program flash --diff flsh", "unknown schedule 'flsh'. Did you mean `flash`?"),
+    ("program flash --hw xeon_avx512 -t block_kv=0", "block_kv: '0' must be at least 8"),
+    ("explore flash -f block_kv=64 --seq 64 --cluster nowhere", "--cluster nowhere: no scheduler of Dask answers"),
     ("layout", "Missing argument 'INSTRUCTION'."),
     ("layout m9n9k9", "unknown instruction 'm9n9k9': choose one of"),
     ("layout m8n8k4 --acc f64", "Invalid value for '--acc'"),
@@ -389,5 +394,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 18
+    assert len(verbs) == 19
     assert set(verbs) <= {command.split()[0] for command in commands}

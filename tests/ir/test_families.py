@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CASES = [
     ("flash", "ascend_910b2", {"pipeline": "block"}),
     ("flash", "ascend_910b2", {"pipeline": "core", "deal": "balanced"}),
-    ("flash", "ascend_910b2", {"pipeline": "core", "depth": 5, "block_kv": 256}),
+    ("flash", "ascend_910b2", {"pipeline": "core", "depth": 5, "block_kv": 256, "kernel": "pto"}),
     ("flash", "ascend_910b2", {"depth": 3, "kernel": "tilelang", "block_q": 64}),
     ("pasa", "ascend_910b4", {"deal": "balanced"}),
     ("two_level", "ascend_910b1", {}),

@@ -132,7 +132,7 @@ def test_a_block_that_overflows_names_every_tenant_the_bytes_and_the_largest_tha
     build_flash: Callable[..., TileProgram],
 ) -> None:
     with pytest.raises(BufferOverflowError) as caught:
-        build_flash({"block_kv": 16384}, **PANGU)
+        build_flash({"block_kv": 16384, "kernel": "pto"}, **PANGU)
     message = str(caught.value)
     # Slices of one row of 16384: float32 S 64 KiB, float16 P 32 KiB.  An AIV has 192 KiB and keeps
     # 64 x 128 of O in float32 (32 KiB).

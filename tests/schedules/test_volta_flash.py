@@ -272,9 +272,11 @@ def test_accumulators_can_be_explored() -> None:
     found = explore("volta_flash", fields, problem=problem(512))
     cycles = {(o.point["acc_qk"], o.point["acc_pv"]): o.cycles for o in found.outcomes}
     assert len(set(cycles.values())) == 4
-    presets = explore("volta_flash", {"precision": ("acc_fp16", "acc_fp32")}, problem=problem(512))
+    presets = explore("volta_flash", {"precision": ("acc_fp16", "acc_fp32"), "block_kv": (64,)}, problem=problem(512))
     assert [o.cycles for o in presets.outcomes] == [cycles["float16", "float16"], cycles["float32", "float32"]]
-    mixed = explore("volta_flash", {"acc_qk": ("float16",)}, precision="acc_fp32", problem=problem(512))
+    mixed = explore(
+        "volta_flash", {"acc_qk": ("float16",), "block_kv": (64,)}, precision="acc_fp32", problem=problem(512)
+    )
     assert [o.cycles for o in mixed.outcomes] == [cycles["float16", "float32"]]
     with pytest.raises(SpecError, match="'acc_fp8': no preset"):
         explore("volta_flash", {"precision": ("acc_fp16", "acc_fp8")}, problem=problem(512))

@@ -37,6 +37,7 @@ def small(**fields: Any) -> Problem:
 #: Programs by name: schedule, problem, tiling, precision.
 PROGRAMS: dict[str, tuple[str, Any, dict[str, Any], str | None]] = {
     "flash": ("flash", small(heads=24, causal=True, seq_q=512, head_dim=128), {"block_kv": 128}, None),
+    "pto": ("flash", small(heads=24, causal=True, seq_q=512, head_dim=128), {"block_kv": 128, "kernel": "pto"}, None),
     "half": ("flash", small(), {"block_kv": 128, "block_q": 64}, "fa16"),
     "brain": ("flash", small(dtype="bfloat16"), {"block_kv": 128}, None),
     "single": ("flash", small(dtype="float32"), {"block_kv": 64, "block_q": 32}, "fa2_fp32,arithmetic=ieee.f32"),
@@ -118,7 +119,7 @@ WHERE = {
         ("*.FIXP.queue_depth_count", ("fixed",)),
         ("*.VECTOR.queue_depth_count", ("ragged",)),
         ("*.CUBE.queue_depth_count", ("tall",)),
-        ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused")),
+        ("*", ("flash", "half", "pasa", "gemm", "copy", "unfused", "pto")),
     ),
     "nvidia": (
         ("*.MUFU.ops.log.*", ("split",)),

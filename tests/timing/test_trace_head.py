@@ -17,7 +17,7 @@ from npusim.timing.trace_head import first_spans
         ("flash", {"seq": 4096}, 20_000),
         ("pasa", {"seq": 8192}, 15_000),
         ("pasa", {"seq": 4096}, 60_000),
-        ("volta_flash", {"seq": 8192}, 20_000),
+        ("volta_flash", {"seq": 8192, "batch": 4}, 20_000),
     ],
 )
 def test_first_operations_are_those_of_the_whole_run(schedule: str, options: dict[str, int], until: int) -> None:
