@@ -289,7 +289,7 @@ def test_operands_in_fractals_have_no_rows_and_rows_off_256_bytes_are_rearranged
 
     assert cycles_of(1024, "nz") < cycles_of(1024)
     named = {"block_m": 128, "block_n": 256, "block_k": 64}
-    # The kernel is CANN's, which rearranges, whatever tile is named; without that rows of 1365 float16 come as they lie.
+    # The kernel is CANN's whatever tile is named, and rearranges; else rows of 1365 float16 come as they lie.
     assert cycles_of(1365) < 0.7 * cycles_of(1365, nd2nz="mte2", **named)
     assert cycles_of(1365) == cycles_of(1365, **named) == cycles_of(1365, nd2nz="vector", **named)
     assert cycles_of(1024) == cycles_of(1024, nd2nz="vector")  # on 256 bytes
