@@ -251,7 +251,7 @@ class Search:
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)
-            tasks = tuple(replace(t, point=f.lightest, is_family=True, is_dealt=f.is_dealt) for t, f in lightest)
+            tasks = tuple(replace(t, point=f.lightest, heavier=f.heavier, is_dealt=f.is_dealt) for t, f in lightest)
         return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:

@@ -32,7 +32,7 @@ from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from npusim.config.device import DeviceSpec, L2State
     from npusim.config.tiling import Tiling
@@ -82,13 +82,14 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     return replace(plan, tiling=tiling), program
 
 
-def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, TileProgram]]:
+def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield what `program_of` may return for a plan: each tile that the rule may reach and that fits.
 
-    ``is_family``: a named field that declares its lightest value stands for others too, and a setting need not agree
-    with it.  Raises `TilingError` where no tile fits.
+    With ``heavier`` the plan stands for its family: named fields that declare their lightest value have others too,
+    with which a setting may agree; with those of ``heavier``, the heaviest first, sizes may shrink further.  Raises
+    `TilingError` where no tile fits.
     """
-    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and is_family}
+    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
     known: set[Tiling] = set()
     # In a what-if the choice for the unchanged device is compared, too.
     for device in filter(None, (plan.device, plan.device.unchanged)):
@@ -97,19 +98,40 @@ def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, T
         groups: list[list[dict[str, object]]] = [[{}], *_groups(on, standing)]
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
-                try:
-                    made, program = _named(on, fields)
-                    changed = _changed(made.tiling, plan.tiling)
+                for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
                     reached += [changed] if fields and changed not in reached else []
-                    if device is not plan.device:
-                        made, program = _named(plan, changed)
-                except NpusimError:  # the rule does not take it
-                    continue
-                if made.tiling not in known:
-                    known.add(made.tiling)
-                    yield made, program
+                    try:
+                        made, program = built if built and device is plan.device else _named(plan, changed)
+                    except NpusimError:  # the rule does not take it
+                        continue
+                    if made.tiling not in known:
+                        known.add(made.tiling)
+                        yield made, program
     if not known:
         yield _named(plan, {})
+
+
+def _fitted(
+    plan: Plan, declared: Tiling, fields: Mapping[str, object], heavier: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, object], tuple[Plan, TileProgram] | None]]:
+    """Yield how tiles with ``fields`` that fit differ from the declared one, each once, the first with its program.
+
+    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values keeps them with all.
+    """
+    listed: list[dict[str, object]] = []
+    for number, named in enumerate(({}, *heavier)):
+        try:
+            built = _named(plan, {**fields, **named})
+        except NpusimError:  # nor does it with heavier values
+            if not number:
+                return
+            continue
+        changed = {n: v for n, v in _changed(built[0].tiling, declared).items() if n not in named}
+        if changed not in listed:
+            listed.append(changed)
+            yield changed, None if number else built
+        elif number == 1:
+            return
 
 
 def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
