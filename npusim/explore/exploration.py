@@ -28,7 +28,8 @@ def less_wrong(error: float, sampling_error: float, than: float, others: float) 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
     """Return those that no other beats in latency and in error, the fastest first; finite ones only.
 
-    Errors that differ by less than their sampling error are equal.  The fastest of each precision is there in any case.
+    Errors that differ by less than their sampling error are equal.  Each precision has its fastest row in any case, of
+    those that were simulated.
     """
     best: list[PointOutcome] = []
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
