@@ -92,7 +92,6 @@ forget = _variants.cache_clear
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
-    """Return the whole run of a point."""
     return run_request(replace(_variants(job.variants).request_of(task.point), numerics=has_bits))
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
@@ -146,7 +145,6 @@ def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
 
 
 def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
-    """Return the fields of a tiling that differ from the declared ones."""
     return {n: v for n, v in tiling if v != getattr(declared, n)}
 
 
@@ -229,13 +227,12 @@ def _choice(
 
     ``usual``: the fields that are chosen on the device before its numbers were changed; None: none were.
     """
-    settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
-    groups = [list(_open(group, tiling, named)) for group in settings]
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
-        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, l2=l2)
-        fields, note = _tried_out(trial, groups, dict(usual or ()))
+        trial = _Trial(schedule.thing, device.thing, problem, judged_problem(problem), precision, tiling, l2)
+        settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
+        fields, note = _tried_out(trial, [list(_open(s, tiling, named)) for s in settings], dict(usual or ()))
         return [dict(fields), note]
 
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
@@ -277,7 +274,8 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
             best = trial.better(best, fields, by=WORTH)
-    final, tries = trial.on(final_problem(trial.called)), trial.count_in_words()
+    last, tries = final_problem(trial.called), trial.count_in_words()
+    final = trial if last == trial.problem else replace(trial, problem=last)
     if final is not trial or usual:
         listed, declared = [best, *trial.fastest()], final.tried({})
         best = declared or _Tried(inf, {})
@@ -311,36 +309,24 @@ def _open(
             yield {n: v for n, v in fields.items() if n not in named}
 
 
+@dataclass
 class _Trial:
-    """Times of one call by fields of its tiling."""
+    """Times of a ``problem``, the call or a part of it, by fields of its tiling."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        device: DeviceSpec,
-        problem: Problem,
-        precision: Precision,
-        tiling: Tiling,
-        *,
-        l2: L2State | None,
-    ) -> None:
-        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
-        self.precision, self.tiling, self.l2 = precision, tiling, l2
-        self._known: dict[Tiling, _Tried | None] = {}
-
-    def on(self, problem: Problem) -> _Trial:
-        """Return the trial of another part of the call: itself where it is the same one."""
-        other = copy(self)
-        other.problem, other._known = problem, {}
-        return self if problem == self.problem else other
+    schedule: Schedule
+    device: DeviceSpec
+    called: Problem
+    problem: Problem
+    precision: Precision
+    tiling: Tiling
+    l2: L2State | None
+    _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
 
     def count_in_words(self, *, is_last: bool = False) -> str:
         """Return how many tiles were simulated, and on what part of the call."""
         count, p = sum(tried is not None for tried in self._known.values()), self.problem
-        whole = " on the call" if is_last else ""
-        return f"of {count} tried" + (
-            whole if p == self.called else f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
-        )
+        part = f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
+        return f"of {count} tried" + (part if p != self.called else " on the call" if is_last else "")
 
     def fastest(self) -> list[_Tried]:
         """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.

@@ -362,11 +362,8 @@ class Predictor:
     def tile(self, case: MeasurementCase) -> str:
         """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
         plan, run = self.plan(case), self.result(case)
-        if (
-            (case.tiling and not plan.is_open)
-            or not isinstance(run.problem, Problem)
-            or isinstance(run.device, NodeDevice)
-        ):
+        is_attention = isinstance(run.problem, Problem) and not isinstance(run.device, NodeDevice)
+        if (case.tiling and not plan.is_open) or not is_attention:
             return ""
         kind = type(run.tiling)
         taken = {n: v for n, v in run.tiling if n.startswith("block") or v != getattr(plan.tiling, n)}
