@@ -119,13 +119,8 @@ class Exploration:
         point = {"schedule": self.request.schedule, **fixed, **outcome.point}
         of_point = self.setting.variants.named(outcome.point).on(self.request)
         precision = of_point.changed_precision() or of_point.find_schedule().precision().name
-        return {
-            **subject(of_point),
-            "precision": precision,
-            **self.chosen(outcome),
-            **point,
-            "latency_us": outcome.latency_us,
-        }
+        about = {**subject(of_point), "precision": precision, **self.chosen(outcome)}
+        return {**about, **point, "latency_us": outcome.latency_us}
 
     def command(self, outcome: PointOutcome) -> str:
         """Return the command whose run gives a point's latency; empty where no command line says its request."""

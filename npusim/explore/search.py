@@ -239,10 +239,8 @@ class Search:
         bits = self.bits.get(outcome.index)
         if bits is None:
             return outcome
-        is_finite = bits.relative_rmse is not None
-        return replace(
-            outcome, relative_rmse=bits.relative_rmse, is_finite=is_finite, sampling_error=bits.sampling_error
-        )
+        error, sampling_error = bits.relative_rmse, bits.sampling_error
+        return replace(outcome, relative_rmse=error, is_finite=error is not None, sampling_error=sampling_error)
 
     # ---------------------------------------------------------------- tasks
 

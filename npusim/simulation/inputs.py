@@ -423,7 +423,7 @@ def check_finite(
         for what, is_bad in (("NaN", np.isnan), ("Inf", np.isinf)):
             if (bad := is_bad(values) & is_read).any():
                 first = tuple(int(i[0]) for i in np.nonzero(bad))
-                seen = ", which a query sees" if problem is not None and name != "q" else ""
+                seen = ", which a query sees" if problem is not None and name in ("k", "v") else ""
                 raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
 
 

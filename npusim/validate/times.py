@@ -175,7 +175,8 @@ def validate_times(
     the others and says why, each reason once; they are never skipped in silence.
     """
     file = load_measurements(path)
-    chosen = [c for c in file.cases if only is None or _matches(c, only)]
+    texts = {c.name: (c.name, c.schedule, c.device) for c in file.cases}
+    chosen = [c for c in file.cases if only is None or any(fnmatchcase(text, only) for text in texts[c.name])]
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
         raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
@@ -200,10 +201,6 @@ def validate_times(
         raise SpecError("\n".join(lines))
     left_out, missed = len(file.cases) - len(chosen), sum(map(len, faults.values()))
     return TimesReport(file.source, tuple(residuals), left_out, _ranks(residuals), methods, lines, missed)
-
-
-def _matches(case: MeasurementCase, pattern: str) -> bool:
-    return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
 def _fault(names: Sequence[str], text: str) -> str:
