@@ -232,3 +232,11 @@ def test_keys_that_no_query_sees_may_be_nan_and_the_run_says_what_they_reach() -
     assert f"padding: NaN in 64 of 96 keys, {reaches} none of 1 rows of the output" in ends.notes
     lengths = run("flash", workload="smollm2", lengths=(40, 61), padding="nan", seq_q=2, hw="h200")
     assert any(n.endswith("; no tile reads the 21 keys beyond lengths") for n in lengths.notes)
+
+
+def test_nan_in_a_bias_says_nothing_of_keys() -> None:
+    tensors = {n: np.ones((1, 1, 64, 64), np.float16) for n in "qkv"}
+    bias = np.zeros((1, 64, 64), np.float16)
+    bias[0, 3, 4] = np.nan
+    with pytest.raises(TensorError, match=r"bias has 1 NaN, the first at \(0, 3, 4\)$"):
+        run("flash", tensors={**tensors, "bias": bias}, bias="shared", causal=False)

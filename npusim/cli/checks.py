@@ -200,12 +200,8 @@ def validate(
     if file is None:
         raise SpecError("which file? For example: npusim validate --template > measured.yaml")
     if file.suffix == ".npz":
-        timed = {
-            "--band": band,
-            "--method": None if method == "auto" else method,
-            "--jobs": None if jobs == 1 else jobs,
-        }
-        refuse(timed, "read with timings (.yaml); bits are equal or not: leave these out")
+        others = {"--method": None if method == "auto" else method, "--jobs": None if jobs == 1 else jobs}
+        refuse({"--band": band, **others}, "read with timings (.yaml); bits are equal or not: leave these out")
         _bits(file, only or "*", is_json=json)
         return
     from npusim.report.findings import validation_document, validation_table

@@ -458,7 +458,6 @@ class DeviceSpec(HardwareModel):
 
 
 def _restored(kind: type[DeviceSpec], text: str, unchanged: DeviceSpec | None) -> DeviceSpec:
-    """Return a device that was pickled."""
     device = kind.model_validate_json(text)
     return device if unchanged is None else device.changed_from(unchanged)
 

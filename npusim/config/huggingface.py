@@ -413,7 +413,6 @@ def _says_gated(config: HuggingFaceConfig) -> bool:
 
 
 def _experts(config: HuggingFaceConfig) -> Experts | None:
-    """Return the mixture of experts, None for a dense model."""
     if (config.experts or 0) < 2:
         return None
     if not config.experts_per_token:

@@ -193,7 +193,6 @@ def apply_overrides(
 
 
 def _override_text(key: str, value: object) -> str:
-    """Return a value as a command line has it."""
     if not isinstance(key, str):
         raise SpecError(f"-C {key!r}={value!r}: a key is text: clock_hz, links.hbm.bytes_per_s")
     if isinstance(value, bool) or not isinstance(value, str | Real):

@@ -166,7 +166,6 @@ def _text(details: ErrorDetails, context: dict[str, Any], descriptions: Mapping[
 
 
 def _sourced(value: object) -> str:
-    """Return how a value is written with its basis and source."""
     return f'{{value: {value}, basis: {" | ".join(BASES)}, source: "..."}}'
 
 

@@ -271,7 +271,6 @@ class Problem(Sizes, CallFields):
     @model_validator(mode="before")
     @classmethod
     def _sizes_of_lengths(cls, data: object) -> object:
-        """Fill in the sizes that lengths say."""
         if not isinstance(data, dict) or not data.get("lengths"):
             return data
         longest, queries = max(data["lengths"]), max(data.get("query_lengths") or data["lengths"])

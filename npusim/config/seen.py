@@ -167,7 +167,6 @@ Seen = KeyRanges | KeyFunction
 
 
 def _ranges(row: npt.NDArray[Any]) -> Ranges:
-    """Return the ranges of a row of bool."""
     import numpy as np
 
     edges = np.flatnonzero(np.diff(np.concatenate(([False], row, [False]))))

@@ -168,7 +168,6 @@ class ProcessExecutor(Executor):
         return [worker for worker in self._running if worker.task is not None]
 
     def _start(self) -> None:
-        """Start the workers that are missing."""
         while len(self._running) < self.workers:
             self._running.append(_Worker())
 

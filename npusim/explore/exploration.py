@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, Search, run_search, subject
@@ -15,35 +16,40 @@ from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, command, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
 
+Ranked = TypeVar("Ranked")
+
 
 def _order(outcome: PointOutcome) -> tuple[float, int]:
     return outcome.latency_us or outcome.bound_us or 0.0, outcome.index
 
 
-def less_wrong(error: float, sampling_error: float, than: float, others: float) -> bool:
-    """Whether an error is below that of another point by more than either's sampling error."""
-    return error + max(sampling_error, others) < than
+def undominated(points: Iterable[Ranked], errors: Callable[[Ranked], tuple[float, float]]) -> list[Ranked]:
+    """Return of points, the fastest first, those with an error below all before by more than either's sampling error.
+
+    ``errors`` returns a point's error and its sampling error.
+    """
+    best: list[Ranked] = []
+    least, sampled = math.inf, 0.0
+    for point in points:
+        error, sampling_error = errors(point)
+        if error + max(sampling_error, sampled) < least:
+            best.append(point)
+            least, sampled = error, sampling_error
+    return best
 
 
 def front(outcomes: Iterable[PointOutcome]) -> list[PointOutcome]:
     """Return those that no other beats in latency and in error, the fastest first; finite ones only.
 
-    Errors that differ by less than their sampling error are equal.  The fastest of each precision is there in any case.
+    Errors that differ by less than their sampling error are equal.  Each precision has its fastest row in any case, of
+    those that were simulated.
     """
-    best: list[PointOutcome] = []
     finite = [o for o in outcomes if o.status == "ok" and o.relative_rmse is not None]
     finite.sort(key=lambda o: (_order(o)[0], o.relative_rmse, o.index))
-    for o in finite:
-        (error, sampled), (least, others) = map(_errors, (o, best[-1] if best else o))
-        if not best or less_wrong(error, sampled, least, others):
-            best.append(o)
+    best = undominated(finite, lambda o: (o.relative_rmse or 0.0, o.sampling_error or 0.0))
     others_of = {str(o.point.get(PRECISION)): o for o in reversed(finite)}
     missing = others_of.keys() - {str(o.point.get(PRECISION)) for o in best}
     return sorted([*best, *(others_of[name] for name in missing)], key=_order)
-
-
-def _errors(outcome: PointOutcome) -> tuple[float, float]:
-    return outcome.relative_rmse or 0.0, outcome.sampling_error or 0.0
 
 
 def best_of(outcomes: Iterable[PointOutcome]) -> PointOutcome | None:
@@ -113,13 +119,8 @@ class Exploration:
         point = {"schedule": self.request.schedule, **fixed, **outcome.point}
         of_point = self.setting.variants.named(outcome.point).on(self.request)
         precision = of_point.changed_precision() or of_point.find_schedule().precision().name
-        return {
-            **subject(of_point),
-            "precision": precision,
-            **self.chosen(outcome),
-            **point,
-            "latency_us": outcome.latency_us,
-        }
+        about = {**subject(of_point), "precision": precision, **self.chosen(outcome)}
+        return {**about, **point, "latency_us": outcome.latency_us}
 
     def command(self, outcome: PointOutcome) -> str:
         """Return the command whose run gives a point's latency; empty where no command line says its request."""

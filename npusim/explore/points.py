@@ -39,14 +39,14 @@ _COMPILED = ("auto", "block", "fold", "steady")
 class PointTask:
     """One point by number; ``cutoff_us`` is the latency that it would have to beat.
 
-    ``is_family``: it stands for its family, in all of which core groups get the same blocks if it ``is_dealt``.
+    ``heavier``: it stands for its family, see `PointFamily`; None: for itself.
     """
 
     index: int
     point: Point
     cutoff_us: float = 0.0
     surveyed: Surveyed | None = None
-    is_family: bool = False
+    heavier: tuple[Point, ...] | None = None
     is_dealt: bool = True
 
 
@@ -92,7 +92,6 @@ forget = _variants.cache_clear
 
 
 def _run(job: Job, task: PointTask, *, has_bits: bool = False) -> RunData:
-    """Return the whole run of a point."""
     return run_request(replace(_variants(job.variants).request_of(task.point), numerics=has_bits))
 
 
@@ -125,7 +124,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         if time.time() > job.deadline:
             break
         try:
-            candidates = list(_variants(job.variants).candidates(task.point, is_family=task.is_family))
+            candidates = list(_variants(job.variants).candidates(task.point, task.heavier))
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue
@@ -151,7 +150,7 @@ def _bound(task: PointTask, built: BuiltPlan) -> Bound:
     if isinstance(device, NodeDevice):
         return Bound(0)
     cutoff = cycles_within(built, task.cutoff_us)
-    return work_bound(built.program, device, cutoff, is_placed=not task.is_family, is_dealt=task.is_dealt)
+    return work_bound(built.program, device, cutoff, is_placed=task.heavier is None, is_dealt=task.is_dealt)
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:

@@ -240,10 +240,8 @@ class Search:
         bits = self.bits.get(outcome.index)
         if bits is None:
             return outcome
-        is_finite = bits.relative_rmse is not None
-        return replace(
-            outcome, relative_rmse=bits.relative_rmse, is_finite=is_finite, sampling_error=bits.sampling_error
-        )
+        error, sampling_error = bits.relative_rmse, bits.sampling_error
+        return replace(outcome, relative_rmse=error, is_finite=error is not None, sampling_error=sampling_error)
 
     # ---------------------------------------------------------------- tasks
 
@@ -252,7 +250,7 @@ class Search:
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)
-            tasks = tuple(replace(t, point=f.lightest, is_family=True, is_dealt=f.is_dealt) for t, f in lightest)
+            tasks = tuple(replace(t, point=f.lightest, heavier=f.heavier, is_dealt=f.is_dealt) for t, f in lightest)
         return Job(self.variants, tasks, self.options.needs_bits, self._deadline)
 
     def _floor(self, index: int) -> float:
@@ -304,9 +302,8 @@ class Search:
             return
         if not self.options.exhaustive:
             self._seed(workers, remaining)
-            if (
-                self.setting.is_open() and not self.options.needs_bits
-            ):  # no two programs are known to be equal before their fields are chosen
+            # No two programs are known to be equal before their fields are chosen.
+            if self.setting.is_open() and not self.options.needs_bits:
                 remaining = [i for i in remaining if i not in self.outcomes]
         self._survey(workers, remaining)
         if self.options.needs_bits:  # first of what may be the fastest: it does away with most of the others
@@ -341,7 +338,6 @@ class Search:
                 self._climb(workers, min(timed, key=_speed).index)
 
     def _evaluate(self, workers: Executor, indices: Sequence[int]) -> None:
-        """Simulate points that have no verdict."""
         for _, outcomes in self.done(workers, evaluate, [[i] for i in indices if i not in self.outcomes]):
             self.keep(outcomes)
 
@@ -365,7 +361,6 @@ class Search:
             steps //= 1 if at != start else 2
 
     def _fastest(self, workers: Executor, at: int, beside: Sequence[int]) -> int:
-        """Return the fastest of a point and of those beside it."""
         most, new = self.outcomes[at].latency_us or math.inf, [i for i in beside if i not in self._classes]
         promising = [[i] for i, us in self._looked_at(workers, new).items() if us <= most]
         simulated = [o for _, some in self.done(workers, evaluate, promising) for o in some]
@@ -480,7 +475,6 @@ class Search:
         return later
 
     def _waiting_families(self) -> list[tuple[int, ...]]:
-        """Return the points of the families that wait."""
         return [self._members(i) for entries in self._waiting.values() for _, i in sorted(entries)]
 
     def _rejected(self, bits: Bits) -> str:

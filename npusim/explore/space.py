@@ -78,12 +78,13 @@ class PointFamily:
     """Points that differ in fields alone that say which of their values is lightest: one bound holds for all.
 
     ``lightest`` has those values; it need not be a point of the space.  ``is_dealt``: in all of them each core group
-    gets the same blocks.
+    gets the same blocks.  ``heavier``: the other values of fields that take memory, the heaviest first.
     """
 
     indices: tuple[int, ...]
     lightest: Point
     is_dealt: bool
+    heavier: tuple[Point, ...] = ()
 
 
 def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
@@ -145,16 +146,24 @@ class SearchSpec:
         declared = {name: self._lightened(name) for name in self.schedules}
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
+        #: One that nobody names may be chosen beyond the values of its axis.
+        chosen = {
+            name: {f.name for f in of_schedule if f.default is not None} for name, of_schedule in declared.items()
+        }
         members: dict[tuple[object, ...], list[int]] = {}
         for index in indices:
             point = points[index]
             name = str(point.get("schedule", self.schedules[0]))
-            members.setdefault((name, *(v for n, v in point.items() if n not in fields[name])), []).append(index)
+            alike = (v if n not in fields[name] or (v is None and n in chosen[name]) else ... for n, v in point.items())
+            members.setdefault((name, *alike), []).append(index)
         families = []
         for (schedule, *_), listed in members.items():
             point, light = points[listed[0]], fields[str(schedule)]
             lighter = {n: choose([points[i][n] for i in listed]) for n, choose in light.items() if n in point}
-            families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)]))
+            sized = {f.name: f for f in declared[str(schedule)] if f.lightest != "any" and f.name in point}
+            sized = {n: f for n, f in sized.items() if point[n] is not None or f.default is None}
+            heavier = _heavier(sized, [points[i] for i in listed])
+            families.append(PointFamily(tuple(listed), {**point, **lighter}, is_dealt[str(schedule)], heavier))
         return families
 
     def is_open(self, *, has_bits: bool = False) -> bool:
@@ -235,6 +244,14 @@ def _lightest(field: TilingField, values: Sequence[object]) -> object:
     choose = {"least": min, "most": max}.get(str(field.lightest))
     within = [v for v in values if isinstance(v, int) and field.takes(v)]
     return choose(within) if choose and within else values[0]
+
+
+def _heavier(fields: Mapping[str, TilingField], points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the values that points have of fields that take memory, the heaviest of each first; none of one value."""
+    inverse = {n: replace(f, lightest="most" if f.lightest == "least" else "least") for n, f in fields.items()}
+    heaviest: Point = {n: cast("Value", _lightest(f, [p[n] for p in points])) for n, f in inverse.items()}
+    distinct = {tuple(p[n] for n in fields): {n: p[n] for n in fields} for p in (heaviest, *points)}
+    return tuple(distinct.values()) if len(distinct) > 1 else ()
 
 
 def _digest(what: object) -> str:
@@ -319,11 +336,11 @@ def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _opened(name: str, values: tuple[Any, ...], schedules: Iterable[Schedule]) -> tuple[Any, ...]:
-    """Return an axis's values, ``auto`` as None where that leaves a field to its schedule's rule."""
+    """Return an axis's values, ``auto`` as None where it is no value of the field: as if nobody named it."""
     if AUTO not in values:
         return values
     fields = [f for s in schedules for f in tiling_fields(s.tiling) if f.name == name]
-    is_open = bool(fields) and all(f.default is None and AUTO not in f.choices for f in fields)
+    is_open = bool(fields) and all(f.default != AUTO and AUTO not in f.choices for f in fields)
     return tuple(None if v == AUTO else v for v in values) if is_open else values
 
 

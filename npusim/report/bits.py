@@ -108,7 +108,6 @@ def _plus_minus(value: float, relative: float) -> str:
 
 
 def _compared(record: RunRecord) -> str:
-    """Return on which rows alternatives were computed."""
     return f" (of {record.compared})" if record.compared else ""
 
 

@@ -207,14 +207,12 @@ def _of_unit(sheets: Sequence[Sheet], unit: str) -> Iterator[Moved]:
 
 
 def _figures(sheets: Sequence[Sheet]) -> Iterator[ComparedFigure]:
-    """Yield every figure that any run has."""
     values = [_values(s) for s in sheets]
     for name, kind in dict.fromkeys(key for of_run in values for key in of_run):
         yield ComparedFigure(name, kind, tuple(of_run.get((name, kind)) for of_run in values))
 
 
 def _values(sheet: Sheet) -> dict[tuple[str, Kind], Value]:
-    """Return the figures of one run by name and kind."""
     values: dict[tuple[str, Kind], Value] = {}
     record, cycles = sheet.record, sheet.cycles or 1
     if sheet.cycles is not None:

@@ -157,19 +157,14 @@ def read_as(load: Workload) -> str:
     stated = {n: getattr(load, n) for n in ("window", "chunk", "softcap", "alibi", "sink_logits")}
     local = f" in {load.local_layers} layers"
     rules = [f"{n}{'' if v is True else f'={_number(v)}'}{local * (n in LOCAL)}" for n, v in stated.items() if v]
-    ffn, e = f"{'a gated' if load.gated else 'an'} FFN of {load.intermediate}", load.experts
-    ffn = (
-        ffn
-        if e is None
-        else f"{e.per_token} of {e.count} experts of {e.width} in {model.layers - e.dense_layers} layers"
-    )
+    ffn = f"{'a gated' if load.gated else 'an'} FFN of {load.intermediate}"
+    if (e := load.experts) is not None:
+        ffn = f"{e.per_token} of {e.count} experts of {e.width} in {model.layers - e.dense_layers} layers"
     weights = f"{model.weights().total / 1e9:.3g} billion parameters"
     weights += f", {load.stored.of} in {load.stored.bits:g} bits" if load.stored else ""
-    cache = (
-        f"{format_bytes(model.cached.kv_bytes() * model.layers)} of {'latents' if load.latent else 'K and V'} a token"
-    )
+    size, kind = format_bytes(model.cached.kv_bytes() * model.layers), "latents" if load.latent else "K and V"
     layers = ", ".join([f"{load.layers} layers", heads, "causal" if load.causal else "not causal", *rules])
-    return f"{layers}; {ffn}; {weights}; {cache}"
+    return f"{layers}; {ffn}; {weights}; {size} of {kind} a token"
 
 
 def not_modelled(load: Workload) -> tuple[Cell, ...]:

@@ -197,7 +197,6 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
 
 
 def _tensor_bytes(result: RunData) -> bytes:
-    """Return the output tensor as a safetensors file."""
     from safetensors.numpy import save
 
     numerics = result.numerics

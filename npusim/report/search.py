@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.document import read_csv
 from npusim.errors import SpecError
-from npusim.explore.exploration import Exploration, best_of, front, less_wrong
+from npusim.explore.exploration import Exploration, best_of, front, undominated
 from npusim.explore.store import FIGURES, PointOutcome, read_store, text_of
 from npusim.report import charts
 from npusim.report.bits import scientific
@@ -345,18 +345,19 @@ def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]
 
     The front's points are named by the axes in which they differ.
     """
-    points: list[Row] = []
-    for row in sorted(_ranked(rows), key=lambda r: (r["latency_us"], r.get("relative_rmse") or 0.0)):
-        if error := row.get("relative_rmse"):
-            sampled = row.get("sampling_error") or 0.0
-            is_front = all(less_wrong(error, sampled, p["error"], p["sampled"]) for p in points if p["is_front"])
-            point = {"latency_us": row["latency_us"], "error": error, "sampled": sampled, "is_front": is_front}
-            point["row"] = row
-            points.append({**point, "name": _name(row, axes) if is_front else ""})
-    apart = varied([{a: p["row"].get(a) for a in axes} for p in points if p["is_front"]])
-    named = [{**p, "name": _name(p["row"], apart or axes) if p["is_front"] else ""} for p in points]
-    points = [{key: value for key, value in p.items() if key != "row"} for p in points]
-    return charts.front([{key: value for key, value in p.items() if key != "row"} for p in named]), points
+    known = sorted(
+        (r for r in _ranked(rows) if r.get("relative_rmse")), key=lambda r: (r["latency_us"], r["relative_rmse"])
+    )
+    best = undominated(known, lambda r: (r["relative_rmse"], r.get("sampling_error") or 0.0))
+    apart = varied([{a: r.get(a) for a in axes} for r in best]) or axes
+
+    def points(names: Sequence[str]) -> Iterator[Row]:
+        for r in known:
+            is_front = any(r is other for other in best)
+            figures = {"latency_us": r["latency_us"], "error": r["relative_rmse"]}
+            yield {**figures, "is_front": is_front, "name": _name(r, names) if is_front else ""}
+
+    return charts.front([*points(apart)]), [*points(axes)]
 
 
 def ranking_of(ranked: Sequence[Row], axes: Sequence[str]) -> Spec:

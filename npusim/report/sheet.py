@@ -181,7 +181,6 @@ def _unprefixed(use: QueueUse) -> Callable[[str], str]:
 
 
 def _inputs(record: RunRecord) -> Iterator[tuple[str, object]]:
-    """Yield the inputs of a run, by dotted key."""
     yield from {
         "npusim_version": record.npusim_version,
         "schedule": record.schedule,

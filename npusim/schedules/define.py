@@ -251,7 +251,7 @@ def attention(
         ``by_rule(problem, tiling, p, machine)`` returns the phases where a kernel cuts keys by a rule of its own.
     """
     _check_names(called, kernel, operands, fields)
-    tiling = tiling if fields is None else _beside_the_machines(fields)
+    tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
     hooked = kernel if score is None else with_score(kernel, score, operands)
 
     @kept_by_blocks(lambda phase, *_: len(phase.cells))
@@ -313,11 +313,6 @@ def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: ob
         listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
         raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
     return phases
-
-
-def _beside_the_machines(fields: type[Tiling]) -> dict[str, type[Tiling]]:
-    """Return, for each core family, the fields of a schedule of its own beside those that the machine takes."""
-    return {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:

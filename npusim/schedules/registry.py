@@ -406,7 +406,6 @@ def _changed(preset: Precision, changes: Mapping[str, str]) -> Precision:
 
 
 def _value(preset: Precision, key: str, text: str) -> object:
-    """Return ``text`` as a value of the field ``key``."""
     old = getattr(preset, key)
     if isinstance(old, bool):
         if text.lower() not in ("true", "false"):

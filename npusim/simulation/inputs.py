@@ -111,7 +111,6 @@ def _check_workload(tensors: Tensors, load: Workload) -> None:
 
 
 def _rounded(tensors: Tensors, dtype: str) -> Tensors:
-    """Return the tensors in another format."""
     rounded = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
     for name, values in rounded.items():
         lost = np.isinf(values) & np.isfinite(tensors[name])
@@ -186,12 +185,8 @@ def load_tensors(
 
 def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) -> None:
     """Raise `TensorError` for a key that nothing reads, of no other set of Q, K and V in the file."""
-    known = (
-        *NAMES,
-        *BESIDE,
-        *OF_LAYOUT.get(layout, ()),
-        *(("page_table", "cache_seqlens") if "page_table" in raw else ()),
-    )
+    paged = ("page_table", "cache_seqlens") if "page_table" in raw else ()
+    known = (*NAMES, *BESIDE, *OF_LAYOUT.get(layout, ()), *paged)
     others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
     for key in raw:
         if key.removeprefix(chosen) not in known and key not in known and not key.startswith(others):
@@ -428,7 +423,7 @@ def check_finite(
         for what, is_bad in (("NaN", np.isnan), ("Inf", np.isinf)):
             if (bad := is_bad(values) & is_read).any():
                 first = tuple(int(i[0]) for i in np.nonzero(bad))
-                seen = ", which a query sees" if problem is not None and name != "q" else ""
+                seen = ", which a query sees" if problem is not None and name in ("k", "v") else ""
                 raise TensorError(f"{where}: {name} has {int(bad.sum())} {what}, the first at {first}{seen}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -83,14 +83,8 @@ def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None
 
     ``whole``: what it computes instead, with the tile of the child.
     """
-    asked = Request(
-        child.schedule,
-        problem=child.problem,
-        hw=device,
-        tiling=dict(child.fields),
-        precision=child.precision or None,
-        numerics=False,
-    )
+    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None}
+    asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
     plan, program = program_of(plan_of(asked))
     if whole is None:
         return program

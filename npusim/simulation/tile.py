@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
@@ -32,7 +31,7 @@ from npusim.timing.stream import Streams
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from npusim.config.device import DeviceSpec, L2State
     from npusim.config.tiling import Tiling
@@ -82,13 +81,14 @@ def program_of(plan: Plan, *, is_hinted: bool = True) -> tuple[Plan, TileProgram
     return replace(plan, tiling=tiling), program
 
 
-def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, TileProgram]]:
+def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield what `program_of` may return for a plan: each tile that the rule may reach and that fits.
 
-    ``is_family``: a named field that declares its lightest value stands for others too, and a setting need not agree
-    with it.  Raises `TilingError` where no tile fits.
+    With ``heavier`` the plan stands for its family: named fields that declare their lightest value have others too,
+    with which a setting may agree; with those of ``heavier``, the heaviest first, sizes may shrink further.  Raises
+    `TilingError` where no tile fits.
     """
-    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and is_family}
+    standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
     known: set[Tiling] = set()
     # In a what-if the choice for the unchanged device is compared, too.
     for device in filter(None, (plan.device, plan.device.unchanged)):
@@ -97,19 +97,40 @@ def candidates(plan: Plan, *, is_family: bool = False) -> Iterator[tuple[Plan, T
         groups: list[list[dict[str, object]]] = [[{}], *_groups(on, standing)]
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
-                try:
-                    made, program = _named(on, fields)
-                    changed = _changed(made.tiling, plan.tiling)
+                for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
                     reached += [changed] if fields and changed not in reached else []
-                    if device is not plan.device:
-                        made, program = _named(plan, changed)
-                except NpusimError:  # the rule does not take it
-                    continue
-                if made.tiling not in known:
-                    known.add(made.tiling)
-                    yield made, program
+                    try:
+                        made, program = built if built and device is plan.device else _named(plan, changed)
+                    except NpusimError:  # the rule does not take it
+                        continue
+                    if made.tiling not in known:
+                        known.add(made.tiling)
+                        yield made, program
     if not known:
         yield _named(plan, {})
+
+
+def _fitted(
+    plan: Plan, declared: Tiling, fields: Mapping[str, object], heavier: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, object], tuple[Plan, TileProgram] | None]]:
+    """Yield how tiles with ``fields`` that fit differ from the declared one, each once, the first with its program.
+
+    ``heavier``: see `candidates`; a tile whose sizes do not shrink with the heaviest values keeps them with all.
+    """
+    listed: list[dict[str, object]] = []
+    for number, named in enumerate(({}, *heavier)):
+        try:
+            built = _named(plan, {**fields, **named})
+        except NpusimError:  # nor does it with heavier values
+            if not number:
+                return
+            continue
+        changed = {n: v for n, v in _changed(built[0].tiling, declared).items() if n not in named}
+        if changed not in listed:
+            listed.append(changed)
+            yield changed, None if number else built
+        elif number == 1:
+            return
 
 
 def _named(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, TileProgram]:
@@ -124,7 +145,6 @@ def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
 
 
 def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:
-    """Return the fields of a tiling that differ from the declared ones."""
     return {n: v for n, v in tiling if v != getattr(declared, n)}
 
 
@@ -207,13 +227,12 @@ def _choice(
 
     ``usual``: the fields that are chosen on the device before its numbers were changed; None: none were.
     """
-    settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
-    groups = [list(_open(group, tiling, named)) for group in settings]
     call = problem, precision, tiling, sorted(tiling.model_fields_set), sorted(named), l2, usual
 
     def made() -> list[object]:
-        trial = _Trial(schedule.thing, device.thing, problem, precision, tiling, l2=l2)
-        fields, note = _tried_out(trial, groups, dict(usual or ()))
+        trial = _Trial(schedule.thing, device.thing, problem, judged_problem(problem), precision, tiling, l2)
+        settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
+        fields, note = _tried_out(trial, [list(_open(s, tiling, named)) for s in settings], dict(usual or ()))
         return [dict(fields), note]
 
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
@@ -255,7 +274,8 @@ def _tried_out(trial: _Trial, groups: Iterable[Iterable[dict[str, object]]], usu
     for group in groups:
         for fields in [{**best.fields, **setting} for setting in group]:
             best = trial.better(best, fields, by=WORTH)
-    final, tries = trial.on(final_problem(trial.called)), trial.count_in_words()
+    last, tries = final_problem(trial.called), trial.count_in_words()
+    final = trial if last == trial.problem else replace(trial, problem=last)
     if final is not trial or usual:
         listed, declared = [best, *trial.fastest()], final.tried({})
         best = declared or _Tried(inf, {})
@@ -289,36 +309,24 @@ def _open(
             yield {n: v for n, v in fields.items() if n not in named}
 
 
+@dataclass
 class _Trial:
-    """Times of one call by fields of its tiling."""
+    """Times of a ``problem``, the call or a part of it, by fields of its tiling."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        device: DeviceSpec,
-        problem: Problem,
-        precision: Precision,
-        tiling: Tiling,
-        *,
-        l2: L2State | None,
-    ) -> None:
-        self.schedule, self.device, self.called, self.problem = schedule, device, problem, judged_problem(problem)
-        self.precision, self.tiling, self.l2 = precision, tiling, l2
-        self._known: dict[Tiling, _Tried | None] = {}
-
-    def on(self, problem: Problem) -> _Trial:
-        """Return the trial of another part of the call: itself where it is the same one."""
-        other = copy(self)
-        other.problem, other._known = problem, {}
-        return self if problem == self.problem else other
+    schedule: Schedule
+    device: DeviceSpec
+    called: Problem
+    problem: Problem
+    precision: Precision
+    tiling: Tiling
+    l2: L2State | None
+    _known: dict[Tiling, _Tried | None] = field(default_factory=dict, init=False)
 
     def count_in_words(self, *, is_last: bool = False) -> str:
         """Return how many tiles were simulated, and on what part of the call."""
         count, p = sum(tried is not None for tried in self._known.values()), self.problem
-        whole = " on the call" if is_last else ""
-        return f"of {count} tried" + (
-            whole if p == self.called else f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
-        )
+        part = f" on {p.batch * p.heads} heads of {p.seq_kv} tokens"
+        return f"of {count} tried" + (part if p != self.called else " on the call" if is_last else "")
 
     def fastest(self) -> list[_Tried]:
         """Return the two fastest tiles so far, and the fastest that differs from the declared one in one field.

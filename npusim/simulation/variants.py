@@ -25,7 +25,7 @@ from npusim.simulation.simulate import BuiltPlan
 from npusim.simulation.tile import candidates, open_fields, program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from npusim.ir.op import Attributes, Source, Step
     from npusim.ir.program import Item, TileProgram
@@ -122,17 +122,19 @@ class Variants:
         """Return a variant's program; raise `TilingError` where it does not fit, with what would if ``is_hinted``."""
         return BuiltPlan(*program_of(self._plan(variant), is_hinted=is_hinted))
 
-    def candidates(self, changes: Mapping[str, object], *, is_family: bool = False) -> Iterator[BuiltPlan]:
+    def candidates(
+        self, changes: Mapping[str, object], heavier: Sequence[Mapping[str, Any]] | None = None
+    ) -> Iterator[BuiltPlan]:
         """Yield the programs one of which ``built`` has for changes by name alone: see `tile.candidates`.
 
         Raises `TilingError` where none fits.
         """
         variant = self.named(changes)
         named = {**named_fields(self.request.tiling), **variant.tiling}
-        if not (self.is_open and self._scene_of(variant).open_fields - named.keys()):
+        if not (self.is_open and (heavier or self._scene_of(variant).open_fields - named.keys())):
             yield self.built(tuple(changes.items()))
         else:
-            yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), is_family=is_family))
+            yield from (BuiltPlan(*both) for both in candidates(self._plan(variant), heavier))
 
     def chosen(self, changes: Mapping[str, object]) -> dict[str, object]:
         """Return the fields of a variant that were chosen for it; changes by name alone."""

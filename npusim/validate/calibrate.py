@@ -247,7 +247,6 @@ class _Fit:
         return Calibration(self.name, tuple(constants), tuple(classes), total, fitted_on, source, is_whole)
 
     def _constant(self, row: int, x: Array, ends: Array, chosen: Array) -> Constant:
-        """Return a constant of a bundle, with the others of it."""
         key = self.keys[row]
         bundle = chosen[:, np.flatnonzero(chosen[row])[0]]
         others = tuple(self.keys[other] for other in np.flatnonzero(bundle) if other != row)

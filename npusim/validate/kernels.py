@@ -22,7 +22,8 @@ from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
 from npusim.numerics.executor import execute
 from npusim.schedules import find_schedule
-from npusim.validate.vectors import VectorReport, check_vectors, recorded_arrays
+from npusim.simulation.inputs import read_tensors
+from npusim.validate.vectors import VectorReport, check_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +65,7 @@ def check_bits(path: Path, only: str = "*") -> BitsReport:
 
     Raises `TensorError` as `load_vectors` and `check_kernels`, `SpecError` where ``only`` selects nothing.
     """
-    keys = recorded_arrays(path)
+    keys = read_tensors(path)
     is_of_kernels = any(key.endswith("/o") for key in keys)
     names = [key.rpartition("/")[0] for key in keys if key.endswith("/o" if is_of_kernels else "/D")]
     reports = check_kernels(path, only) if is_of_kernels else check_vectors(path, only)
@@ -81,7 +82,7 @@ def check_kernels(path: Path, only: str = "*") -> dict[str, VectorReport]:
 
     Raises `TensorError` for keys or shapes of another form, `SpecError` for an unknown device.
     """
-    archive = recorded_arrays(path)
+    archive = read_tensors(path)
     names = sorted({key.rpartition("/")[0] for key in archive if key.endswith("/o")})
     try:
         return {output: report for name in names if fnmatchcase(name, only) for output, report in _check(archive, name)}

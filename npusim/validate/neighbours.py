@@ -72,14 +72,16 @@ def _neighbours(p: Problem, head: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield what a neighbour is called, the problem, the KV head of ``head``, and how often a soft-cap is applied."""
     kv_head, offset = head // p.group_size, p.causal_offset
     changes: list[tuple[str, Any]] = [("causal", not p.causal)]
-    offsets = dict.fromkeys((0, p.seq_kv - p.seq_q, offset - 1, offset + 1))
-    changes += [("causal_offset", n) for n in offsets if n != offset]
     if isinstance(p.window, tuple):
-        before, after = p.window
-        sides = ((before - 1, after), (before + 1, after), (before, after - 1), (before, after + 1))
-        changes += [("window", one) for one in sides if min(one) >= 0]
+        before, after = p.window  # a side of -1 has no end
+        sides = [(n, after) for n in (before - 1, before + 1) if before >= 0 <= n]
+        sides += [(before, n) for n in (after - 1, after + 1) if after >= 0 <= n]
+        changes += [("window", one) for one in sides]
     elif p.window:
         changes += [("window", n) for n in (p.window - 1, p.window + 1) if n]
+    # Behind windows: with one side alone, another offset is another window.
+    offsets = dict.fromkeys((0, p.seq_kv - p.seq_q, offset - 1, offset + 1))
+    changes += [("causal_offset", n) for n in offsets if n != offset]
     defaults = {name: type(p).model_fields[name].default for name in LEFT_OUT}
     changes += [(name, default) for name, default in defaults.items() if getattr(p, name) != default]
     for name, value in changes:

@@ -177,7 +177,8 @@ def validate_times(
     the others and says why, each reason once; they are never skipped in silence.
     """
     file = load_measurements(path)
-    chosen = [c for c in file.cases if only is None or _matches(c, only)]
+    texts = {c.name: (c.name, c.schedule, c.device) for c in file.cases}
+    chosen = [c for c in file.cases if only is None or any(fnmatchcase(text, only) for text in texts[c.name])]
     if not chosen:
         names = ", ".join(c.name for c in file.cases[:8])
         raise SpecError(f"--only {only!r} selects none of {len(file.cases)} cases; there are {names}, …")
@@ -202,10 +203,6 @@ def validate_times(
         raise SpecError("\n".join(lines))
     left_out, missed = len(file.cases) - len(chosen), sum(map(len, faults.values()))
     return TimesReport(file.source, tuple(residuals), left_out, _ranks(residuals), methods, lines, missed)
-
-
-def _matches(case: MeasurementCase, pattern: str) -> bool:
-    return any(fnmatchcase(text, pattern) for text in (case.name, case.schedule, case.device))
 
 
 def _fault(names: Sequence[str], text: str) -> str:
@@ -364,11 +361,8 @@ class Predictor:
     def tile(self, case: MeasurementCase) -> str:
         """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
         plan, run = self.plan(case), self.result(case)
-        if (
-            (case.tiling and not plan.is_open)
-            or not isinstance(run.problem, Problem)
-            or isinstance(run.device, NodeDevice)
-        ):
+        is_attention = isinstance(run.problem, Problem) and not isinstance(run.device, NodeDevice)
+        if (case.tiling and not plan.is_open) or not is_attention:
             return ""
         kind = type(run.tiling)
         taken = {n: v for n, v in run.tiling if n.startswith("block") or v != getattr(plan.tiling, n)}

@@ -6,8 +6,6 @@ B (case, K, N), C and D (case, M, N).
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,10 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.formats.archives import MOST_BYTES, read_archive
 from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import get_arithmetic
-from npusim.sanitize import regular_file
+from npusim.simulation.inputs import read_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,33 +63,11 @@ def load_vectors(path: str | Path) -> Mapping[str, MmaVectors]:
     dtypes or shapes are not those of the form; the message names file and key; `FormatError` if a name is not in
     ``ARITHMETICS``.
     """
-    arrays = recorded_arrays(Path(path))
+    arrays = read_tensors(Path(path))
     names = sorted({key.rpartition("/")[0] for key in arrays})
     if not names or "" in names:
         raise TensorError(f"{path}: keys must be <name>@<chip>/<A|B|C|D|kind>; got {_some(arrays)}")
     return MappingProxyType({name: _vectors(Path(path), name, arrays) for name in names})
-
-
-def recorded_arrays(path: Path) -> dict[str, Array]:
-    """Return every array of a file; raise `TensorError` for one that is no whole ``.npz``, or has pickles."""
-    try:
-        if _starts_like_an_array(path):
-            raise TensorError(f"{path}: a single .npy array, not an .npz archive")
-        return read_archive(path)
-    except FileNotFoundError:
-        raise TensorError(f"{path}: no such file") from None
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise TensorError(f"{path}: damaged or truncated .npz ({error})") from error
-    except ValueError as error:
-        if "pickle" in str(error).lower():
-            raise TensorError(f"{path}: contains pickled objects; refused") from error
-        raise TensorError(f"{path}: damaged .npz ({error})") from error
-
-
-def _starts_like_an_array(path: Path) -> bool:
-    with regular_file(path, MOST_BYTES, TensorError).open("rb") as stream:
-        prefix: bytes = np.lib.format.MAGIC_PREFIX
-        return stream.read(len(prefix)) == prefix
 
 
 def _some(arrays: Mapping[str, Array]) -> str:

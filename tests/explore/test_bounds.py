@@ -216,3 +216,32 @@ def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypa
     by_family = bounds()
     monkeypatch.setitem(work_bound.__globals__, "families_of", lambda _: None)
     assert by_family == bounds()
+
+
+def test_a_familys_bound_is_below_those_of_points_whose_sizes_shrink_further() -> None:
+    """On chips with registers tiles ahead lie in UB: with 14 of them other rows of a slice fit."""
+    problem = Problem(heads=8, kv_heads=8, seq_q=136, seq_kv=136, head_dim=128, causal=True)
+    spec = spec_of(Request("flash", hw="ascend_950", problem=problem), {"depth": (0, 4, 14)})
+    points = spec.points()
+    (family,) = spec.families(points, range(len(points)))
+    assert family.heavier[0] == {"depth": 14}
+
+    def sizes(one: Any) -> tuple[object, ...]:
+        return tuple(value for name, value in one.plan.tiling if name != "depth")
+
+    of_family = {sizes(one): one for one in spec.variants.candidates(family.lightest, family.heavier)}
+    assert len(of_family) > len(list(spec.variants.candidates(family.lightest, ())))  # without those that shrink
+    for point in points:
+        assert {sizes(one) for one in spec.variants.candidates(point)} <= of_family.keys()
+        run = spec.variants.built(tuple(point.items()))
+        lighter = of_family[sizes(run)]
+        assert work_bound(lighter.program, lighter.plan.device, is_placed=False).cycles <= run.timing().cycles
+
+
+def test_a_field_left_open_on_an_axis_is_no_value_of_it() -> None:
+    request = Request("flash", hw="ascend_910b2", workload="qwen2_7b", seq=256, tensor_parallel=4)
+    spec = spec_of(request, {"block_q": ("auto",), "depth": ("auto", 8, 14)})
+    points = spec.points()
+    assert spec.is_open(has_bits=True)  # the rows of a block are chosen for each point
+    assert [f.indices for f in spec.families(points, range(3))] == [(0,), (1, 2)]
+    assert spec.variants.request_of(points[0]).tiling == {}

@@ -101,7 +101,7 @@ def test_keys_of_another_form_are_refused(tmp_path: Path) -> None:
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, {f"{NAME}/A": np.array([{"run": "me"}], dtype=object)})
-    with pytest.raises(TensorError, match="contains pickled objects; refused"):
+    with pytest.raises(TensorError, match="holds pickled objects, which are refused"):
         load_vectors(path)
 
 
@@ -136,5 +136,5 @@ def test_missing_file_and_single_array_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TensorError, match="no such file"):
         load_vectors(tmp_path / "none.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(TensorError, match=r"single \.npy array"):
+    with pytest.raises(TensorError, match="not a readable tensor file"):
         load_vectors(tmp_path / "one.npy")

@@ -382,3 +382,10 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_launch_that_does_not_fit_is_refused(launch: str, why: str) -> None:
     with pytest.raises((SpecError, ProgramError), match=why):
         npusim.run(f"{KERNELS}::{launch}", problem=attention(128), hw="h200", numerics=False)
+
+
+@pytest.mark.parametrize(("sizes", "named"), [((72, 64), "head_dim: 72"), ((64, 72), "value_head_dim: 72")])
+def test_a_launch_names_the_head_size_that_is_no_multiple_of_16(sizes: tuple[int, int], named: str) -> None:
+    problem = Problem(heads=1, seq_q=64, head_dim=sizes[0], value_head_dim=sizes[1])
+    with pytest.raises(SpecError, match=f"^{named} is no multiple of 16"):
+        launches.names_of(problem)

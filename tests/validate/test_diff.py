@@ -213,11 +213,14 @@ def test_a_neighbouring_problem_is_named_before_any_choice(
     assert f"{named}: relative RMSE" in plain(difference_table(Path("out.npz"), found))
 
 
-def test_sides_of_a_window_and_heads_of_keys_are_neighbours() -> None:
-    sides = _of(causal=False, window=(20, 5))
-    found = _held(_computed(_of(causal=False, window=(20, 6))), sides)
+@pytest.mark.parametrize(("asked", "window"), [((20, 5), (20, 6)), ((-1, 5), (-1, 6)), ((20, -1), (19, -1))])
+def test_sides_of_a_window_are_neighbours(asked: tuple[int, int], window: tuple[int, int]) -> None:
+    found = _held(_computed(_of(causal=False, window=window)), _of(causal=False, window=asked))
     assert found.problem is not None
-    assert found.problem.change == "window=(20, 6)"
+    assert found.problem.change == f"window={window}"
+
+
+def test_heads_of_keys_are_neighbours() -> None:
     rng = np.random.default_rng(3)
     sizes = {"q": (1, 4, 64, 64), "k": (1, 2, 64, 64), "v": (1, 2, 64, 64)}
     tensors = {n: rng.standard_normal(s).astype(np.float16) for n, s in sizes.items()}

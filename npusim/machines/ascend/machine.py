@@ -190,8 +190,8 @@ class AscendMachine(Machine):
         known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
         if "nd2nz" in known - named and named & {"block_m", "block_n", "block_k"}:
             return {"nd2nz": "mte2"}
-        has_kernel = "kernel" in known - named and not has_registers(self.device) and getattr(precision, "kernel", "")
-        return {"kernel": precision.kernel} if has_kernel and named & {"block_q", "block_kv"} else {}
+        kernel, is_open = getattr(precision, "kernel", ""), "kernel" in known - named and not has_registers(self.device)
+        return {"kernel": kernel} if kernel and is_open and named & {"block_q", "block_kv"} else {}
 
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""

@@ -479,7 +479,6 @@ class AscendPhase:
 
 @kept_by_blocks(lambda _frame, phase: len(phase.thing.cells))  # in each order of their blocks
 def _frame(phase: Itself) -> Frame:
-    """Return the frame of a phase, one for all tilings that have it."""
     return Frame(phase.thing)
 
 
@@ -555,13 +554,11 @@ def _under_way(blocks: tuple[WorkTile, ...], lag: int) -> tuple[WorkTile, ...]:
 
 
 def _cut_to(block: WorkTile, count: int) -> WorkTile:
-    """Return a block with its last tiles alone."""
     return WorkTile(block.batch, block.head, block.spans, _last(block.runs, count), block.causal_offset, block.place)
 
 
 @lru_cache(maxsize=1024)  # blocks of the heads have the same, a few of these at a time
 def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
-    """Return the last ``count`` tiles."""
     kept: list[TileRun] = []
     for run in reversed(runs):
         taken = min(run.count, count)

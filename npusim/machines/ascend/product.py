@@ -222,7 +222,6 @@ class CubeProduct:
             yield from self._multiply(block, tile, corner, piece)
 
     def _multiply(self, block: WorkTile, tile: Visit, corner: Corner, piece: DepthPiece) -> Iterator[TileOp]:
-        """Yield the product of one piece of the sum."""
         a, b = (self._operand(n, block, tile, corner, piece) for n in (self.left, self.right))
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
@@ -330,7 +329,6 @@ class CubeProduct:
         return self._slot(n, rows, cols, first=first, last=last).part(top, height, left, length)
 
     def _whole(self, n: str, block: WorkTile, tile: Visit, *, first: bool = False, last: bool = False) -> RingTile:
-        """Return the whole of an operand in L1."""
         rows, cols, _ = self.frame.shape(n, block, tile)
         return self._slot(n, rows, cols, first=first, last=last)
 

@@ -263,7 +263,6 @@ class VectorShare:
                 yield self._spill(n, part)
 
     def _state(self, n: str, rows: int) -> Operand:
-        """Return where a state begins."""
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
@@ -393,7 +392,6 @@ class VectorShare:
         return whole.part(part.at, part.rows)
 
     def _spill(self, n: str, part: RowSlice) -> TileOp:
-        """Return the store of a slice of a spilled state."""
         back = self.spilled[n].back.front(part.rows, self.frame.width(n), self.frame.fmt(n))
         return move(f"{n}.spill", self.core.store, self._held(n, part, is_write=True), back)
 

@@ -429,7 +429,6 @@ class ResidentBlock:
         return bound
 
     def _stores(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield the stores of a stage's results."""
         for n in s.written:
             if n in self.prepared:
                 made = self._part(group, n, share[1], self.frame.cols(n, block, tile))
