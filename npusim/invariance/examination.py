@@ -24,6 +24,7 @@ from npusim.invariance.company import (
     positions,
     prefills,
     structural_difference,
+    with_bias_of_one_row,
 )
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
@@ -193,6 +194,8 @@ def examine(
     if isinstance(device, NodeDevice):
         raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
+    if isinstance(plan.problem, Problem):
+        plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
     base = run_plan(plan)
     if not isinstance(base.problem, Problem):
         name = plan.schedule.name
