@@ -220,7 +220,7 @@ def test_what_a_kernel_cannot_do_is_refused(hw: str, fields: dict[str, Any], mes
 @pytest.mark.parametrize("bias", ["shared", "head"])
 def test_a_kernel_that_adds_no_tensor_to_scores_refuses_a_bias(bias: Any) -> None:
     call: dict[str, Any] = {"hw": "h200", "workload": "smollm2", "seq": 256, "bias": bias, "numerics": False}
-    with pytest.raises(TilingError, match="fa3 adds no tensor to scores, and bias is one; .* take cudnn"):
+    with pytest.raises(TilingError, match=r"fa3 adds no tensor to scores, and bias is one; .* take cudnn"):
         run("flash", tiling={"kernel": "fa3"}, **call)
     assert run("flash", tiling={"kernel": "cudnn"}, **call).cycles
 
