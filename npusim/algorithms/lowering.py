@@ -265,8 +265,6 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
 
 
 class _Lowering:
-    """The tables of a trace."""
-
     def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
         self.choices: Mapping[O, Attributes] = {o: a for o, a in choices.items() if o is not O.ADD}
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results

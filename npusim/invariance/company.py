@@ -95,7 +95,6 @@ def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:
 
 
 def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Variant:
-    """Return a call of sequences of so many keys and queries each."""
     lengths, queries = (tuple(part) for part in zip(*sequences, strict=True))
     longest = {"seq_q": max(queries), "seq_kv": max(lengths), "causal_offset": max(lengths) - max(queries)}
     is_mixed = queries != tuple(min(max(queries), n) for n in lengths)

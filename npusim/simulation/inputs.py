@@ -111,7 +111,6 @@ def _check_workload(tensors: Tensors, load: Workload) -> None:
 
 
 def _rounded(tensors: Tensors, dtype: str) -> Tensors:
-    """Return the tensors in another format."""
     rounded = {name: cast(values.astype(np.float64), dtype) for name, values in tensors.items()}
     for name, values in rounded.items():
         lost = np.isinf(values) & np.isfinite(tensors[name])
@@ -326,7 +325,6 @@ def _stored(name: str, tensor: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def _pick(raw: Mapping[str, NDArray[Any]], prefix: str, where: str) -> tuple[Tensors, str]:
-    """Return the three tensors and the prefix of their keys, with its dot."""
     if prefix:
         keys = {n: f"{prefix}.{n}" for n in NAMES}
     elif all(n in raw for n in NAMES):

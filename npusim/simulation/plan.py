@@ -503,7 +503,6 @@ def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) ->
 
 
 def _seeded(problem: AnyProblem, seed: int | None) -> AnyProblem:
-    """Return the problem with another seed for its inputs."""
     if seed is not None and isinstance(problem, KernelProblem):
         return problem.model_copy(update={"seed": seed})
     if seed is None or not isinstance(problem, Problem):

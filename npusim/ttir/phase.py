@@ -293,7 +293,6 @@ class LaunchGrid:
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
-        """Yield the statements of a loop, those of a sum without one."""
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
         if walk.loads and not self.is_summed:
             for name in walk.states:
@@ -355,7 +354,6 @@ class LaunchGrid:
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
-        """Return which keys a query sees by the kernel's masks."""
         assert self.walk is not None
         at, masks = 0, list[set[Rule]]()
         for walk in self.reader.walks:
@@ -432,7 +430,6 @@ class LaunchGrid:
 
 
 def _flops(phase: Phase) -> int:
-    """Return the operations of a phase's products, 2 a multiply-add."""
     products = [
         (s.rows[0], bool(loop.axis))
         for loop in (*phase.loops, TileLoop(phase.finish))
