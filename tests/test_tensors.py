@@ -213,6 +213,11 @@ def test_what_is_drawn_beside_tensors_is_named() -> None:
             r"bias is \(2, 96, 96\) float16; query heads, queries and keys",
         ),
         ({"bias": np.zeros((4, 96, 96), np.float16)}, {"bias": "shared"}, r"bias: shared, but the tensors have one of"),
+        (
+            {"bias": np.full((1, 96, 96), 600, np.float16)},
+            {"hw": "h200", "dtype": "float8_e4m3fn"},
+            r"9216 values of bias are beyond float8_e4m3fn's largest, 448; the first is 600.0 at \(0, 0, 0\)",
+        ),
     ],
 )
 def test_tensors_that_nothing_reads_are_refused(more: dict[str, Any], options: dict[str, Any], why: str) -> None:

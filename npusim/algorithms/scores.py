@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.language import Value, in_units_of, tanh
-from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.tiling_mask import ByIndices, PartByPart
 from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.errors import TilingError
@@ -23,6 +22,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from npusim.algorithms.lowering import Kernel
     from npusim.config.problem import Problem
 
 
@@ -114,15 +114,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
 
         return kernel.function(**arguments, score=hook)
 
-    function.__name__ = kernel.__name__
-    hooked = Kernel(
-        function,
-        " ".join(kernel.results),
-        {**kernel.axes, **dict.fromkeys(names, "row key")},
-        finite_starts=kernel.finite_starts,
-    )
-    hooked.parameters = kernel.parameters | {*names, "score_factor"}
-    return hooked
+    return kernel.wrapped(function, (*names, "score_factor"), dict.fromkeys(names, "row key"))
 
 
 #: Once a kernel and hook: tables are kept by kernel.
