@@ -309,9 +309,8 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor) and value.fmt not in POINTERS:
             raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
         if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
-            numbered = chain(
-                [q.name], (f"{q.name}{i}" for i in count(2))
-            )  # an earlier launch may have one of that name
+            # An earlier launch may have one of that name.
+            numbered = chain([q.name], (f"{q.name}{i}" for i in count(2)))
             free = next(n for n in numbered if not isinstance(names.get(n), Tensor))
             names[free] = value = replace(value, name=free)
         arguments[q.name] = value
@@ -444,10 +443,8 @@ def names_of(problem: Any) -> dict[str, Any]:
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     p = problem
     if any(p.filled):
-        size = p.head_dim - p.filled[0]
-        raise SpecError(
-            f"head_dim: {size} is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"
-        )
+        size, why = p.head_dim - p.filled[0], "a launch gets tensors as they are; tensor(...) names them"
+        raise SpecError(f"head_dim: {size} is no multiple of 16, and {why}")
     b, h, g = p.batch, p.heads, p.kv_heads
 
     def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:

@@ -185,12 +185,8 @@ def load_tensors(
 
 def _check_keys(raw: Mapping[str, Any], chosen: str, layout: str, where: str) -> None:
     """Raise `TensorError` for a key that nothing reads, of no other set of Q, K and V in the file."""
-    known = (
-        *NAMES,
-        *BESIDE,
-        *OF_LAYOUT.get(layout, ()),
-        *(("page_table", "cache_seqlens") if "page_table" in raw else ()),
-    )
+    paged = ("page_table", "cache_seqlens") if "page_table" in raw else ()
+    known = (*NAMES, *BESIDE, *OF_LAYOUT.get(layout, ()), *paged)
     others = tuple(k[:-1] for k in raw if k.endswith(".q") and k[:-1] != chosen)
     for key in raw:
         if key.removeprefix(chosen) not in known and key not in known and not key.startswith(others):

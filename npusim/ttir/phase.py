@@ -181,9 +181,8 @@ class LaunchGrid:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
         if moves[0] not in (SPLIT, *load.dims):
-            raise self._fault(
-                load.line, f"{load.of} moves from row to row in the loop, where its block has columns alone"
-            )
+            why = "moves from row to row in the loop, where its block has columns alone"
+            raise self._fault(load.line, f"{load.of} {why}")
         return moves[0]
 
     def _place(self, load: Load) -> None:
