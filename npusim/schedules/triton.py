@@ -443,8 +443,10 @@ def names_of(problem: Any) -> dict[str, Any]:
         return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
     p = problem
     if any(p.filled):
-        size, why = p.head_dim - p.filled[0], "a launch gets tensors as they are; tensor(...) names them"
-        raise SpecError(f"head_dim: {size} is no multiple of 16, and {why}")
+        size = p.head_dim - p.filled[0]
+        raise SpecError(
+            f"head_dim: {size} is no multiple of 16, and a launch gets tensors as they are; tensor(...) names them"
+        )
     b, h, g = p.batch, p.heads, p.kv_heads
 
     def tensor(name: str, heads: int, rows: int, cols: int) -> Tensor:
