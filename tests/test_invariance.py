@@ -269,3 +269,15 @@ def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:
         )
         assert done.latency_us == one.latency_us
     assert len(same) < len(found["rule"].tried)
+
+
+@pytest.mark.parametrize("bias", ["shared", "head"])
+@pytest.mark.parametrize("sizes", [{"seq_kv": 600}, {"lengths": (64, 400, 200), "page": 16}])
+def test_a_query_meets_the_same_row_of_a_bias_whatever_is_beside_it(sizes: dict[str, Any], bias: Any) -> None:
+    problem = Problem(heads=3, kv_heads=1, seq_q=1, head_dim=32, causal=True, bias=bias, **sizes)
+    found = npusim.invariant(
+        "split_kv", problem=problem, tiling={"split_keys": 128, "block_kv": 32}, vary=["batch", "chunk", "prefill"]
+    )
+    assert [f.verdict for f in found.findings] == ["cannot", "not seen", "not seen", "not seen"]
+    parts = npusim.invariant("split_kv", problem=problem, tiling={"splits": 1, "block_kv": 32}, vary=["splits"])
+    assert parts["splits"].verdict == "changes"  # a bias does not hide what changes bits

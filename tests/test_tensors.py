@@ -170,6 +170,27 @@ def test_a_bias_among_the_tensors_is_added_to_scores(
     assert result.inputs == "arrays given"
 
 
+@pytest.mark.parametrize("schedule", ["flash", "split_kv"])
+@pytest.mark.parametrize("queries", [(96, 40), (8, 3)])
+def test_rows_of_a_bias_are_those_of_the_queries_of_each_sequence(schedule: str, queries: tuple[int, int]) -> None:
+    rng, keys = np.random.default_rng(3), (96, 40)
+    sizes = {"q": (sum(queries), 4), "k": (sum(keys), 2), "v": (sum(keys), 2)}
+    tensors = {n: rng.standard_normal((*size, 64)).astype(np.float16) for n, size in sizes.items()}
+    ends = {"cu_seqlens_q": np.cumsum((0, *queries)), "cu_seqlens_k": np.cumsum((0, *keys))}
+    bias = (3 * rng.standard_normal((4, max(queries), 96))).astype(np.float16)
+    given = {**tensors, **ends, "bias": bias}
+    result = run(schedule, hw="h200", tensors=given, layout="tnd", rows="all", heads="all")
+    q, k, v = (x[-n:].astype(np.float64) for x, n in zip(tensors.values(), (queries[1], keys[1], keys[1]), strict=True))
+    added = bias[:, : queries[1], : keys[1]].astype(np.float64)
+    scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, 2, 1)) / 8 + added
+    visible = np.tril(np.ones(scores.shape[1:], bool), keys[1] - queries[1])
+    weights = np.exp(np.where(visible, scores, -np.inf))
+    expected = np.einsum("hqk,khd->hqd", weights / weights.sum(-1, keepdims=True), np.repeat(v, 2, 1))
+    assert np.linalg.norm(result.output[1][:, : queries[1]] - expected) < 5e-4 * np.linalg.norm(expected)
+    assert result.numerics is not None
+    assert result.numerics.error.rmse < 5e-4
+
+
 def test_what_is_drawn_beside_tensors_is_named() -> None:
     tensors, _ = _drawn_call()
     assert run("flash", tensors=tensors, bias="head").inputs == "arrays given; drawn: bias"
@@ -192,6 +213,11 @@ def test_what_is_drawn_beside_tensors_is_named() -> None:
             r"bias is \(2, 96, 96\) float16; query heads, queries and keys",
         ),
         ({"bias": np.zeros((4, 96, 96), np.float16)}, {"bias": "shared"}, r"bias: shared, but the tensors have one of"),
+        (
+            {"bias": np.full((1, 96, 96), 600, np.float16)},
+            {"hw": "h200", "dtype": "float8_e4m3fn"},
+            r"9216 values of bias are beyond float8_e4m3fn's largest, 448; the first is 600.0 at \(0, 0, 0\)",
+        ),
     ],
 )
 def test_tensors_that_nothing_reads_are_refused(more: dict[str, Any], options: dict[str, Any], why: str) -> None:

@@ -69,15 +69,7 @@ def reading_cache(kernel: Kernel, operands: tuple[str, ...], fmt: str) -> Kernel
             arguments[n.removesuffix(SCALES)].prepared = lambda x, scale=scale: dequantised.function(x, scale, fmt)
         return kernel.function(**arguments)
 
-    function.__name__ = kernel.__name__
-    reading = Kernel(
-        function,
-        " ".join(kernel.results),
-        {**kernel.axes, **dict.fromkeys(scales, "key")},
-        finite_starts=kernel.finite_starts,
-    )
-    reading.parameters = kernel.parameters
-    return reading
+    return kernel.wrapped(function, (), dict.fromkeys(scales, "key"))
 
 
 def dequantised_inputs(problem: Problem, phases: Sequence[Phase]) -> list[Phase]:

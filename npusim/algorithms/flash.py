@@ -83,8 +83,9 @@ class FlashPrecision(NamedFormats):
         added to something, and the matrix arithmetic (empty: the device's own), where P V adds up.  A power-of-two
         exponential takes scores times log2 e.
     exponent
-        How often s c - m c rounds before its exponential: ``twice``, where scores are scaled first, or ``once``, by one
-        multiply-add.  Empty: as the kernel does that the tiling names (FlashAttention-2 and -3 once), else twice.
+        How s c - m c rounds before its exponential: ``once``, by a multiply-add, ``twice``, product and difference, of
+        maxima of unscaled scores both; or ``scaled``: scores times c first, maxima of those.  Empty: as the kernel does
+        that the tiling names (FlashAttention-2 and -3 once), else scaled.
     scale_rule, p_rule
         How scales of operands in blocks are chosen, and those of P; empty: as their format has it, and P's as theirs.
     smooth
@@ -173,6 +174,7 @@ class Fp8Precision(NamedFormats):
     sink: Sink = "end"
     rounding: str = ""
     multiply_add: str = ""
+    exponent = "scaled"
     scores = softmax = exponential = running = product = "float32"
     cast = E4M3
     intermediates = ("scores", "softmax", "exponential", "cast", "operand", "running", "product", "output")
@@ -200,9 +202,15 @@ def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float
     """
     check_scale(factor)
     less = math.log(factor) * exponent_factor(p.exp_variant)
-    if unit == 1:
-        return m if factor == 1 else m - less
-    return m * unit if factor == 1 else fma(m, unit, less, "minus")
+    return in_unit(m, p, unit) if factor == 1 else in_unit(m, p, unit, less)
+
+
+def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value | float | None = None) -> Value:
+    """Return scores times their ``unit``, less a number: rounded once or twice, as the precision's exponent says."""
+    if less is not None and unit != 1 and p.exponent == "once":
+        return fma(s, unit, less, "minus")
+    s = s if unit == 1 else s * unit
+    return s if less is None else s - less
 
 
 def online_softmax(
@@ -211,13 +219,12 @@ def online_softmax(
     """Return the new row maximum and row sum, what sums so far are rescaled by, and P as the product reads it.
 
     ``narrow(e)`` rounds P for the product, after the row sum is taken; both have the ``factor``.  With a ``unit`` other
-    than 1 scores are multiplied by it in the multiply-add before the exponential.
+    than 1 scores are multiplied by it right before the exponential.
     """
     m_new = maximum(m, s.max())
-    alpha = exp(((m - m_new) if unit == 1 else (m - m_new) * unit).to(p.exponential)).to(p.running)
+    alpha = exp(in_unit(m - m_new, p, unit).to(p.exponential)).to(p.running)
     m = m_new
-    against = below(m_new, factor, p, unit)
-    e = exp((s - against if unit == 1 else fma(s, unit, against, "minus")).to(p.exponential))
+    e = exp(in_unit(s, p, unit, below(m_new, factor, p, unit)).to(p.exponential))
     l_tile, P = e.sum(), narrow(e)
     return m, l * alpha + l_tile.to(p.running), alpha, P
 
@@ -244,8 +251,8 @@ def attend(
 ) -> tuple[Value, Value, Value]:
     """Return O before it is divided, the row maxima and the row sums (Dao 2023, Algorithm 1).
 
-    Scores times ``scale``, and so the row maxima, are in ``unit``, by which the multiply-add before the exponential
-    multiplies them.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
+    Scores times ``scale``, and so the row maxima, are in ``unit``, by which they are multiplied right before the
+    exponential.  O and the sums have the ``factor`` of P.  With ``sink`` these begin as if it had been seen: the
     maximum takes it in at each tile, which changes it at the first, where what is there so far, the factor, is rescaled
     from it.
     """
@@ -254,7 +261,7 @@ def attend(
     rounds, is_late = narrow or (lambda e: narrowed(e, p)), is_chained and narrow is not None
     first = sink if p.sink == "start" else None
     if first is not None and unit != 1:
-        raise TilingError("sink: start takes scores that are scaled first; exponent=twice, or sink=end")
+        raise TilingError("sink: start takes scores that are scaled first; exponent=scaled, or sink=end")
     if unit > 1 and mask is not None:  # the lowest number times the unit is -Inf, a hidden score against it NaN
         starts = -float(get_format(p.softmax).max_finite) / (4 * unit), starts[1]
     m, l = full("row", starts[0], p.softmax), full("row", starts[1] if first is None else factor, p.running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from itertools import chain, count, groupby
@@ -67,6 +67,13 @@ class Kernel:
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
+        """Return this kernel called by a function, which takes further ``parameters`` and operands with ``axes``."""
+        function.__name__ = self.__name__
+        like = Kernel(function, " ".join(self.results), {**self.axes, **axes}, finite_starts=self.finite_starts)
+        like.parameters = self.parameters.union(parameters)
+        return like
 
     def phase(
         self,
@@ -265,8 +272,6 @@ def precision_choices(p: object) -> tuple[tuple[O, Attributes], ...]:
 
 
 class _Lowering:
-    """The tables of a trace."""
-
     def __init__(self, kernel: Kernel, trace: Trace, results: list[Value], choices: Mapping[O, Attributes]) -> None:
         self.choices: Mapping[O, Attributes] = {o: a for o, a in choices.items() if o is not O.ADD}
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.algorithms.language import Value, in_units_of, tanh
-from npusim.algorithms.lowering import Kernel
 from npusim.algorithms.tiling_mask import ByIndices, PartByPart
 from npusim.config.scores import alibi_slopes, sink_logits
 from npusim.errors import TilingError
@@ -23,6 +22,7 @@ from npusim.ir.tile import GlobalTensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from npusim.algorithms.lowering import Kernel
     from npusim.config.problem import Problem
 
 
@@ -54,15 +54,16 @@ class ProblemScore:
 def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int = 1) -> tuple[Kernel, dict[str, Any]]:
     """Return a kernel that does to scores what the problem says, and its arguments for that; ``scale``: of scores.
 
-    ``packed`` heads lie below one another.  Where the precision's exponent rounds once, scores stay in units of the
-    scale, or of a soft-cap, as in FlashAttention-2 and -3.  Raises `TilingError` for a kernel without such a hook.
+    ``packed`` heads lie below one another.  Where the precision's exponent is not of scaled scores, these stay in units
+    of the scale, or of a soft-cap, as in FlashAttention-2 and -3.  Raises `TilingError` for a kernel without such a
+    hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
-    is_once = getattr(p, "exponent", "") == "once" and "unit" in kernel.parameters
-    unit = (problem.softcap or scale) if is_once else 1.0
-    scaling: dict[str, Any] = {"scale": scale / unit, "unit": unit * factor} if is_once else {"scale": scale}
+    is_scaled = getattr(p, "exponent", "scaled") in ("", "scaled") or "unit" not in kernel.parameters
+    unit = 1.0 if is_scaled else problem.softcap or scale
+    scaling: dict[str, Any] = {"scale": scale} if is_scaled else {"scale": scale / unit, "unit": unit * factor}
     if not changes:
-        return kernel, scaling if is_once else {"scale": scale * factor}
+        return kernel, {"scale": scale * factor} if is_scaled else scaling
     if "score" not in kernel.parameters:
         raise TilingError(
             f"{changes[0]}: {kernel.__name__} does nothing to scores but scale and mask; --ignore {changes[0]}"
@@ -76,7 +77,7 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
         operands["bias"] = GlobalTensor("bias", *sizes, problem.dtype, "input")
     hooked = _with_problem(kernel, ProblemScore(problem.softcap, unit), tuple(operands))
     values = {"values": {"bias": partial(_bias, problem, packed)}} if problem.bias else {}
-    return hooked, {**scaling, "score_factor": 1.0 if is_once else factor, **operands, **values}
+    return hooked, {**scaling, "score_factor": factor if is_scaled else 1.0, **operands, **values}
 
 
 def _queries(problem: Problem, packed: int) -> tuple[int, ...]:
@@ -113,15 +114,7 @@ def with_score(kernel: Kernel, score: Callable[..., Any], operands: Iterable[str
 
         return kernel.function(**arguments, score=hook)
 
-    function.__name__ = kernel.__name__
-    hooked = Kernel(
-        function,
-        " ".join(kernel.results),
-        {**kernel.axes, **dict.fromkeys(names, "row key")},
-        finite_starts=kernel.finite_starts,
-    )
-    hooked.parameters = kernel.parameters | {*names, "score_factor"}
-    return hooked
+    return kernel.wrapped(function, (*names, "score_factor"), dict.fromkeys(names, "row key"))
 
 
 #: Once a kernel and hook: tables are kept by kernel.

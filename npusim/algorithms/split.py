@@ -206,7 +206,6 @@ def _shared(whole: Phase, places: int, merge_rows: int) -> Phase:
 def _merge_phases(
     whole: Phase, cut: Cut, stacks: dict[str, Stacked], fan: int, p: FlashPrecision, sink: Mask | None
 ) -> tuple[Phase, ...]:
-    """Return the levels of a merge, each a phase."""
     target, phases = whole.tensors["out"], list[Phase]()
     counts, (exp_variant, log_variant) = [len(cut(block)) for block in whole.cells], _variants(p)
     assert isinstance(target, GlobalTensor)

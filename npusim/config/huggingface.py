@@ -373,6 +373,8 @@ def _kv_heads(config: HuggingFaceConfig) -> int:
 def _windows(config: HuggingFaceConfig) -> tuple[int | None, int | None, int]:
     """Return the window, the chunk, and how many layers have them; none and 0 where all layers see everything."""
     kinds = config.layer_types
+    if kinds is not None and len(kinds) != config.layers:
+        raise fault_at("layer_types", f"{len(kinds)} entries, and there are {config.layers} layers")
     if config.attention_chunk_size is not None:
         # Llama-4: an entry of 0 is a layer without rotary embedding, which sees everything; else every fourth is one.
         interval = config.no_rope_layer_interval or 4
@@ -455,7 +457,7 @@ def _assumed(config: HuggingFaceConfig, chosen: str | None) -> Iterator[str]:
 def _stored_bits(spec: Mapping[str, Any]) -> float | None:
     """Return the bits of a quantised weight with its share of scales and zeros; None where they are not known."""
     method, bits, group = (spec.get(key) for key in ("quant_method", "bits", "group_size"))
-    if method not in ("awq", "gptq") or not isinstance(bits, int):
+    if method not in ("awq", "gptq") or type(bits) is not int or bits < 1:
         return _STORED_BITS.get(str(method))
     return bits + ((16 + bits) / group if isinstance(group, int) and group > 0 else 0.0)  # a scale and a zero a group
 

@@ -260,7 +260,7 @@ class Problem(Sizes, CallFields):
     def bias_row(self, head: int, query: int, keys: int) -> Any:
         """Return what is added to the scores of a head's query, (keys,): the bias that is given, or a drawn one."""
         head = head if self.bias == "head" else 0
-        return bias_row(head, query, keys) if self._bias is None else self._bias.row(head, query - self.seq_q, keys)
+        return bias_row(head, query, keys) if self._bias is None else self._bias.row(head, query, keys)
 
     @property
     def drawn(self) -> tuple[str, ...]:

@@ -33,9 +33,9 @@ class GivenBias:
     values: Any = field(compare=False, repr=False)
     digest: str
 
-    def row(self, head: int, from_last: int, keys: int) -> Any:
-        """Return the row of a query, ``from_last`` < 0 of the last ones: before the first that, beyond its keys 0."""
-        row = self.values[head, max(from_last, -self.values.shape[1])][:keys].astype("float64")
+    def row(self, head: int, query: int, keys: int) -> Any:
+        """Return the row of a query of any sequence: beyond the last row that, beyond its keys 0."""
+        row = self.values[head, min(query, self.values.shape[1] - 1)][:keys].astype("float64")
         row.resize(keys, refcheck=False)
         return row
 

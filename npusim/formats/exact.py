@@ -39,7 +39,6 @@ def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
 
 
 def _decimal(value: Fraction) -> Decimal:
-    """Return a rational as a decimal of working precision."""
     return _OF_RATIONALS.divide(Decimal(value.numerator), Decimal(value.denominator))
 
 

@@ -254,7 +254,6 @@ def _machine() -> tuple[str, ...]:
 
 @functools.cache
 def _linker() -> Any:
-    """Return what loads machine code into this process."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -291,7 +291,6 @@ _CONFIRMED = frozenset(
 
 
 def _rows() -> Iterator[MmaArithmetic]:
-    """Yield every row."""
     f16 = {"f16": (4,)}
     yield from _half_family("volta.mma", f16, 23, 8)
     yield from _half_family("turing.mma", {"f16": (8,)}, 24, 16)

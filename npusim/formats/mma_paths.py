@@ -160,7 +160,6 @@ class FusedMultiplier(Multiplier):
                 c[...] = widen(cast(c, "float16"))
 
     def _run_chain(self, left: Lanes, right: Lanes, c: Array, which: Array) -> None:
-        """Chain all blocks onto c."""
         from npusim.formats import mma_kernels
 
         unit = self.unit
@@ -183,7 +182,6 @@ class GroupedMultiplier(Multiplier):
         return tuple(map(np.stack, zip(*each, strict=True)))
 
     def _prepared(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return one matrix prepared."""
         unit = self.unit
         groups = (values if is_left else values.T).reshape(-1, values.shape[int(is_left)] // unit.group, unit.group)
         if scale is None:

@@ -75,7 +75,6 @@ def machine_code(function: Any, kinds: tuple[Any, ...]) -> bytes:
 
 
 def _type_of(kind: Any) -> Any:
-    """Return numba's type for an argument's."""
     if isinstance(kind, str):
         return {"i": types.int64, "d": types.float64, "b": types.boolean, "n": types.none}[kind]
     if isinstance(kind, jit.TableKind):
@@ -93,7 +92,6 @@ def _table_type(kind: Any) -> TableType:
 
 @functools.cache
 def _part_of(part: Any) -> Any:
-    """Return what numba calls for a part or an intrinsic."""
     if isinstance(part, jit.Intrinsic):
         return jit.intrinsic_of(part)
     return _translated(jit.with_globals(part.function, _part_of))
@@ -294,7 +292,6 @@ def _field(context: Any, builder: Any, table: Any, value: Any, name: str) -> Any
 
 
 def _pointer(context: Any, builder: Any, kind: Any, rows: Any, index: Any) -> Any:
-    """Return the address of an entry, or of the first of a row."""
     if kind.dims == 2:
         is_pair = isinstance(index.type, ir.ArrayType)
         row = builder.extract_value(index, 0) if is_pair else index

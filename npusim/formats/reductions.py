@@ -88,7 +88,6 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
 
 
 def _start_of(values: Array, target: FloatFormat, start: Any) -> Array | None:
-    """Return the start value as an array of the result's shape, or None."""
     if values.ndim == 0:
         raise FormatError("a reduction needs at least one axis")
     if start is None:

@@ -212,7 +212,6 @@ def _apply(name: str, x: Any, fmt: str | FloatFormat, variant: str) -> Array:
 
 
 def _gathered(table: Array, values: Array, target: FloatFormat) -> Array:
-    """Look every pattern up."""
     from npusim.formats import elementwise_kernels
 
     patterns = np.ascontiguousarray(values).reshape(-1).view(target.bits_dtype)

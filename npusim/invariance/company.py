@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.config.scores import GivenBias, bias_row
 from npusim.numerics.inputs import Array, drawn_pages, paged
 from npusim.simulation.variants import Variant
 
@@ -94,13 +95,23 @@ def _queries(problem: Problem, count: int, sequence: int) -> VariedCall:
 
 
 def _of_sequences(problem: Problem, sequences: Sequence[tuple[int, int]]) -> Variant:
-    """Return a call of sequences of so many keys and queries each."""
     lengths, queries = (tuple(part) for part in zip(*sequences, strict=True))
     longest = {"seq_q": max(queries), "seq_kv": max(lengths), "causal_offset": max(lengths) - max(queries)}
     is_mixed = queries != tuple(min(max(queries), n) for n in lengths)
     return Variant(
         problem={"lengths": lengths, "query_lengths": queries if is_mixed else (), "batch": len(lengths), **longest}
     )
+
+
+def with_bias_of_one_row(problem: Problem) -> Problem:
+    """Return the problem whose drawn bias adds the same to all queries of a head.
+
+    Rows of a bias count from a call's first query: a query would meet another row where others are beside it.
+    """
+    if problem.bias is None:
+        return problem
+    rows = [[bias_row(head, 0, problem.seq_kv)] for head in range(problem.heads if problem.bias == "head" else 1)]
+    return problem.with_bias(GivenBias(np.array(rows), "drawn, one row"))
 
 
 def inputs_of(source: HeadSource, sequence: int, problem: Problem) -> HeadSource:

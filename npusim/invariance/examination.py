@@ -24,6 +24,7 @@ from npusim.invariance.company import (
     positions,
     prefills,
     structural_difference,
+    with_bias_of_one_row,
 )
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
@@ -193,6 +194,8 @@ def examine(
     if isinstance(device, NodeDevice):
         raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
+    if isinstance(plan.problem, Problem):
+        plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
     base = run_plan(plan)
     if not isinstance(base.problem, Problem):
         name = plan.schedule.name
@@ -207,8 +210,6 @@ def examine(
 
 
 class _Examination:
-    """A call as it is run, and its variants."""
-
     def __init__(
         self,
         request: Request,
@@ -275,7 +276,6 @@ class _Examination:
         }
 
     def _calls_of_fields(self) -> dict[Aspect, list[VariedCall]]:
-        """Return calls with other values of tiling fields."""
         tiling = self.base.tiling
         known = {f.name: f for f in tiling_fields(type(tiling))}
         aspects: tuple[Aspect, ...] = "splits", "rule", "merge", "tile", "packing"
@@ -375,7 +375,6 @@ class _Examination:
         return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
 
     def _key_of(self, program: TileProgram, place: Place) -> Hashable:
-        """Return the key of a row; those of the call itself are kept."""
         if program is not self.base.program:
             return row_key(program, place)
         if place not in self._keys:
@@ -468,7 +467,6 @@ def _latency(built: BuiltPlan) -> float | None:
 
 
 def _cost(costs: list[tuple[float, str]]) -> dict[str, Any]:
-    """Return the fields of a finding that say the largest cost and where it is."""
     return dict(zip(("cost_us", "cost_at"), max(costs), strict=True)) if costs else {}
 
 
@@ -482,7 +480,6 @@ def _against(finding: Finding, latency: float | None, times: list[tuple[float, s
 
 
 def _row(base: RunData, sequence: int) -> int:
-    """Return the first row of head 0's last block in a sequence."""
     out = base.program.tensors["o"]
     blocks = [b for b in base.program.phases[-1].blocks if b.batch == sequence]
     parts = (part for b in blocks for part in out.heads_of(b.batch, b.head, b.row, b.rows))

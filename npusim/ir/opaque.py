@@ -360,12 +360,10 @@ def numbers_of(value: Any) -> list[Any]:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Return the fields of a dataclass; None for any other type."""
     return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else None
 
 
 def _is_tuple(kind: type) -> bool:
-    """Return whether values of a type are tuples and nothing more."""
     return kind is tuple or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 

@@ -74,8 +74,6 @@ def check_races(automaton: Automaton) -> None:
 
 
 class _Facts:
-    """Sends facts around one automaton."""
-
     def __init__(self, automaton: Automaton) -> None:
         self.automaton = automaton
         self.places = automaton.alike if isinstance(automaton.alike, PlaceTable) else PlaceTable(automaton)
@@ -281,7 +279,6 @@ def _transposed(rows: Sequence[int], width: int) -> list[int]:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the bits that are set."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -381,7 +378,6 @@ class PlaceTable:
                         yield RingAccess(endpoint.ring_number, index, _flag(setter), is_set)
 
     def _number_places(self, pieces: Iterable[Piece], nodes: Iterable[Node]) -> None:
-        """Find every use of every place."""
         used: dict[int, set[tuple[int, bool]]] = defaultdict(set)
         queues: dict[str, set[int]] = defaultdict(set)
         tiles: dict[tuple[str, Use], None] = {}

@@ -114,8 +114,6 @@ def _residency(
 
 @dataclass(slots=True)
 class _Traffic:
-    """Bytes of one tensor."""
-
     read: int = 0
     missed: int = 0
     waited: float = 0.0  #: that any group read and that were not there

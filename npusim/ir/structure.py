@@ -407,7 +407,6 @@ class Builder:
         return RingAccess(number, sides[number, tile.is_producer], where, is_write)
 
     def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
-        """Return a tile's bytes, rows without gaps as one run."""
         size = self._sizes.get(tile.fmt)
         if size is None:
             size = self._sizes[tile.fmt] = stored_format(tile.fmt).row_bytes
@@ -527,7 +526,6 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
 
 
 def _hull(runs: Sequence[Bytes]) -> Bytes:
-    """Return one run of bytes around all."""
     first = runs[0]
     if all(f == first for f in runs):
         return first

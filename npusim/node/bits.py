@@ -283,7 +283,6 @@ def sample_rows(count: int) -> list[int]:
 
 
 def _pieces(kernel: NodeKernel) -> Iterator[tuple[int, Child]]:
-    """Yield the children of an attention kernel, each with its first row."""
     start = 0
     for child in kernel.children:
         if not isinstance(child.problem, Problem):

@@ -224,7 +224,6 @@ class RunningCollective:
     def _rank(
         self, chunk: int, rank: int, ready: list[list[Event]], sent: list[list[Event]], sizes: list[list[int]]
     ) -> Steps:
-        """Take one chunk of one rank through all rounds."""
         yield self.arrived[rank]
         flying = self.plan.mode.chunks_in_flight_count
         before = chunk - (flying.value if flying else 1)

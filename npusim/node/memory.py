@@ -154,6 +154,5 @@ def _what_fits(p: ModelProblem, machine: NodeDevice, output: int) -> str:
 
 
 def _on(p: ModelProblem, ranks: int) -> ModelProblem:
-    """Return the model on other many devices."""
     heads, kv_heads = p.heads * p.ranks, p.kv_heads * p.ranks
     return p.model_copy(update={"ranks": ranks, "heads": max(1, heads // ranks), "kv_heads": max(1, kv_heads // ranks)})

@@ -68,7 +68,6 @@ def execute(
 
 
 def _chunk(collective: Collective, partials: list[Array], cuts: Sequence[int], fmt: str, watch: Watch | None) -> None:
-    """Take one chunk through all rounds."""
     for transfers in collective.rounds:
         sent = [[partials[t.source][cuts[s] : cuts[s + 1]].copy() for s in t.shards] for t in transfers]
         if collective.is_ordered and all(t.adds for t in transfers):

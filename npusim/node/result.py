@@ -80,7 +80,6 @@ def folded(parts: Sequence[tuple[NodeTiming, int]], overhead_s: float = 0.0) -> 
 
 
 def _queues(parts: Sequence[tuple[NodeTiming, int]], cycles: int) -> tuple[tuple[QueueUse, ...], ...]:
-    """Return the use of every device's queues in all programs."""
     queues: list[dict[str, QueueUse]] = [{} for _ in parts[0][0].queues]
     for timing, count in parts:
         for group, uses in enumerate(timing.queues):

@@ -59,8 +59,6 @@ class _Entry:
 
 
 class _Counters:
-    """Counters of one device's rings, and who waits for them."""
-
     def __init__(self, env: Environment, count: int) -> None:
         self.env = env
         self.counts = [0] * count
@@ -239,7 +237,6 @@ class _Simulation:
         return fs * round(self.spec.clock_hz.value) // FEMTOSECONDS
 
     def _account(self, cycles: int) -> Account:
-        """Return what the device that ends last did."""
         last = max(range(len(self.uses)), key=lambda rank: max(use.end_cycles for use in self.uses[rank]))
         work = (Work(queue, label, times, spent) for (queue, label), (times, spent) in self.work[last].items())
         idle = tuple(use.queue for use in self.uses[last] if not use.operations)

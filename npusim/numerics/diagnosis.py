@@ -211,7 +211,6 @@ class Underflow:
         self._start_tile()
 
     def _finish_rows(self, row_sum: object, total: Doubles) -> None:
-        """Add the lost share of finished rows."""
         if not isinstance(row_sum, Tile | RingTile):
             return
         lost = self._lost_rows(row_sum)

@@ -129,12 +129,10 @@ def evaluate(
     wanted = chosen_heads(problem, heads)
     probe = Probe(cast("Problem", problem)) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
-    among = _Alternatives(program, needed, wanted, variants or {})
+    among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
     watching = (probe,) if probe else ()
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
-    written = _written(program, needed, wanted, done.tensors)
-    cols = problem.output_cols
-    written = {at: block[:, :cols] for at, block in written.items()}
+    written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
     references, exact_rows = [], {} if exact is None else exact
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))

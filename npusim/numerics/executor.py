@@ -291,7 +291,6 @@ def steps_of(items: Iterable[Item]) -> Iterator[Step | int]:
 
 
 def _does(step: Step) -> Any:
-    """Return what a step does, whatever its attributes."""
     return step.opcode, *map(_form, (step.dst, *step.srcs))
 
 
@@ -475,7 +474,6 @@ class BufferStore:
         return np.ndarray((self.lanes, rows, cols), fmt.dtype, memory, offset, (memory.strides[0], pitch, size))
 
     def _fresh(self, space: str) -> Array:
-        """Return a memory in which nothing is written yet."""
         memory = self._kept.get(space)
         if memory is None or len(memory) < self.lanes:
             memory = self._kept[space] = np.empty((self.lanes, self._used[space]), np.uint8)

@@ -134,7 +134,6 @@ def row_errors(output: Array, reference: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def _squares(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each row's sum of squares."""
     return summed(x * x)
 
 
@@ -150,7 +149,6 @@ def _relative(distance: float, norm: float) -> float:
 
 
 def _ulp_distance(a: Array, b: Array, fmt: str) -> NDArray[np.int64]:
-    """Return how many representable values lie between corresponding elements."""
     bits = formats.get_format(fmt).bits_dtype
 
     def ordered(x: Array) -> NDArray[np.int64]:

@@ -145,7 +145,6 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
 
 
 def _model(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
-    """Return the layer of which a model has most."""
     return max(periods(problem, tiling, device, precision), key=lambda p: p.count).program
 
 

@@ -309,7 +309,8 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
         "smooth": ("", "k"),
-        **dict.fromkeys(("multiply_add", "exponent"), get_args(MultiplyAdd)),
+        "multiply_add": get_args(MultiplyAdd),
+        "exponent": (*get_args(MultiplyAdd), "scaled"),
         **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),
     }
 )
@@ -334,7 +335,8 @@ PrecisionType = TypeVar("PrecisionType", bound=Precision)
 
 #: What FlashAttention's libraries do: one multiply-add before an exponential (flash_attn/src/softmax.h and
 #: hopper/softmax.h, scale_apply_exp2), and of inputs of 8 bits an output in bfloat16 (hopper/flash_api.cpp, out_type).
-#: PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue 121558; measured: 2.11 on an H100).
+#: PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue 121558; measured: 2.11 on an H100, where
+#: what is rescaled has exp2((m - m') c), maxima unscaled).
 FLASH_ATTENTION, OF_8_BITS = frozenset(("fa2", "fa3", "fa4")), "bfloat16"
 
 
@@ -351,7 +353,7 @@ def for_inputs(precision: PrecisionType, fmt: str, kernel: str = "") -> Precisio
         is_open = getattr(precision, "p_scale", None) == 1 and "p_scale" not in changed_fields(precision)
         chosen |= {"p_scale": P_SCALE} if is_open else {}
     if getattr(precision, "exponent", None) == "":
-        chosen["exponent"] = "once" if kernel in FLASH_ATTENTION else "twice"
+        chosen["exponent"] = "once" if kernel in FLASH_ATTENTION else "scaled"
     return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 

@@ -309,9 +309,8 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor) and value.fmt not in POINTERS:
             raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
         if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
-            numbered = chain(
-                [q.name], (f"{q.name}{i}" for i in count(2))
-            )  # an earlier launch may have one of that name
+            # An earlier launch may have one of that name.
+            numbered = chain([q.name], (f"{q.name}{i}" for i in count(2)))
             free = next(n for n in numbered if not isinstance(names.get(n), Tensor))
             names[free] = value = replace(value, name=free)
         arguments[q.name] = value

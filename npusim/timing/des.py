@@ -254,7 +254,6 @@ class Engine:
         self.take()
 
     def _complete(self, now: int) -> None:
-        """Book the operation and hand on its slots."""
         op, use, counters = self.op, self.use, self._counters
         assert op is not None
         self._begun = now
@@ -394,7 +393,6 @@ class _Simulation:
         self.to_begin = blocks * len(streams.issuers)
 
     def _begun(self, blocks: Sequence[object]) -> Iterator[object]:
-        """Yield the blocks as they are issued, and tell how many have been."""
         for block in blocks:
             if self.progress is not None:
                 self.progress(self.begun / self.to_begin)

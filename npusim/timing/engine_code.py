@@ -166,7 +166,6 @@ class Code:
     # ---------------------------------------------------------------- bodies
 
     def _inner(self, body: Template) -> int:
-        """Return a loop's body; the counts of loops inside it are part of its code."""
         if body not in self._inners:
             runs = (
                 self._run(p) if isinstance(p, tuple) else InnerBody(p.count, self._inner(p.body)) for p in body.parts

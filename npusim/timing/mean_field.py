@@ -88,7 +88,6 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
 
 @lru_cache(maxsize=2)
 def _field(code: Itself, short: tuple[int, ...]) -> MeanField:
-    """Return what blocks take, as far as it is known already."""
     return MeanField(code.thing, short)
 
 

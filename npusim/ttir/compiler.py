@@ -226,7 +226,6 @@ def _orders(ttgir: str) -> Iterator[str]:
 
 
 def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
-    """Return the TTIR alone, without code for a chip."""
     ir = import_module("triton._C.libtriton").ir
     backend = import_module("triton.compiler.compiler").make_backend(target)
     context, stages = ir.context(), dict[str, Any]()
@@ -252,7 +251,6 @@ def _told(error: Exception, source: Source) -> str:
 
 @lru_cache(maxsize=16)
 def _module(path: str, _digest: str) -> ModuleType:
-    """Return the kernels of a file as a module of their own."""
     tree = _tree(path)
     module = ModuleType(f"npusim_triton_{Path(path).stem}")
     module.__file__ = path

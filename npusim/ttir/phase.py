@@ -181,9 +181,8 @@ class LaunchGrid:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
         if moves[0] not in (SPLIT, *load.dims):
-            raise self._fault(
-                load.line, f"{load.of} moves from row to row in the loop, where its block has columns alone"
-            )
+            why = "moves from row to row in the loop, where its block has columns alone"
+            raise self._fault(load.line, f"{load.of} {why}")
         return moves[0]
 
     def _place(self, load: Load) -> None:
@@ -293,7 +292,6 @@ class LaunchGrid:
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
 
     def _loop(self, walk: Walk, names: dict[str, str]) -> Iterator[tuple[str, int]]:
-        """Yield the statements of a loop, those of a sum without one."""
         indent, (first, *_) = "    ", [line for _, line in walk.lines]
         if walk.loads and not self.is_summed:
             for name in walk.states:
@@ -355,7 +353,6 @@ class LaunchGrid:
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
     def _seen(self, problem: Problem) -> Seen:
-        """Return which keys a query sees by the kernel's masks."""
         assert self.walk is not None
         at, masks = 0, list[set[Rule]]()
         for walk in self.reader.walks:
@@ -432,7 +429,6 @@ class LaunchGrid:
 
 
 def _flops(phase: Phase) -> int:
-    """Return the operations of a phase's products, 2 a multiply-add."""
     products = [
         (s.rows[0], bool(loop.axis))
         for loop in (*phase.loops, TileLoop(phase.finish))

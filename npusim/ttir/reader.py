@@ -510,7 +510,6 @@ class Reader:
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
 
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
-        """Mask a tile in its place."""
         if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules) or self._walk is None:
             raise op.fail("a mask that is no comparison of rows and columns of a tile in a loop")
         if b.value != -math.inf:
@@ -759,7 +758,6 @@ class Reader:
 
 
 def _within(op: Op) -> Iterator[Op]:
-    """Yield the operations of a region and of the regions in it."""
     for inner in op.body:
         yield inner
         yield from _within(inner)

@@ -63,7 +63,6 @@ def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
 
 
 def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str, int]) -> list[Op]:
-    """Return a loop for some reductions, and the constants that it begins with."""
     line, needed, body, bounds = reductions[0].line, {o.operands[0] for o in reductions}, list[Op](), (0, 0)
     for op in reversed(operations):
         if needed.intersection(op.results):
@@ -92,5 +91,4 @@ def _constant(name: str, value: float, type_: str, line: Line) -> Op:
 
 
 def _thinner(type_: str, at: int) -> str:
-    """Return a type with one element along a dimension."""
     return re.sub(rf"(tensor<(?:\d+x){{{at}}})\d+x", r"\g<1>1x", type_)

@@ -132,8 +132,6 @@ def diff(
 
 @dataclass
 class _Search:
-    """The predicted bits of a request, and those of its alternatives."""
-
     base: RunData
     request: Request
     problem: Problem | KernelOutput
@@ -232,7 +230,6 @@ class _Search:
 
 
 def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
-    """Return how many values have equal bits; none where the formats differ."""
     return int((bits_of(a) == bits_of(b)).sum()) if a.dtype == b.dtype else 0
 
 

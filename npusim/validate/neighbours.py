@@ -50,9 +50,8 @@ def nearest_problem(out: NDArray[Any], problem: Problem, source: HeadSource, pla
             exact = attention(q, k, v, changed, place.row, head)
             if softcaps > 1 and (cap := changed.softcap):
                 scores = attention_scores(q, k, changed, place.row, head)
-                weights = softmax_weights(
-                    np.where(scores == -np.inf, scores, formats.tanh(scores / cap, "float64") * cap)
-                )
+                again = formats.tanh(scores / cap, "float64") * cap
+                weights = softmax_weights(np.where(scores == -np.inf, scores, again))
                 exact = multiplied(weights, v) / weights.sum(axis=1, keepdims=True)
         seen = np.isfinite(exact).all(axis=1)  # a query that sees no key has no values
         norm = float(np.linalg.norm(exact[seen]))

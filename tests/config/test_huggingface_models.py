@@ -396,6 +396,7 @@ def test_experts_that_cannot_be_are_refused(write: Callable[..., Path], fault: C
     def refused(config: dict[str, object], **changes: object) -> str:
         return fault(import_config, write(json.dumps({**config, **changes}), "config.json")).partition("  ")[2]
 
+    assert refused(MIXTRAL, layer_types=["full_attention"] * 3) == "layer_types: 3 entries, and there are 32 layers"
     assert refused(MIXTRAL, moe_layer_freq=[0, 1]) == "moe_layer_freq: 2 entries, and there are 32 layers"
     assert refused(MIXTRAL, num_experts_per_tok=None) == "num_experts_per_tok: missing, and there are 8 experts"
     assert refused(MIXTRAL, num_experts_per_tok=9) == "num_experts_per_tok: 9 of only 8 experts"

@@ -31,9 +31,13 @@ def written(schedule: str, problem: Problem, tiling: dict[str, Any], inputs: dic
     return state.tensors.head(program.tensors["o"], 0, 0)
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize(("kernel", "softcap"), [("fa3", None), ("fa3", 20.0), ("fa2", None)])
-def test_scores_are_scaled_by_the_multiply_add_before_the_exponential(kernel: str, softcap: float | None) -> None:
-    """flash_attn/src/softmax.h, hopper/softmax.h: exp2(s c - m c), maxima unscaled; c of a soft-cap: softcap log2 e."""
+def test_scores_are_scaled_right_before_the_exponential(kernel: str, softcap: float | None, is_fused: bool) -> None:
+    """flash_attn/src/softmax.h, hopper/softmax.h: exp2(s c - m c), maxima unscaled; c of a soft-cap: softcap log2 e.
+
+    With UNFUSE_FMA s c rounds by itself, and what is rescaled has exp2((m - m') c) as ever.
+    """
     step, keys, heads = (64, 192, 1) if kernel == "fa3" else (128, 256, 220)  # so many heads that keys are not cut
     sizes: dict[str, Any] = {"seq_q": 16, "seq_kv": keys, "head_dim": 64, "softcap": softcap}
     problem = Problem(batch=1, heads=heads, kv_heads=heads, causal=False, **sizes)
@@ -41,7 +45,7 @@ def test_scores_are_scaled_by_the_multiply_add_before_the_exponential(kernel: st
     q, k, v = (rng.standard_normal((rows, 64)).astype(np.float16) for rows in (16, keys, keys))
     q *= np.float16(4)
     tiling = {"kernel": kernel, **({"block_q": 64, "block_kv": 64} if kernel == "fa3" else {})}
-    got = written("flash", problem, tiling, {"q": q, "k": k, "v": v}, "")
+    got = written("flash", problem, tiling, {"q": q, "k": k, "v": v}, "" if is_fused else "exponent=twice")
 
     unit = "hopper.wgmma.k16.f16.f32" if kernel == "fa3" else "hopper.mma.k16.f16.f32"
     add, sub, mul = (partial(getattr(formats, n), fmt=F32) for n in ("add", "sub", "mul"))
@@ -55,7 +59,7 @@ def test_scores_are_scaled_by_the_multiply_add_before_the_exponential(kernel: st
             s = formats.tanh(mul(s, np.float32(problem.scale / softcap)), F32)
         m_new = np.maximum(m, formats.reduce_max(s, F32)[:, None])
         alpha = exp2(mul(sub(m, m_new), c))
-        e = exp2(formats.fma(s, c, -mul(m_new, c), F32))
+        e = exp2(formats.fma(s, c, -mul(m_new, c), F32) if is_fused else sub(mul(s, c), mul(m_new, c)))
         l = add(mul(l, alpha), formats.reduce_sum(e, F32, "sequential")[:, None])
         o = formats.matmul(formats.cast(e, "float16"), v[at : at + step], mul(o, alpha), arithmetic=unit)
         m = m_new
@@ -113,17 +117,27 @@ def test_a_field_that_no_kernel_reads_is_refused(schedule: str, hw: str, precisi
         run(schedule, hw=hw, workload="smollm2", seq=128, precision=precision, numerics=False)
 
 
+@pytest.mark.parametrize(("step", "weight"), [(3, 0.4072265625), (8, 0.26904296875), (11, 0.2017822265625)])
+def test_what_is_rescaled_has_the_difference_of_unscaled_maxima(step: int, weight: float) -> None:
+    """torch 2.11 on an H100: a key of score 133120, then one of ``step`` more; that of scaled maxima is 0.2688 of 8."""
+    q, k, v = (np.zeros((1, 220, rows, 64), np.float16) for rows in (1, 256, 256))
+    q[..., :2], k[..., 0], k[:, :, [5, 250], 0], k[:, :, 250, 1], v[:, :, 5] = (1024, 1), -130, 130, step, 1
+    options: dict[str, Any] = {"hw": "h100", "causal": False, "tiling": {"kernel": "fa2"}, "heads": "0"}
+    result = run("flash", tensors={"q": q, "k": k, "v": v}, precision="exponent=twice", **options)
+    assert set(result.output[0, 0].ravel().tolist()) == {weight}
+
+
 def test_a_sink_that_begins_the_softmax_needs_scaled_scores() -> None:
     problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=64, seq_kv=64, head_dim=64, sink_logits=True)
     call: dict[str, Any] = {"hw": "h200", "problem": problem, "tiling": {"kernel": "fa2"}}
     with pytest.raises(
-        TilingError, match="sink: start takes scores that are scaled first; exponent=twice, or sink=end"
+        TilingError, match="sink: start takes scores that are scaled first; exponent=scaled, or sink=end"
     ):
         run("flash", precision="sink=start", **call)
-    end, twice = (run("flash", precision=p, **call).numerics for p in (None, "sink=start,exponent=twice"))
+    end, scaled = (run("flash", precision=p, **call).numerics for p in (None, "sink=start,exponent=scaled"))
     assert end is not None
-    assert twice is not None
+    assert scaled is not None
     assert end.error.rmse is not None
     assert end.error.rmse < 5e-4
-    assert twice.error.rmse is not None
-    assert twice.error.rmse < 5e-4
+    assert scaled.error.rmse is not None
+    assert scaled.error.rmse < 5e-4

@@ -14,7 +14,7 @@ from npusim import kernel as words
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
-from npusim.errors import NpusimError, RaceError
+from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.ir.check import check
 from npusim.machines.sm.specialised import SpecialisedBlock
 from npusim.numerics.executor import execute
@@ -215,6 +215,14 @@ def test_decoding_takes_the_time_of_whole_blocks_however_few_rows_are_live() -> 
 def test_what_a_kernel_cannot_do_is_refused(hw: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(NpusimError, match=message):
         run("flash", hw=hw, workload="llama2_7b", seq=256, tiling=fields, numerics=False)
+
+
+@pytest.mark.parametrize("bias", ["shared", "head"])
+def test_a_kernel_that_adds_no_tensor_to_scores_refuses_a_bias(bias: Any) -> None:
+    call: dict[str, Any] = {"hw": "h200", "workload": "smollm2", "seq": 256, "bias": bias, "numerics": False}
+    with pytest.raises(TilingError, match=r"fa3 adds no tensor to scores, and bias is one; .* take cudnn"):
+        run("flash", tiling={"kernel": "fa3"}, **call)
+    assert run("flash", tiling={"kernel": "cudnn"}, **call).cycles
 
 
 def test_heads_that_no_layout_takes_are_refused() -> None:

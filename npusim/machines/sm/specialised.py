@@ -218,9 +218,15 @@ def _section(phase: Phase, block: WorkTile) -> int:
 def specialised_tiling(called: str, phase: Phase, device: DeviceSpec) -> tuple[SmTiling, str]:
     """Return how warps of a kernel execute attention, and a note: what a block takes of a core.
 
-    Raises ``BufferOverflowError`` where its buffers do not fit shared memory.
+    Raises `TilingError` where a tensor is added to scores and the kernel has no room for its tiles beside a product
+    that runs on, ``BufferOverflowError`` where its buffers do not fit shared memory.
     """
     kernel, sizes, names = KERNELS[called], phase.sizes, phase.names
+    if kernel.ahead and (added := [n for n in phase.values if names[n].axes == ("row", phase.loop_axis)]):
+        able = ", ".join(name for name, one in KERNELS.items() if not one.ahead)
+        raise TilingError(
+            f"kernel: {called} adds no tensor to scores, and {added[0]} is one; leave kernel out, or take {able}"
+        )
     rows, keys = sizes["row"], sizes[phase.loop_axis]
     size = get_format(names["q"].fmt).size_bytes
     dims = {axis: kernel.head_dim(called, names["q"].fmt, sizes[axis]) for axis in ("head", "value")}
