@@ -1,4 +1,4 @@
-"""Time attention's tiles whose registers spill, with what the compiler gave each: rows, keys, stages, warps, head sizes.
+"""Time flash tiles whose registers spill, with what the compiler gave each: rows, keys, stages, warps, head sizes.
 
     python tests/silicon/tail.py OUT.json [--kernels FILE]
 
