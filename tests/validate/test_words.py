@@ -75,7 +75,7 @@ def test_words_of_run_and_todays_keys_mean_the_same(tmp_path: Path) -> None:
 
 def test_a_baseline_is_named_so_too(tmp_path: Path) -> None:
     case = (
-        "  - {name: a, hw: ascend_910b2, schedule: flash, workload: pangu_38b, seq: 256,"
+        "  - {name: a, hw: ascend_910b2, schedule: flash, tiling: auto, workload: pangu_38b, seq: 256,"
         " baseline: {hw: ascend_910b1, workload: pangu_38b, seq: 512}, measured: {speedup: 2}}\n"
     )
     fast, slow = (
