@@ -59,7 +59,7 @@ def test_the_template_is_a_file_that_validates(tmp_path: Path) -> None:
 
 
 def test_words_of_run_and_todays_keys_mean_the_same(tmp_path: Path) -> None:
-    rest = "schedule: flash, measured: {latency_us: 20}"
+    rest = "schedule: flash, tiling: auto, measured: {latency_us: 20}"
     sizes = "{heads: 5, seq_q: 256, seq_kv: 256, head_dim: 128, causal: true}"
     file = _write(
         tmp_path,
