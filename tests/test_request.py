@@ -30,6 +30,7 @@ OF_A_SEARCH = frozenset(
     [
         "fields",
         "jobs",
+        "cluster",
         "out",
         "resume",
         "auto",

@@ -202,15 +202,16 @@ def below(m: Value, factor: float, p: FlashPrecision | Fp8Precision, unit: float
     """
     check_scale(factor)
     less = math.log(factor) * exponent_factor(p.exp_variant)
+    if unit == 1:
+        return m if factor == 1 else m - less
     return in_unit(m, p, unit) if factor == 1 else in_unit(m, p, unit, less)
 
 
 def in_unit(s: Value, p: FlashPrecision | Fp8Precision, unit: float, less: Value | float | None = None) -> Value:
     """Return scores times their ``unit``, less a number: rounded once or twice, as the precision's exponent says."""
-    if less is not None and unit != 1 and p.exponent == "once":
+    if less is not None and p.exponent == "once":
         return fma(s, unit, less, "minus")
-    s = s if unit == 1 else s * unit
-    return s if less is None else s - less
+    return s * unit if less is None else s * unit - less
 
 
 def online_softmax(
@@ -222,9 +223,11 @@ def online_softmax(
     than 1 scores are multiplied by it right before the exponential.
     """
     m_new = maximum(m, s.max())
-    alpha = exp(in_unit(m - m_new, p, unit).to(p.exponential)).to(p.running)
+    # Of scores that are scaled already nothing is named anew: where a name lies decides conflicts of banks.
+    alpha = exp(((m - m_new) if unit == 1 else in_unit(m - m_new, p, unit)).to(p.exponential)).to(p.running)
     m = m_new
-    e = exp(in_unit(s, p, unit, below(m_new, factor, p, unit)).to(p.exponential))
+    against = below(m_new, factor, p, unit)
+    e = exp((s - against if unit == 1 else in_unit(s, p, unit, against)).to(p.exponential))
     l_tile, P = e.sum(), narrow(e)
     return m, l * alpha + l_tile.to(p.running), alpha, P
 

@@ -17,7 +17,7 @@ app = Verbs()
     "program",
     ("npusim program flash", "rings, and what the commonest block does, operation by operation"),
     ("npusim program pasa --hw ascend_950 --seq 8k", "on another device"),
-    ('npusim program flash --diff "flash -t block_kv=256"', "what another tile changes"),
+    ("npusim program flash -t block_kv=256 --diff flash", "what another tile changes"),
     ("npusim program mine.py:MINE --json", "for a script"),
 )
 @o.takes(CallOptions)

@@ -119,7 +119,7 @@ check base.yaml --update --reason x
 check best.yaml --update --reason x"""
 TESTS = Path(__file__).parents[1]
 #: Verbs with few options that read many kinds of files are drawn more often.
-_WEIGHTS: Mapping[tuple[str, ...], int] = {("import",): 6}
+_WEIGHTS: Mapping[tuple[str, ...], int] = {("import",): 6, ("program",): 3}
 #: Options that ask for what takes long, whatever else is said.
 _LONG = ("force", "auto")
 

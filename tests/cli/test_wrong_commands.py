@@ -297,7 +297,7 @@ WRONG = (
     ("validate", "which file? For example: npusim validate"),
     ("validate none.yaml", "none.yaml: cannot be read: No such file"),
     ("validate w.yaml", "w.yaml:1  schema: 'npusim.workload/1' is another"),
-    ("validate short.npz", "short.npz: damaged or truncated .npz (File is not a zip file)"),
+    ("validate short.npz", "short.npz: not a readable tensor file, or truncated"),
     ("validate text.txt", "text.txt:1  the file is not a mapping"),
     ("validate measured.yaml --only zzz", "--only 'zzz' selects none of 1 cases; there are"),
     ("validate measured.yaml --band -1", "--band -1: write a share from 0 to below 1"),

@@ -104,8 +104,19 @@ def test_what_others_wrote_stays_text_and_every_chart_has_its_numbers(
     assert re.search(r"script-src 'sha256-[^']+' 'sha256-[^']+'", policy)
 
     keys = [figure["id"] for figure in found.all("figure")]
-    assert keys == ["time", "window0", "window1", "window2", "roofline", "memories", "errors", "constants"]
-    charts = [key for key in keys if key not in ("memories", "constants")]
+    assert keys == [
+        "time",
+        "window0",
+        "window1",
+        "window2",
+        "roofline",
+        "memories",
+        "errors",
+        "constants",
+        "program-0",
+        "program-1",
+    ]
+    charts = [key for key in keys if key not in ("memories", "constants", "program-0", "program-1")]
     assert [d["data-chart"] for d in found.all("div") if "data-chart" in d] == charts
     # Every chart has its numbers and its words.
     assert len(found.all("table")) == len(found.all("details")) == len(keys)

@@ -275,7 +275,7 @@ def test_operations_and_rings_are_made_by_machines_only() -> None:
         for p in root.rglob("*.py")
         if any(call in p.read_text(encoding="utf-8") for call in ("TileOp(", "Loop(", "Ring("))
     }
-    allowed = {"ir/check.py", "ir/buffers.py", "ir/program.py", "timing/stream.py"}
+    allowed = {"ir/check.py", "ir/buffers.py", "ir/program.py", "timing/stream.py"} | {"ir/listing.py"}  # `ListedRing`
     # A `TileLoop` of algorithms is part of their form: stages over tiles; those that are imported have it too.
     outside = {m for m in makers if not m.startswith(("machines/", "algorithms/", "ttir/"))} - allowed
     assert not outside
