@@ -56,8 +56,8 @@ PLACES: tuple[tuple[str, str, str, dict[str, tuple[Any, ...]]], ...] = (
 )
 #: Spaces that need Triton.
 OF_TRITON = {number for number in range(24) if PLACES[number % len(PLACES)][0] == LAUNCH}
-#: A point's latency in us and its error (None: not finite); None for one that does not fit.
-Exact = tuple[float, float | None] | None
+#: A point's latency in us, its error (None: not finite) and the sampling error of that; None for one that does not fit.
+Exact = tuple[float, float | None, float] | None
 
 
 def _problem(rng: random.Random, schedule: str, *, has_lengths: bool) -> AnyProblem:
@@ -108,7 +108,8 @@ class Drawn:
         except TilingError:
             return None
         assert (found.numerics is None) == isinstance(self.problem, GemmProblem)
-        return found.latency_us, found.numerics.error.rmse if found.numerics is not None else None
+        bits = found.numerics
+        return found.latency_us, *((None, 0.0) if bits is None else (bits.error.rmse, bits.sampling_error))
 
     def search(self, **more: Any) -> Exploration:
         return explore(self.schedule, self.axes, hw=self.hw, problem=self.problem, **more)
@@ -129,12 +130,18 @@ class Drawn:
                 assert (o.status == "rejected") == (o.index not in kept)
                 assert o.latency_us in (None, exact[0])
                 assert o.status != "pruned" or (o.bound_us is not None and o.bound_us <= exact[0])
-        fastest = min((latency for latency, _ in kept.values()), default=None)
+        fastest = min((e[0] for e in kept.values()), default=None)
         assert (found.best.latency_us if found.best else None) == fastest
         if pareto:
-            both = {(latency, error) for latency, error in kept.values() if error is not None}
-            best = {a for a in both if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in both)}
-            assert [(o.latency_us, o.relative_rmse) for o in found.front] == sorted(best)
+            best, least, sampled = list[tuple[float, float]](), math.inf, 0.0
+            for latency, error, sampling in sorted({e for e in kept.values() if e[1] is not None}):
+                if error + max(sampling, sampled) < least:  # by more than chance
+                    best.append((latency, error))
+                    least, sampled = error, sampling
+            rows = {(o.latency_us, o.relative_rmse): o.point.get("precision") for o in found.front}
+            assert [row for row in rows if row in best] == best
+            # Besides, a row of each precision that has none of the best.
+            assert {rows[row] for row in rows if row not in best}.isdisjoint({rows[row] for row in best})
 
 
 def _agree(number: int, folder: Path) -> None:
