@@ -60,13 +60,13 @@ class ClusterExecutor(Executor):
         from distributed import KilledWorker, as_completed
 
         del homes
-        stamp, tried = installed(), (KilledWorker,)
+        stamp = installed()
         futures = {self._client.submit(checked, stamp, function, task, pure=False): n for n, task in enumerate(tasks)}
         try:
             for future in as_completed(futures):  # type: ignore[no-untyped-call]
                 try:
                     yield futures[future], future.result()
-                except tried as error:
+                except KilledWorker as error:
                     yield futures[future], Lost(f"its workers ended unexpectedly ({error.last_worker.address} last)")
         finally:
             self._client.cancel(list(futures))  # where a caller stops early

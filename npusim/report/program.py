@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 #: A row of a table of rings or operations.
 Row = tuple[str, ...]
 
+_OF_RINGS = "rings"
 _RINGS = ("ring", "memory", "slots", "from", "to", "flags")
 _OPERATIONS = ("queue", "operation", "computes", "region", "waits for", "gives")
 #: Operations of the longest period that is folded into one line each.
@@ -48,22 +49,28 @@ class Printed:
 
 def program_table(printed: Printed) -> Iterator[Block]:
     """Yield the table of a program: its rings, then the operations of the commonest block of each phase."""
-    rings, phases = printed.listing.rings, printed.listing.phases
+    rings = printed.listing.rings
     inner = sum(is_inner(ring) for ring in rings)
     also = f", {inner} of them from a queue to itself: not listed" if inner else ""
     yield Heading(f"{printed.name}: {len(rings)} rings{also}", printed.device)
-    yield _table(_RINGS).grid(ring_rows(printed.listing))
-    for phase in phases:
-        yield Heading(f"phase {phase.name}", _about(phase))
-        yield _table(_OPERATIONS).grid(operation_rows(phase))
+    for name, about, header, rows in _sections(printed.listing):
+        if name != _OF_RINGS:
+            yield Heading(name, about)
+        yield _table(header).grid(rows)
 
 
 def program_tables(program: TileProgram) -> list[dict[str, Any]]:
     """Return the tables of a program as JSON data: a title, a line on it, the titles of columns, and rows of text."""
-    listing = listing_of(program)
-    phases = [(f"Phase {p.name}", _about(p), _OPERATIONS, operation_rows(p)) for p in listing.phases]
-    tables = [("Rings", "Slots that queues hand on in order.", _RINGS, ring_rows(listing)), *phases]
-    return [{"title": title, "text": text, "header": header, "rows": rows} for title, text, header, rows in tables]
+    return [
+        {"title": name[0].upper() + name[1:], "text": about, "header": header, "rows": rows}
+        for name, about, header, rows in _sections(listing_of(program))
+    ]
+
+
+def _sections(listing: Listing) -> list[tuple[str, str, Row, list[Row]]]:
+    """Return the sections of a listing: a name, a line on it, the titles of columns, and rows."""
+    phases = [(f"phase {p.name}", _about(p), _OPERATIONS, operation_rows(p)) for p in listing.phases]
+    return [(_OF_RINGS, "Slots that queues hand on in order.", _RINGS, ring_rows(listing)), *phases]
 
 
 def program_figures(tables: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
@@ -256,16 +263,12 @@ class ProgramDifference:
 
 def program_difference(first: Printed, second: Printed) -> ProgramDifference:
     """Return what the rings and the commonest blocks of two programs do not share."""
-    a, b = (_sections(p.listing) for p in (first, second))
+    a, b = ({name: rows for name, _, _, rows in _sections(p.listing)} for p in (first, second))
     sections = {name: list(_changed(a.get(name, []), b.get(name, []))) for name in dict.fromkeys((*a, *b))}
     names = first.name, second.name
     if first.device != second.device:
         names = f"{first.name} on {first.device}", f"{second.name} on {second.device}"
     return ProgramDifference(names, {name: rows for name, rows in sections.items() if rows})
-
-
-def _sections(listing: Listing) -> dict[str, list[Row]]:
-    return {"rings": ring_rows(listing), **{f"phase {p.name}": operation_rows(p) for p in listing.phases}}
 
 
 def _changed(a: Sequence[Row], b: Sequence[Row]) -> Iterator[tuple[str, Row]]:
@@ -283,7 +286,7 @@ def difference_table(difference: ProgramDifference) -> Iterator[Block]:
     if not difference.sections:
         yield Facts((("equal", cells("rings and the commonest block of each phase are the same")),))
     for name, rows in difference.sections.items():
-        header = ("", *(_RINGS if name == "rings" else _OPERATIONS))
+        header = ("", *(_RINGS if name == _OF_RINGS else _OPERATIONS))
         yield Heading(name)
         yield _table(header).grid([(mark, *row) for mark, row in rows])
 
