@@ -56,18 +56,33 @@ class ClusterExecutor(Executor):
     def run(
         self, function: Callable[[Argument], Done], tasks: Sequence[Argument], homes: Sequence[Sequence[Hashable]] = ()
     ) -> Iterator[tuple[int, Done | Lost]]:
-        """Yield the result of each task as it is done; a task whose workers died as often as allowed is `Lost`."""
+        """Yield the result of each task as it is done.
+
+        Dask charges the death of a worker to every task that waits there.  A task that is charged too often is
+        therefore run once more with no other beside it, and is `Lost` only where its worker ends again.
+        """
         from distributed import KilledWorker, as_completed
 
         del homes
         stamp = installed()
-        futures = {self._client.submit(checked, stamp, function, task, pure=False): n for n, task in enumerate(tasks)}
+        suspects: list[int] = []
+
+        def submit(number: int) -> Any:
+            return self._client.submit(checked, stamp, function, tasks[number], pure=False)
+
+        futures = {submit(number): number for number in range(len(tasks))}
         try:
             for future in as_completed(futures):  # type: ignore[no-untyped-call]
                 try:
                     yield futures[future], future.result()
+                except KilledWorker:
+                    suspects.append(futures[future])
+            for number in suspects:
+                futures[future := submit(number)] = number
+                try:
+                    yield number, future.result()
                 except KilledWorker as error:
-                    yield futures[future], Lost(f"its workers ended unexpectedly ({error.last_worker.address} last)")
+                    yield number, Lost(f"its workers ended unexpectedly ({error.last_worker.address} last)")
         finally:
             self._client.cancel(list(futures))  # where a caller stops early
 

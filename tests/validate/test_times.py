@@ -137,6 +137,7 @@ def test_a_case_writes_out_latent_heads(tmp_path: Path) -> None:
 
 
 def test_a_case_is_a_launch_of_a_triton_kernel_beside_the_file(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="npusim[triton] is not installed")
     kernels = tmp_path / "plain_kernels.py"
     kernels.write_text((Path(__file__).parents[1] / "ttir" / "plain_kernels.py").read_text())
     tail = "problem: {N: 4096}, dtype: float32, measured: {latency_us: 9}}\n"
