@@ -140,10 +140,14 @@ class Fa4Precision(FlashPrecision):
         Tiles in which O is rescaled: a run says in how many of its sample a maximum was followed.
     polynomial
         Powers of two of weights that the polynomial computes, the rest special functions.
+    growth
+        Powers of two by which a row's maximum grows before it is followed; 0: always; -1: as FlashAttention-4 has it,
+        `FA4_GROWTH` for inputs of 16 bits and 0 for those of 8.
     """
 
     rescaled: float = 1.0
     polynomial: float = 1.0
+    growth: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +315,15 @@ def flash(
 
 @kernel(finite_starts=True, q="row head", k="key head", v="key value", mask="row key")
 def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float) -> Value:
-    """FlashAttention-4: a maximum is followed where it grows by more than `FA4_GROWTH`, so that P reaches 2^8.
+    """FlashAttention-4: a maximum is followed where it grows by more than ``growth``, so that P reaches 2^growth.
 
-    Of inputs of 8 bits it is followed always, since P begins at 2^8 (flash_fwd_sm100.py, "Low Precision Scaling").
+    Of inputs of 8 bits it is followed always unless a growth is named, since P begins at 2^8 (flash_fwd_sm100.py, "Low
+    Precision Scaling"); a P of 8 bits saturates, as the conversion instruction does.
     Scores stay unscaled: the scale is in the multiply-add before the exponential (flash_attn/cute/softmax.py).
     """
     check_scale(p.p_scale)
-    more, is_followed = math.log(p.p_scale) * exponent_factor(p.exp_variant), stored_format(q.fmt).bits <= 8
+    more, is_narrow = math.log(p.p_scale) * exponent_factor(p.exp_variant), stored_format(p.operand).bits <= 8
+    growth = p.growth if p.growth >= 0 else 0.0 if stored_format(q.fmt).bits <= 8 else FA4_GROWTH
     if p.polynomial != 1 and not p.exp_variant.startswith("exp2.fa4"):
         raise TilingError(f"polynomial: {p.exp_variant} is none, all are special functions; leave it out")
     m, l = full("row", -math.inf, p.softmax), full("row", 0.0, p.running)
@@ -325,13 +331,13 @@ def fa4(q: Value, k: Value, v: Value, mask: Value, p: Fa4Precision, scale: float
     for kj, vj in tiles(k, v):
         s = where(mask, (q @ kj.T).to(p.scores).to(p.softmax), -math.inf)
         m_tile = maximum(m, s.max())
-        m_new = m_tile if is_followed else where(maximum((m - m_tile) * -scale - FA4_GROWTH, 0.0), m_tile, m)
+        m_new = m_tile if growth == 0 else where(maximum((m - m_tile) * -scale - growth, 0.0), m_tile, m)
         alpha = exp((m - m_new) * scale)
         against = fma(m_new, -scale, more) if more else m_new * -scale
         e = exp(fma(s, scale, against), p.exp_variant).in_share(p.polynomial)
         m = m_new
         l = l * alpha + e.sum()
-        o = (o * alpha).in_share(p.rescaled) + e.to(p.operand) @ vj
+        o = (o * alpha).in_share(p.rescaled) + e.to(p.operand, overflow="saturate" if is_narrow else "") @ vj
     return (o / l).to(p.output)
 
 
