@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from npusim import formats
 from npusim.config.problem import Problem, SinkData
 from npusim.formats import get_format
+from npusim.formats.cast import widen
 from npusim.ir.op import Opcode, Step
 from npusim.ir.opaque import at_lane
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
@@ -128,17 +129,18 @@ class Underflow:
 
     ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
     those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
-    the row sum that zeroed pairs should have had; ``saturated`` counts values that a saturating cast cut to the largest
-    finite one.  A row whose sum is not finite, or 0 of nothing lost, has no mass and is left out of ``rows``.
+    the row sum that zeroed pairs should have had, ``clipped_mass`` the part that saturation cut; ``saturated`` counts
+    values that a saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 of nothing lost, has no mass and is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
         self.sinks = sinks
         self.zeroed = self.visible = self.rows = self.saturated = 0
         self.zeroed_others = self.visible_others = 0
-        self.lost_mass = 0.0
+        self.lost_mass = self.clipped_mass = 0.0
         self._first_key, self._is_loading = 0, False
         self._blocks: Sequence[Any] = ()
+        #: By memory: sums of zeroed pairs, and of what was cut of others, (2, lanes, rows).
         self._lost: dict[str, Doubles] = {}
         self._start_tile()
 
@@ -146,6 +148,7 @@ class Underflow:
         self._mask: NDArray[np.bool_] | None = None
         self._exact: Doubles | None = None
         self._gone: NDArray[np.bool_] | None = None
+        self._clipped: Doubles | float = 0.0
         self._old_factor: Doubles | None = None
         self._tile_factor: Doubles | None = None
 
@@ -163,11 +166,13 @@ class Underflow:
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "weight", Opcode.EXP:
                 self._exact = _exact_exponential(step, moment.sources[0])
-                self._gone = np.asarray(moment.result == 0)
+                self._gone = widen(moment.result) == 0
                 self._is_loading = False
             case "weight", Opcode.CAST:
-                self._gone = np.asarray(moment.result == 0)
-                self.saturated += _count_saturated(step, moment.sources[0])
+                self._gone = widen(moment.result) == 0
+                cut = _clipped_share(step, moment.sources[0])
+                self.saturated += int(np.count_nonzero(cut))
+                self._clipped = cut
             case "decay", Opcode.EXP:
                 self._old_factor = moment.result.astype(np.float64)[..., 0]
             case "gain", Opcode.EXP:
@@ -187,6 +192,7 @@ class Underflow:
             "underflow_percent": 100 * self.zeroed / self.visible,
             "zeroed_mass_percent": 100 * self.lost_mass / self.rows,
             "product_mass_percent": 100 * (self.zeroed_others / max(1, self.visible_others) * other_mass),
+            "clipped_mass_percent": 100 * self.clipped_mass / self.rows,
             "saturated_count": float(self.saturated),
         }
 
@@ -201,7 +207,7 @@ class Underflow:
         others = max(0, self.sinks - self._first_key)
         self.zeroed_others += int(gone[..., others:].sum())
         self.visible_others += int(mask[..., others:].sum())
-        lost = summed(np.where(gone, self._exact, 0.0))
+        lost = np.stack([summed(np.where(mask, self._exact * part, 0.0)) for part in (gone, self._clipped)])
         if self._tile_factor is not None:
             lost = lost * self._tile_factor
         total_lost = self._lost_rows(row_sum)
@@ -214,22 +220,23 @@ class Underflow:
         if not isinstance(row_sum, Tile | RingTile):
             return
         lost = self._lost_rows(row_sum)
-        has_mass = np.isfinite(total) & ((total != 0) | (lost != 0))
-        share = np.divide(lost, total, out=np.zeros_like(total), where=has_mass)
-        self.lost_mass += float(summed(share.ravel()))
+        has_mass = np.isfinite(total) & ((total != 0) | (lost[0] != 0))
+        zeroed, clipped = np.divide(lost, total, out=np.zeros_like(lost), where=has_mass)
+        self.lost_mass += float(summed(zeroed.ravel()))
+        self.clipped_mass += float(summed(clipped.ravel()))
         self.rows += int(has_mass.sum())
 
     def _lost_rows(self, row_sum: Operand) -> Doubles:
-        """Return the lost sums of some rows, (lanes, rows), kept where the row sum ``l`` lies."""
+        """Return the lost sums of some rows, (2, lanes, rows), kept where the row sum ``l`` lies."""
         assert isinstance(row_sum, Tile | RingTile)  # in a ring where a core goes on to its next block
         space = row_sum.space if isinstance(row_sum, Tile) else row_sum.ring.space
         first = row_sum.offset_bytes // get_format(row_sum.fmt).size_bytes
         end, lanes = first + row_sum.rows, len(self._blocks)
-        known = self._lost.get(space, np.zeros((lanes, 0)))
-        if known.shape[1] < end:
-            known = np.concatenate([known, np.zeros((lanes, end - known.shape[1]))], axis=1)
+        known = self._lost.get(space, np.zeros((2, lanes, 0)))
+        if known.shape[2] < end:
+            known = np.concatenate([known, np.zeros((2, lanes, end - known.shape[2]))], axis=2)
             self._lost[space] = known
-        return known[:, first:end]
+        return known[..., first:end]
 
 
 def _exact_exponential(step: Step, exponent: Array) -> Doubles:
@@ -239,11 +246,12 @@ def _exact_exponential(step: Step, exponent: Array) -> Doubles:
     return result
 
 
-def _count_saturated(step: Step, source: Array) -> int:
+def _clipped_share(step: Step, source: Array) -> Doubles | float:
+    """Return the share that a saturating cast cuts of each value."""
     if not step.attributes.overflow.endswith("saturate"):
-        return 0
-    limit = get_format(step.dst.fmt).max_finite
-    return int((np.abs(source.astype(np.float64)) > limit).sum())
+        return 0.0
+    size = np.abs(source.astype(np.float64))
+    return 1 - get_format(step.dst.fmt).max_finite / np.fmax(size, get_format(step.dst.fmt).max_finite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def evaluate(
     exact: References | None = None,
     exact_rows_of: Callable[[int, int, int, int], Array] | None = None,
     variants: Programs | None = None,
+    observers: Sequence[Observer] = (),
 ) -> NumericResult:
     """Execute the chosen blocks and return their bits, errors and events.
 
@@ -123,14 +124,14 @@ def evaluate(
     ``diagnose`` adds ranges, resonance, underflow and saturation; ``progress`` receives the share of
     all blocks that is done.  ``reference`` computes in float64 what errors are against; ``exact`` keeps it; of what is
     no attention ``exact_rows_of(batch, head, row, rows)`` does.
-    ``variants`` are programs that compute `compared_rows` too.
+    ``variants`` are programs that compute `compared_rows` too; ``observers`` are called after every step.
     """
     rows = chosen("rows", rows, problem.seq_q)
     wanted = chosen_heads(problem, heads)
     probe = Probe(cast("Problem", problem)) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
-    watching = (probe,) if probe else ()
+    watching = (probe, *observers) if probe else observers
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
     references, exact_rows = [], {} if exact is None else exact

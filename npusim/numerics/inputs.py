@@ -45,9 +45,9 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
     return source
 
 
-def drawn_source(problem: Problem) -> HeadSource:
-    """Return a source of inputs drawn from the problem's recipe, as they lie: in pages, or V as a part of K."""
-    source = with_filled_heads(stored_source(recipe_source(problem), problem), problem)
+def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
+    """Return a source of inputs drawn from the problem's recipe, or one given, as they lie: in pages, or V part of K."""
+    source = with_filled_heads(stored_source(recipe or recipe_source(problem), problem), problem)
     if problem.page:
         source = paged(source, problem, drawn_pages(problem))
     if not problem.values_in_keys:

@@ -93,6 +93,7 @@ class Diagnosis:
     #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
     #: loss, since the pairs zeroed are the smallest (papers.md section 1.2).
     product_mass_percent: float | None = None
+    clipped_mass_percent: float | None = None  #: mean part of a row's sum that saturation of P cuts
     saturated_count: float | None = None  #: probabilities that the cast cut to the largest finite value
 
     def figures(self) -> dict[str, float]:

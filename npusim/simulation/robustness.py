@@ -173,7 +173,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     """
     if bits.error.is_finite:
         return ()
-    others = (_finite_preset(bits, other) for other in _other_schedules(plan))
+    others = (_finite_preset(bits, other) for other in other_schedules(plan))
     # The tile that was chosen for the run's precision may not fit another.
     asked = build_tiling(plan.schedule.tiling, plan.request.chosen_tiling(plan.schedule.tiling))
     own = _finite_preset(bits, plan) or _finite_preset(bits, replace(plan, tiling=asked))
@@ -181,7 +181,7 @@ def finite_choices(bits: NumericResult, plan: Plan) -> tuple[FiniteChoice, ...]:
     return tuple(choice for choice in choices if choice is not None)
 
 
-def _other_schedules(plan: Plan) -> Iterator[Plan]:
+def other_schedules(plan: Plan) -> Iterator[Plan]:
     """Yield plans of the other schedules for a device's family that compute such a problem."""
     problem: Any = plan.problem
     for other in () if plan.schedule.reference else SCHEDULES.values():  # a reference: others compute something else

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin
 
 import numpy as np
@@ -45,7 +46,9 @@ NEAREST = 3
 CLOSES = 0.5
 #: Formats that an intermediate may have, scales of an FP8 P, keys of a tile and splits that are tried.
 FORMATS = ("float32", "float16", "bfloat16")
-SCALES = (1.0, 256.0, 448.0)
+SCALES = (1.0, 16.0, 256.0, 448.0)
+#: Fields that are numbers, and their values that are tried: scales of P, and powers of two that a maximum grows by.
+NUMBERS = MappingProxyType({"scale": SCALES, "p_scale": SCALES, "growth": (0.0, 4.0, 8.0)})
 TILES = (16, 32, 64, 128, 256, 512)
 SPLITS = (1, 2, 4, 8)
 
@@ -163,7 +166,7 @@ class _Search:
     def _explain(self, place: Place, total: int) -> tuple[list[Explanation], Explanation | None]:
         """Return the single changes that explain all, else the pairs that do, and the nearest where none does."""
         base = self._compute(self.base.program, place)
-        singles = _alternatives(self.base)
+        singles = alternatives(self.base)
         self.total = len(singles)
         base_matched = self._probe(base, place)
         ranked = sorted(self._try([(c,) for c in singles], place, base), key=lambda e: -e.matched)
@@ -272,7 +275,7 @@ def _picked(arrays: dict[str, NDArray[Any]], where: str) -> NDArray[Any]:
 # ---------------------------------------------------------------- other choices
 
 
-def _alternatives(base: RunData) -> tuple[Change, ...]:
+def alternatives(base: RunData) -> tuple[Change, ...]:
     """Return every single change to the choices of a run that its schedule states."""
     schedule = find_schedule(base.schedule, base.device.family)
     precision = schedule.precision(base.precision)
@@ -297,7 +300,7 @@ def _values(base: RunData, name: str, stated: object, *, is_format: bool) -> tup
         return ()
     if isinstance(stated, bool):
         return (not stated,)
-    return SCALES if isinstance(stated, float) else NAMED.get(name, ())
+    return NUMBERS.get(name, ()) if isinstance(stated, float) else NAMED.get(name, ())
 
 
 def _arithmetics(base: RunData) -> tuple[str, ...]:

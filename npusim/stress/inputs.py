@@ -1,0 +1,201 @@
+"""Aspects of inputs that a search varies, and the inputs at one point of it: base values, changed aspect by aspect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim import formats
+from npusim.config.problem import Problem
+from npusim.errors import SpecError
+from npusim.formats.cast import widen
+from npusim.formats.float_format import format_of_dtype
+from npusim.units import ascii_digits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.numerics.evaluate import KernelOutput
+    from npusim.numerics.executor import HeadSource
+
+#: Aspects that differ from the base by name: a point of the search.
+Point = Mapping[str, float]
+#: Values of a range that are tried one by one.
+LEVELS = 4
+#: Of tokens, one key in so many is an outlier; sinks are the first keys (P-Cast has four).
+OUTLIERS, SINKS = 64, 4
+#: Periods of the shared wave along the head dimension (as `workloads/pasa_resonance.yaml`).
+PERIODS = 4
+#: Where along the keys the key lies that only late tiles have.
+LATE = 7 / 8
+
+
+@dataclass(frozen=True)
+class Aspect:
+    """One way in which inputs may be worse: its value in the base, and bounds that a search has by default.
+
+    ``needs``: ``attention`` (Q, K and V), ``drawn`` (sizes that tensors given do not fix), or nothing.
+    ``is_factor``: values lie apart by factors.
+    """
+
+    name: str
+    neutral: float
+    values: tuple[float, ...]
+    needs: str = ""
+    is_factor: bool = False
+
+
+def _between(low: float, high: float, *, is_factor: bool) -> tuple[float, ...]:
+    steps = [n / (LEVELS - 1) for n in range(LEVELS)]
+    if is_factor:
+        return tuple(low * (high / low) ** step for step in steps)
+    return tuple(low + (high - low) * step for step in steps)
+
+
+def _aspect(name: str, neutral: float, low: float, high: float, needs: str = "attention") -> Aspect:
+    is_factor = neutral == 1
+    return Aspect(name, neutral, _between(low, high, is_factor=is_factor), needs, is_factor)
+
+
+#: logit_std: Q times it, which scales the spread of scores; logit_mean: all scaled scores are moved by it; resonance:
+#: amplitude of a wave along the head that Q and K share, in phase, or where negative out of phase; channels: one
+#: channel of K times it; tokens: one key of 64 times it; sinks, late: the scaled scores of the first keys, or of one at
+#: 7/8 of the keys, are raised by it (sinks have no values, as those of models hardly have); values: V times it; equal: all keys are the first; zero: Q is 0; tail: keys left
+#: out at the end; padding: NaN in keys that no query sees; scale: all inputs times it.
+ASPECTS: Mapping[str, Aspect] = MappingProxyType(
+    {
+        a.name: a
+        for a in (
+            _aspect("logit_std", 1, 0.25, 4),
+            _aspect("logit_mean", 0, -64, 64),
+            _aspect("resonance", 0, -16, 16),
+            _aspect("channels", 1, 1, 32, ""),
+            _aspect("tokens", 1, 1, 16, ""),
+            _aspect("sinks", 0, 0, 8),
+            _aspect("late", 0, 0, 16),
+            _aspect("values", 1, 1, 32),
+            Aspect("equal", 0, (1.0,), "attention"),
+            Aspect("zero", 0, (1.0,)),
+            Aspect("tail", 0, (1.0, 17.0), "drawn"),
+            Aspect("padding", 0, (1.0,), "attention"),
+            _aspect("scale", 1, 0.25, 4, "plain"),
+        )
+    }
+)
+#: Aspects by a name for several.
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "outliers": ("channels", "tokens", "sinks", "late"),
+        "logits": ("logit_std", "logit_mean", "resonance"),
+        "all": tuple(ASPECTS),
+    }
+)
+
+
+def bounded(text: str) -> tuple[Aspect, ...]:
+    """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for another text."""
+    name, equals, values = text.partition("=")
+    known = (*ASPECTS, *GROUPS)
+    if name not in known:
+        from npusim.config.messages import choices
+
+        raise SpecError(f"--over {text}: no such aspect{choices(name, known)}")
+    if not equals:
+        return tuple(ASPECTS[n] for n in GROUPS.get(name, (name,)))
+    how = f"--over {text}: write {name}=LOW:HIGH, or values with commas between them"
+    if name in GROUPS:
+        raise SpecError(f"--over {text}: {name} is several aspects, {', '.join(GROUPS[name])}; give one of them bounds")
+    try:
+        numbers = [float(part) for part in ascii_digits(values).replace(":", ",").split(",")]
+    except ValueError:
+        raise SpecError(how) from None
+    aspect, is_range = ASPECTS[name], ":" in values
+    if not all(map(math.isfinite, numbers)) or (is_range and (len(numbers) != 2 or "," in values)):
+        raise SpecError(how)
+    if is_range and (numbers[0] >= numbers[1] or (aspect.is_factor and numbers[0] <= 0)):
+        raise SpecError(f"{how}; LOW is below HIGH{', and above 0' if aspect.is_factor else ''}")
+    if name == "tail" and any(n < 0 or n % 1 for n in numbers):
+        raise SpecError(f"{how}; keys are whole numbers")
+    levels = _between(*numbers, is_factor=aspect.is_factor) if is_range else tuple(numbers)
+    if name == "tail":
+        levels = tuple(sorted({float(round(n)) for n in levels}))
+    return (Aspect(name, aspect.neutral, levels, aspect.needs, aspect.is_factor),)
+
+
+def of_call(aspects: Sequence[Aspect], *, is_attention: bool, is_drawn: bool) -> tuple[Aspect, ...]:
+    """Return the aspects that inputs of a call have; tails where sizes are drawn."""
+    able = {"", *(("attention",) if is_attention else ("plain",)), *(("drawn",) if is_drawn and is_attention else ())}
+    return tuple(a for a in aspects if a.needs in able)
+
+
+def words(point: Point) -> str:
+    """Return a point as it is written: ``logit_std=2 late=16``."""
+    return " ".join(f"{name}={value:.4g}" for name, value in point.items()) or "the base"
+
+
+def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, seed: int) -> HeadSource:
+    """Return the inputs at a point: those of ``base``, (rows, columns) each, changed and rounded once.
+
+    What is beyond the inputs' format becomes its largest finite number: inputs are finite.
+    """
+    change = _of_attention if isinstance(problem, Problem) else _of_tensors
+
+    @cache
+    def source(name: str, batch: int, head: int) -> NDArray[Any]:
+        stored = base(name, batch, head)
+        fmt = format_of_dtype(stored.dtype)
+        if not point or fmt is None:  # a format in blocks, or whole numbers
+            return stored
+        scale = getattr(problem, f"{name}_scale", 1.0)
+        rng = np.random.default_rng([seed, *name.encode(), batch, head])
+        wide = change(widen(stored).astype(np.float64) * scale, name, problem, point, rng)
+        return formats.cast(wide / scale, fmt.name, overflow="saturate")
+
+    return source
+
+
+Doubles = "NDArray[np.float64]"
+Changed = Callable[..., "NDArray[np.float64]"]
+
+
+def _of_attention(x: Any, name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:
+    """Return Q, K or V of one head in float64, (rows, d), with the point's aspects."""
+    width = x.shape[1]
+    if name == "v":
+        x = x * point.get("values", 1.0)
+        x[: SINKS if point.get("sinks") else 0] = 0.0
+        return x
+    if name == "q":
+        x = x * point.get("logit_std", 1.0)
+    x = _of_tensors(x, name, problem, {n: point[n] for n in ("channels", "tokens") if n in point and name == "k"}, rng)
+    if name == "k" and point.get("equal"):
+        x[:] = x[:1]
+    if wave := point.get("resonance"):
+        turns = [math.cos(2 * math.pi * PERIODS * c / width) for c in range(width)]
+        x = x + np.array(turns) * (wave if name == "k" else abs(wave))
+    if mean := point.get("logit_mean"):
+        offset = math.sqrt(abs(mean) / (problem.scale * width))
+        x = x + (math.copysign(offset, mean) if name == "k" else offset)
+    raised = {"sinks": (-1, slice(0, SINKS)), "late": (-2, slice(int(LATE * len(x)), int(LATE * len(x)) + 1))}
+    for aspect, (column, keys) in raised.items():
+        if gap := point.get(aspect):
+            part = math.sqrt(abs(gap) / problem.scale)  # of Q and of K, so that both stay small
+            x[:, column] = part if name == "q" else 0.0
+            if name == "k":
+                x[keys, column] = math.copysign(part, gap)
+    return np.zeros_like(x) if name == "q" and point.get("zero") else x
+
+
+def _of_tensors(x: Any, _name: str, _problem: Any, point: Point, rng: np.random.Generator) -> Any:
+    """Return any input in float64 with the aspects that all have."""
+    column, rows = rng.integers(x.shape[1]), rng.random(len(x)) < 1 / OUTLIERS
+    x = x * point.get("scale", 1.0)
+    x[:, column] *= point.get("channels", 1.0)
+    x[rows] *= point.get("tokens", 1.0)
+    return np.zeros_like(x) if point.get("zero") else x
