@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
     from npusim.schedules.triton import triton
+    from npusim.stress import stress
 
 __all__ = [
     "NpusimError",
@@ -31,6 +32,7 @@ __all__ = [
     "formats",
     "invariant",
     "run",
+    "stress",
     "triton",
 ]
 
@@ -47,6 +49,7 @@ _HOMES = MappingProxyType(
         "formats": "npusim.formats",
         "invariant": "npusim.invariance",
         "run": "npusim.run",
+        "stress": "npusim.stress",
         "triton": "npusim.schedules.triton",
     }
 )

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
-    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
+    ("report", "explore", "invariance", "validate", "stress", "baseline", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
 )
@@ -51,6 +51,10 @@ WITHIN = frozenset(
         ("validate", "invariance"),
         ("validate", "explore"),
         ("report", "invariance"),
+        # Choices that would hold are the changes that `diff` tries; points are tasks of a search's executors.
+        ("stress", "validate"),
+        ("stress", "explore"),
+        ("report", "stress"),
     }
 )
 

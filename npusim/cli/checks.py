@@ -242,6 +242,7 @@ def _judge(report: "TimesReport") -> None:
     "diff",
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz", "the last rows of some heads"),
     ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --rows all --heads 0", "every row of a head"),
+    ("npusim diff out.npz flash --hw h200 --tensors qkv.npz --judge", "one line: right for its formats, or wrong"),
     ("npusim diff out.npz pasa --tensors qkv.npz -t block_kv=128 --json", "for a script"),
 )
 @o.takes(BitsOptions, "numerics", own_first=True, schedule=False)
@@ -255,6 +256,9 @@ def diff(
         ),
     ],
     schedule: Annotated[str | None, o.argument("SCHEDULE", "What the kernel should have computed.")] = None,
+    judge: Annotated[
+        bool, o.option("--judge", "Decide alone: right for its formats (exit code 0) or wrong (1), on one line.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Hold a kernel's output against predicted bits, and name the choice that explains a difference.
@@ -267,6 +271,9 @@ def diff(
     from npusim.validate.diff import diff as search
 
     request = replace(request, schedule=o.required_schedule(schedule, "diff OUT"))
+    if judge:
+        _decide(out, request, is_json=json)
+        return
     with progress("trying other choices") as advance:
         difference = search(out, request, advance)
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
@@ -276,6 +283,20 @@ def diff(
             why = f"float64 is nearer with another problem, {difference.problem.change}"
         unequal = difference.total - difference.matched
         raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
+
+
+def _decide(out: Path, request: Request, *, is_json: bool) -> None:
+    from npusim.validate.judge import judge
+
+    with progress("computing other correct kernels") as advance:
+        judgement = judge(out, request, advance)
+    show_either(
+        is_json,
+        lambda: document("judge", output=str(out), is_right=judgement.is_right, text=str(judgement), **asdict(judgement)),
+        lambda: [Facts(((str(out), cells(str(judgement))),))],
+    )
+    if not judgement.is_right:
+        raise CheckFailedError(f"{out}: the output is wrong for the formats of {short_name(request.schedule)}")
 
 
 # ---------------------------------------------------------------- invariant

@@ -130,7 +130,8 @@ class Underflow:
     ``zeroed`` and ``visible`` count (query, key) pairs that the mask leaves, ``zeroed_others`` and ``visible_others``
     those whose key is none of the first ``sinks``; ``lost_mass`` sums, over ``rows`` finished query rows, the part of
     the row sum that zeroed pairs should have had, ``clipped_mass`` the part that saturation cut; ``saturated`` counts
-    values that a saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 of nothing lost, has no mass and is left out of ``rows``.
+    values that a saturating cast cut to the largest finite one.  A row whose sum is not finite, or 0 of nothing lost,
+    has no mass and is left out of ``rows``.
     """
 
     def __init__(self, sinks: int = 0) -> None:
@@ -142,19 +143,22 @@ class Underflow:
         self._blocks: Sequence[Any] = ()
         #: By memory: sums of zeroed pairs, and of what was cut of others, (2, lanes, rows).
         self._lost: dict[str, Doubles] = {}
+        #: A tile whose sum is taken: P may be cast before or after that, so that it counts when the next one begins.
+        self._summed: tuple[Operand, Any, Any, Any, Any, int] | None = None
+        self._gone: NDArray[np.bool_] | None = None
+        self._clipped: Doubles | float = 0.0
         self._start_tile()
 
     def _start_tile(self) -> None:
         self._mask: NDArray[np.bool_] | None = None
         self._exact: Doubles | None = None
-        self._gone: NDArray[np.bool_] | None = None
-        self._clipped: Doubles | float = 0.0
         self._old_factor: Doubles | None = None
         self._tile_factor: Doubles | None = None
 
     def __call__(self, moment: Moment) -> None:
         """Look at one executed step."""
         if moment.blocks is not self._blocks:
+            self._settle()
             self._blocks, self._lost = moment.blocks, {}
         step = moment.step
         match moment.role, step.opcode:
@@ -165,6 +169,8 @@ class Underflow:
             case _, Opcode.SELECT if isinstance(step.srcs[2], float):
                 self._mask = np.asarray(moment.sources[0] != 0)
             case "weight", Opcode.EXP:
+                self._settle()
+                self._clipped = 0.0
                 self._exact = _exact_exponential(step, moment.sources[0])
                 self._gone = widen(moment.result) == 0
                 self._is_loading = False
@@ -177,9 +183,13 @@ class Underflow:
                 self._old_factor = moment.result.astype(np.float64)[..., 0]
             case "gain", Opcode.EXP:
                 self._tile_factor = moment.result.astype(np.float64)[..., 0]
-            case "sum", Opcode.ADD:
-                self._finish_tile(step.dst)
+            case "sum", Opcode.ADD if self._exact is not None:
+                others = max(0, self.sinks - self._first_key)
+                factors = self._tile_factor, self._old_factor
+                self._summed = step.dst, self._exact, self._mask, *factors, others
+                self._start_tile()
             case "output", Opcode.DIV:
+                self._settle()
                 self._finish_rows(step.srcs[1], moment.sources[1].astype(np.float64)[..., 0])
             case _:
                 pass
@@ -196,25 +206,25 @@ class Underflow:
             "saturated_count": float(self.saturated),
         }
 
-    def _finish_tile(self, row_sum: Operand) -> None:
-        """Rescale what the rows have lost so far, and add what this tile lost."""
-        if self._exact is None or self._gone is None:
+    def _settle(self) -> None:
+        """Rescale what the rows have lost so far, and add what the tile lost whose sum is taken."""
+        if self._summed is None or self._gone is None:
             return
-        mask = np.broadcast_to(True if self._mask is None else self._mask, self._gone.shape)
+        row_sum, exact, mask, tile_factor, old_factor, others = self._summed
+        self._summed = None
+        mask = np.broadcast_to(True if mask is None else mask, self._gone.shape)
         gone = self._gone & mask
         self.zeroed += int(gone.sum())
         self.visible += int(mask.sum())
-        others = max(0, self.sinks - self._first_key)
         self.zeroed_others += int(gone[..., others:].sum())
         self.visible_others += int(mask[..., others:].sum())
-        lost = np.stack([summed(np.where(mask, self._exact * part, 0.0)) for part in (gone, self._clipped)])
-        if self._tile_factor is not None:
-            lost = lost * self._tile_factor
+        lost = np.stack([summed(np.where(mask, exact * part, 0.0)) for part in (gone, self._clipped)])
+        if tile_factor is not None:
+            lost = lost * tile_factor
         total_lost = self._lost_rows(row_sum)
-        if self._old_factor is not None:
-            total_lost *= np.where(total_lost > 0, self._old_factor, 0.0)
+        if old_factor is not None:
+            total_lost *= np.where(total_lost > 0, old_factor, 0.0)
         total_lost += lost
-        self._start_tile()
 
     def _finish_rows(self, row_sum: object, total: Doubles) -> None:
         if not isinstance(row_sum, Tile | RingTile):

@@ -7,9 +7,9 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from npusim.errors import OutputError, SpecError, reason_of
 from npusim.report.figures import FIGURES_FILE, figures_document
@@ -20,6 +20,8 @@ from npusim.report.timeline import timeline_of
 from npusim.report.trace import TRACE_FILE, trace_json
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from npusim.simulation.result import RunData
 
 PIPES_FILE = "pipes.csv"
@@ -151,7 +153,7 @@ def save_run(
         texts |= {TRACE_FILE: trace_json(shown)} if timing.spans and trace else {}
     contents = {name: text.encode() for name, text in texts.items()}
     if save_output and result.numerics is not None:
-        contents[TENSOR_FILE] = _tensor_bytes(result)
+        contents[TENSOR_FILE] = _output_bytes(result)
     contents[RESULT_FILE] = to_json(record.to_document()).encode()
     _clear(target, contents.keys() if _digest_in(target / RESULT_FILE) == result.digest else ())
     for name, content in contents.items():
@@ -196,13 +198,18 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
         raise OutputError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
-def _tensor_bytes(result: RunData) -> bytes:
-    from safetensors.numpy import save
-
+def _output_bytes(result: RunData) -> bytes:
     numerics = result.numerics
     assert numerics is not None
     tensors = {"o": numerics.output, "computed": numerics.computed.astype("uint8")}
-    data = save(tensors, metadata={"run": result.name, "layout": "BNSD", "sample": numerics.sample})
+    return tensor_bytes(tensors, {"run": result.name, "layout": "BNSD", "sample": numerics.sample})
+
+
+def tensor_bytes(tensors: Mapping[str, NDArray[Any]], about: dict[str, str]) -> bytes:
+    """Return the content of a safetensors file, the same for the same tensors and words ``about`` them."""
+    from safetensors.numpy import save
+
+    data = save(dict(tensors), metadata=about)
     # The library writes the keys of a header in any order.
     end = _HEADER_AT + int.from_bytes(data[:_HEADER_AT], "little")
     text = json.dumps(json.loads(data[_HEADER_AT:end]), sort_keys=True, ensure_ascii=False, separators=(",", ":"))

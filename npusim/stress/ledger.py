@@ -65,7 +65,7 @@ class Ledger:
         entry.overflowed += int(lost.sum())
         if step.opcode is Opcode.CAST:
             limit = unit * get_format(_element(step.dst.fmt)).max_finite
-            entry.saturated += int((known & (np.abs(result) >= limit) & (np.abs(exact) > limit + size / 2)).sum())
+            entry.saturated += int((known & ~lost & (np.abs(result) >= limit) & (np.abs(exact) > limit + size / 2)).sum())
         if self.first:
             return
         if step.opcode is not Opcode.MATMUL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from npusim.simulation.robustness import other_schedules
 from npusim.simulation.tile import program_of
 from npusim.stress.inputs import ASPECTS, Aspect, Point, bounded, of_call, stressed, words
 from npusim.stress.ledger import Entry, Ledger
+from npusim.units import ascii_digits
 from npusim.validate.diff import alternatives
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ CALM_STD, CALM_KEYS = 0.5, 256
 JOINED, EDGE_STEPS, AROUND = 4, 5, 16
 #: Powers of two by which inputs grow, or shrink, for the margin.
 GROWN, SHRUNK = 6, 4
+#: The largest error of an output that is finite.
+FINITE = sys.float_info.max
 #: Share of the budget that the search for the worst input may take, and that up to which choices are tried.
 SEARCH_SHARE, CHOICE_SHARE = 0.55, 0.95
 
@@ -145,17 +149,40 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Another choice of precision, or another schedule, on the worst input; ``holds``: its error is allowed."""
+
+    name: str
+    rmse: float | None
+    holds: bool
+
+
+@dataclass(frozen=True)
 class Stress:
     """The worst input that a search found for a schedule, where its error begins, and what would hold.
 
-    ``verdict`` is ``holds``, ``loses`` (the error is above ``limit``) or ``not finite``.  ``first``: the first value
-    that float64 does not give from what its step read, empty where there is none (the error is then the algorithm's, or
-    many roundings').  ``lost_mass`` and ``clipped_mass``: shares of a row's sum whose P became 0, or that saturation
-    cut, means over rows.  ``edge``: the point towards the worst one at which it breaks, ``margin`` the powers of two by
-    which all of Q (of plain tensors, all inputs) may be larger, None where not even smaller ones hold; ``is_whole``:
-    the budget was enough for all points.
+    verdict
+        ``holds``; ``loses`` (the error is above ``limit``); ``not finite``.
+    worst, calm, limit
+        The worst point, that of calm inputs, and `FACTOR` times the error there.
+    first
+        The first value that float64 does not give from what its step read; empty where there is none, and the error is
+        the algorithm's or that of many roundings.
+    ledger, lost_mass, clipped_mass
+        Steps that saturated, flushed or overflowed values; shares of a row's sum whose P became 0, or that saturation
+        cut, means over rows (None where an exponential was NaN).
+    edge, margin
+        The point towards the worst one at which it breaks; the power of two by which Q (of plain tensors, all inputs)
+        may be larger than in the base, None where not even smaller ones hold.
+    choices
+        Choices that hold on the worst input, in the order tried; else the one that comes nearest.
+    outcomes, is_whole
+        All points that were tried, in their order; whether the budget was enough for all that were meant to be.
+    command
+        Words of `npusim run` for the worst input, once it is written to a file, whose name is to be added.
     """
 
+    name: str
     schedule: str
     device: str
     precision: str
@@ -164,30 +191,38 @@ class Stress:
     worst: Outcome
     calm: Outcome
     limit: float
-    tried: int
-    is_whole: bool
     first: str
     ledger: tuple[Entry, ...]
-    lost_mass: float
-    clipped_mass: float
+    lost_mass: float | None
+    clipped_mass: float | None
     edge: Outcome | None
     margin: float | None
-    holding: tuple[Outcome, ...]
+    choices: tuple[Choice, ...]
     outcomes: tuple[Outcome, ...]
+    is_whole: bool
+    command: tuple[str, ...]
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
 
     def requirement_met(self, require: str) -> bool:
         """Return whether the worst input meets ``finite`` or ``max-rmse=X``; raise `SpecError` for other words."""
-        if require == "finite":
-            return self.worst.rmse is not None
-        name, _, text = require.partition("=")
-        try:
-            bound = float(text) if name == "max-rmse" else math.nan
-        except ValueError:
-            bound = math.nan
-        if not bound >= 0:
-            raise SpecError(f"--require {require}: write finite, or max-rmse=X")
-        return self.worst.badness <= bound
+        return self.worst.badness <= check_requirement(require)
+
+
+def check_requirement(require: str) -> float:
+    """Return the largest error that a requirement allows, ``finite`` or ``max-rmse=X``; ``finite`` without one.
+
+    Raises `SpecError` for other words.
+    """
+    name, _, text = require.partition("=")
+    try:
+        bound = float(ascii_digits(text)) if name == "max-rmse" else math.nan
+    except ValueError:
+        bound = math.nan
+    if require in ("", "finite"):
+        bound = FINITE
+    if not bound >= 0:
+        raise SpecError(f"--require {require}: write finite, or max-rmse=X")
+    return bound
 
 
 @takes_options(BitsOptions)
@@ -318,14 +353,15 @@ def _explained(search: _Search, worst: Outcome, limit: float) -> Stress:
     """Return the result: the worst input run once more with its ledger, its edge, the margin and what holds."""
     trial, point = search.trial, worst.point
     plan, program = trial.at(point)
+    is_attention, breaks = isinstance(plan.problem, Problem), worst.badness > limit
     ledger = Ledger(limit)
-    is_attention = isinstance(plan.problem, Problem)
-    bits = trial.bits(plan, program, point, observers=(ledger,), diagnose=is_attention and not point.get("padding"))
-    subject, d = plan.subject(program), bits.diagnosis
-    source, names = trial.source(plan, subject, point), ("q", "k", "v") if is_attention else ()
-    inputs = {n: _heads(source, n, plan.problem) for n in names} if is_attention else _tensors(source, subject)
-    breaks = worst.badness > limit
+    diagnose = is_attention and not point.get("padding") and not trial.request.padding
+    bits = trial.bits(plan, program, point, observers=(ledger,), diagnose=diagnose)
+    subject = plan.subject(program)
+    source = trial.source(plan, subject, point)
+    inputs = {n: _heads(source, n, plan.problem) for n in "qkv"} if is_attention else _tensors(source, subject)
     return Stress(
+        name=plan.folder(),
         schedule=trial.request.schedule,
         device=plan.device.name,
         precision=plan.precision.name,
@@ -334,18 +370,38 @@ def _explained(search: _Search, worst: Outcome, limit: float) -> Stress:
         worst=worst,
         calm=trial.calm,
         limit=limit,
-        tried=len(search.outcomes),
         first=ledger.first if breaks else "",
         ledger=tuple(ledger.worth()),
-        lost_mass=(d and d.zeroed_mass_percent or 0.0) / 100,
-        clipped_mass=(d and d.clipped_mass_percent or 0.0) / 100,
+        lost_mass=_share(bits, "zeroed_mass_percent"),
+        clipped_mass=_share(bits, "clipped_mass_percent"),
         edge=_edge(search, worst, limit) if breaks and point else None,
         margin=_margin(search, limit),
-        holding=tuple(_holding(search, worst, limit)) if breaks else (),
+        choices=_choices(search, worst, limit) if breaks else (),
         outcomes=tuple(search.outcomes),
-        inputs=inputs,
         is_whole=search.is_whole,
+        command=_command(trial.request, plan),
+        inputs=inputs,
     )
+
+
+def _share(bits: NumericResult, name: str) -> float | None:
+    """Return a figure of the diagnosis as a share; None where there is none, or it is no number."""
+    percent = getattr(bits.diagnosis, name, None)
+    return None if percent is None or not math.isfinite(percent) else percent / 100
+
+
+#: Options that tensors say, in place of a command line.
+_OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t", "--tiling")
+
+
+def _command(request: Request, plan: Plan) -> tuple[str, ...]:
+    """Return the words of a run that reads the worst input in place of the request's, with the same tile."""
+    asked = [(option, value) for option, value in request.asked() or () if option not in _OF_TENSORS]
+    tile = [f"{n}={v}" for n, v in plan.tiling if v is not None and v != type(plan.tiling).model_fields[n].default]
+    causal = [("--causal" if plan.problem.causal else "--no-causal", "")] if isinstance(plan.problem, Problem) else []
+    options = [*asked, *(c for c in causal if c not in asked and not {("--causal", ""), ("--no-causal", "")} & {*asked})]
+    words = [w for pair in options for w in pair if w]
+    return ("npusim", "run", request.schedule, *words, *(("-t", ",".join(tile)) if tile else ()), "--tensors")
 
 
 def _heads(source: HeadSource, name: str, problem: Any) -> NDArray[Any]:
@@ -404,23 +460,36 @@ def _margin(search: _Search, limit: float) -> float | None:
     return next((2.0**-n for n in range(1, SHRUNK + 1) if not search.is_over(CHOICE_SHARE) and holds(-n)), None)
 
 
-def _holding(search: _Search, worst: Outcome, limit: float) -> Iterator[Outcome]:
-    """Yield the choices that hold on the worst input: presets, single changes of the precision, other schedules."""
-    trial, point = search.trial, worst.point
-    plan, program = trial.at(point)
-    found = plan.result(program, None, ComputedBits(), ())
-    changed = [(c, partial(_changed, plan, str(c))) for c in map(str, plan.schedule.precisions) if c != plan.precision.name]
-    changed += [(str(c), partial(_changed, plan, f"{plan.precision.name},{c}")) for c in alternatives(found) if c.kind == "precision"]
-    others = [(p.schedule.name, partial(replace, p, precision=p.schedule.precision(""))) for p in other_schedules(plan)] if isinstance(plan.problem, Problem) else []
-    for name, of in (*changed, *others):
+def _choices(search: _Search, worst: Outcome, limit: float) -> tuple[Choice, ...]:
+    """Return what holds on the worst input: presets, single changes of the precision, other schedules.
+
+    Where none does, the one that comes nearest, if it comes nearer.
+    """
+    trial, point, tried = search.trial, worst.point, list[Choice]()
+    for name, of in _alternatives(*trial.at(point)):
         if search.is_over(CHOICE_SHARE):
-            return
+            break
         try:
-            outcome = trial.outcome(*trial.built(of()), point)
+            rmse = trial.outcome(*trial.built(of()), point).rmse
         except NpusimError:  # this call or device has no such choice
             continue
-        if outcome.badness <= limit:
-            yield Outcome({name: 0.0}, outcome.rmse)
+        tried.append(Choice(name, rmse, rmse is not None and rmse <= limit))
+    nearest = sorted((c for c in tried if c.rmse is not None and c.rmse < worst.badness), key=lambda c: c.rmse or 0.0)
+    return tuple(c for c in tried if c.holds) or tuple(nearest[:1])
+
+
+def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Yield other choices of a plan's precision by name, and other schedules with their usual one."""
+    own = plan.precision.name
+    for preset in plan.schedule.precisions:
+        if preset != own:
+            yield preset, partial(_changed, plan, preset)
+    for change in alternatives(plan.result(program, None, ComputedBits(), ())):
+        if change.kind == "precision":
+            kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
+            yield str(change), partial(_changed, plan, ",".join((*kept, str(change))))
+    for other in other_schedules(plan) if isinstance(plan.problem, Problem) else ():
+        yield other.schedule.name, partial(_changed, other, "")
 
 
 def _changed(plan: Plan, text: str) -> Plan:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.paths import Computed
     from npusim.schedules.registry import Precision
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 
@@ -122,6 +123,13 @@ def diff(
     Raises `TensorError` if the file is not readable or has no output, or that is of another shape or dtype; `SpecError`
     if the request is no attention, or is one of a node; `NpusimError` as `npusim.run`.
     """
+    return comparison(output, request, on_tried).difference()
+
+
+def comparison(
+    output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> Comparison:
+    """Return a kernel's output beside the program that a request claims; arguments and errors as for `diff`."""
     # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
     plan = replace(plan_of(request, is_bare=True), is_open=False)
     base = run_plan(plan)
@@ -129,25 +137,26 @@ def diff(
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     problem = plan.subject(base.program)
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    is_plain = not (plan.schedule.reference or plan.schedule.sees or plan.schedule.is_hooked)
-    return _Search(base, request, problem, plan.source(problem), out, on_tried, is_plain=is_plain).difference()
+    return Comparison(plan, base, request, problem, plan.source(problem), out, on_tried)
 
 
 @dataclass
-class _Search:
+class Comparison:
+    """A kernel's output (batch, heads, rows, columns), and what it is held against."""
+
+    plan: Plan
     base: RunData
     request: Request
     problem: Problem | KernelOutput
     source: HeadSource
     out: NDArray[Any]
     on_tried: Callable[[int, int], None] | None
-    is_plain: bool
     tried: int = 0
     total: int = 0
 
     def difference(self) -> Difference:
         """Return the difference, with what explains it."""
-        written = self._rows(self.base.program)
+        written = self.rows(self.base.program)
         matched, total = self._equal(written)
         at = self._first(written)
         if at is None:
@@ -156,7 +165,9 @@ class _Search:
         blocks = sorted(written.items())
         start, rows = next((r, b) for (n, h, r), b in blocks if (n, h) == at[:2] and r <= row < r + len(b))
         place, given, predicted = Place(row, head, batch), float(self.out[at]), float(rows[row - start, column])
-        if self.is_plain and isinstance(self.problem, Problem):
+        own = self.plan.schedule
+        is_plain = not (own.reference or own.sees or own.is_hooked)
+        if is_plain and isinstance(self.problem, Problem):
             block = self.out[batch, head, row : start + len(rows)]
             if other := nearest_problem(block, self.problem, self.source, place):
                 return Difference(self.base, matched, total, at, given, predicted, problem=other)
@@ -178,12 +189,12 @@ class _Search:
         self.total += len(pairs)
         ranked = sorted([*ranked, *self._try(pairs, place, base)], key=lambda e: -e.matched)
         explained = [e for e in ranked if e.matched == total]
-        near = next((e for e in ranked if not any(map(self._is_foreign, e.changes))), None)
+        near = next((e for e in ranked if not any(map(self.is_foreign, e.changes))), None)
         if explained or near is None or near.matched - base_matched < CLOSES * (near.of - base_matched):
             return explained, None
         return [], near
 
-    def _is_foreign(self, change: Change) -> bool:
+    def is_foreign(self, change: Change) -> bool:
         """Return whether a change is to the matrix arithmetic of another maker's device."""
         makers = {name.partition(".")[0] for name in named_choices(self.base.program)[0]}
         return change.field == "arithmetic" and str(change.value).partition(".")[0] not in makers
@@ -204,7 +215,7 @@ class _Search:
                 continue  # this schedule, device or call has no such choice
             matched, of = self._probe(other, place), other.rows[place.head].size
             if matched == of:
-                matched, of = self._equal(self._rows(built.program))
+                matched, of = self._equal(self.rows(built.program))
             yield Explanation(changes, matched, of, parting(base.events, other.events))
 
     def _compute(self, program: TileProgram, place: Place) -> Computed:
@@ -215,7 +226,8 @@ class _Search:
         rows = computed.rows[place.head]
         return _count(rows, self.out[place.batch, place.head, place.row : place.row + len(rows)])
 
-    def _rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
+    def rows(self, program: TileProgram) -> dict[tuple[int, int, int], NDArray[Any]]:
+        """Return what a program computes for the rows that are compared, by batch, head and first row."""
         r, problem = self.request, self.problem
         rows, heads = chosen("rows", r.rows, problem.seq_q), chosen_heads(problem, r.heads)
         return execute_rows(program, self.source, rows, heads)[1]

@@ -110,4 +110,4 @@ def test_nothing_is_found_once_it_is_mended(hazard: str) -> None:
     mended = examined(schedule, options, over)
     assert mended.verdict == "holds", (mended.worst, mended.limit)
     assert not mended.first
-    assert not mended.holding
+    assert not mended.choices

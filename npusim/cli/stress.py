@@ -1,0 +1,82 @@
+"""``npusim stress``: inputs on which a schedule's numbers break, the first wrong step, and what would hold."""
+
+from pathlib import Path
+from typing import Annotated
+
+from npusim.cli import options as o
+from npusim.cli.console import progress, show_either, write
+from npusim.cli.help import Verbs
+from npusim.errors import CheckFailedError
+from npusim.simulation.request import BitsOptions, Request, short_name
+
+app = Verbs()
+
+
+@app.verb(
+    "stress",
+    ("npusim stress flash --seq 1k", "all aspects, within default bounds"),
+    ("npusim stress flash --seq 1k --precision fa16_32 --over resonance=-64:64", "one aspect, within yours"),
+    ("npusim stress fp8_attention --hw h200 --seq 1k --over sinks,logit_std=0.25:2", "two of them"),
+    ("npusim stress mine.py:mine --seq 1k --require max-rmse=0.001", "a test for your CI"),
+)
+@o.takes(BitsOptions, "numerics", own_first=True)
+def stress(
+    request: Request,
+    *,
+    over: Annotated[
+        list[str] | None,
+        o.option(
+            "--over ASPECT[=LOW:HIGH]",
+            "What varies: logit_std, logit_mean, resonance, channels, tokens, sinks, late, values, equal, zero, tail, "
+            "padding, scale, or outliers, logits; may be repeated. a,b,c after = are values.",
+            panel="How",
+            shown="all",
+        ),
+    ] = None,
+    budget: Annotated[float, o.option("--budget SECONDS", "When to stop.", panel="How")] = 30.0,
+    require: Annotated[
+        str,
+        o.option(
+            "--require finite|max-rmse=X",
+            "Exit code 1 where the worst input found does not meet it.",
+            panel="How",
+            shown=False,
+        ),
+    ] = "",
+    jobs: Annotated[int, o.option("--jobs -j N", "Processes that compute.", panel="How")] = 1,
+    out: Annotated[
+        Path | None,
+        o.option("--out -o FILE", "File (.safetensors) for the worst input.", panel="Output", shown="in runs/"),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Search inputs for those on which a schedule is furthest from float64, and name the step where it begins.
+
+    An error counts as lost above twice that on calm inputs: few keys, none hidden, scores close together. The same seed
+    tries the same inputs in one order; a budget that is enough for all gives the same result on any machine.
+    """
+    from npusim.report.output import RUNS, check_file_writable, tensor_bytes
+    from npusim.report.stress import stress_document, stress_table
+    from npusim.stress import check_requirement, examine
+
+    check_requirement(require)
+    if out is not None:
+        check_file_writable(out)  # before the work, not after it
+    aspects = [part for text in over or () for part in _aspects(text)]
+    with progress(f"searching inputs for {short_name(request.schedule)}") as advance:
+        result = examine(request, aspects, budget_s=budget, jobs=jobs, progress=advance)
+    file = RUNS / f"{result.name}-stress.safetensors" if out is None else out
+    about = {"stress": str(result.worst), "seed": str(result.seed), "schedule": result.schedule}
+    write(file, tensor_bytes(result.inputs, about))
+    show_either(json, lambda: stress_document(result, file, require), lambda: stress_table(result, file))
+    if require and not result.requirement_met(require):
+        raise CheckFailedError(f"{require}: {result.worst}")
+
+
+def _aspects(text: str) -> list[str]:
+    """Return the aspects of a text: commas stand between them, or between the values of one."""
+    parts: list[str] = []
+    for part in text.split(","):
+        is_value = parts and "=" in parts[-1] and not part[:1].isalpha()
+        parts[-1:] = [f"{parts[-1]},{part}"] if is_value else [*parts[-1:], part]
+    return parts

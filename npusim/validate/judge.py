@@ -1,0 +1,168 @@
+"""Whether a kernel's output is right for its formats: within the error that correct kernels of that precision have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import NpusimError
+from npusim.formats import get_arithmetic
+from npusim.numerics.evaluate import named_choices
+from npusim.numerics.paths import bits_of
+from npusim.simulation.variants import Variant, Variants
+from npusim.validate.diff import Change, Comparison, alternatives, comparison
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from npusim.numerics.evaluate import BlockRows
+    from npusim.simulation.request import Request
+
+Rows = Mapping["BlockRows", "NDArray[Any]"]
+#: Choices that a correct kernel of the same precision may make otherwise: order and grouping of sums, where a factor
+#: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed, and none of these.
+LEGAL = frozenset(
+    ("sum_order", "accumulate", "exponent", "multiply_add", "rounding", "arithmetic", "sink", "is_reverse", "exp_variant")
+    + ("block_kv", "splits", "merge")
+)
+#: Exponentials that are as exact as float32.
+EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
+#: Kernels that are drawn, the share of the choices in which one differs, and attempts for each that is found.
+DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
+#: An error is refused above so many times the quantile of the drawn kernels' errors.
+FACTOR, QUANTILE = 2.0, 0.99
+#: What the errors are that `_errors` returns.
+MEASURES = "the error of all outputs", "the largest error of a row", "the largest error of an output"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One error of the output against float64, and the largest that is allowed."""
+
+    name: str
+    value: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
+
+    ``measures``: its errors, in absolute numbers, beside what ``drawn`` legal kernels allow; ``lost``: values that are
+    NaN or Inf where those of such kernels are finite.
+    """
+
+    matched: int
+    total: int
+    drawn: int = 0
+    measures: tuple[Measure, ...] = ()
+    lost: int = 0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the output is accepted."""
+        within = bool(self.measures) and all(m.value <= m.allowed for m in self.measures)
+        return self.matched == self.total or (within and not self.lost)
+
+    def __str__(self) -> str:
+        """Return the decision on one line."""
+        if self.matched == self.total:
+            return f"right: all {self.total:,} outputs have the predicted bits"
+        if self.lost:
+            return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
+        worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
+        of = f"{worst.name} is {worst.value:.3g}, of {self.drawn} kernels of this precision {worst.allowed:.3g} at most"
+        return f"{'right' if self.is_right else 'wrong'}: {of}"
+
+
+def judge(
+    output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> Judgement:
+    """Decide whether a kernel's output is right for the formats that a request claims, on the inputs that it has.
+
+    Right are equal bits, and errors against float64 no larger than twice the 99th percentile of those of correct
+    kernels of the same formats: the schedule with other orders of sums, roundings, tiles and splits, drawn with the
+    request's seed.  Errors are the norm over all outputs, the largest norm of a row, and the largest of an element.
+    ``output`` and errors raised are those of `npusim.validate.diff.diff`.
+    """
+    return judge_each([output], request, on_tried)[0]
+
+
+def judge_each(
+    outputs: Sequence[str | Path | NDArray[Any]], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> list[Judgement]:
+    """Decide of several outputs for one request, as `judge` does of each."""
+    all_held = [comparison(output, request) for output in outputs]
+    held = all_held[0]
+    bits = held.plan.bits(held.base.program, rows=request.rows, heads=request.heads)
+    exact = {at: held.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
+    given = [
+        {(n, h, r): one.out[n, h, r : r + len(rows)] for (n, h, r), rows in bits.rows.items()} for one in all_held
+    ]
+    total = sum(rows.size for rows in bits.rows.values())
+    matched = [sum(int((bits_of(x[at]) == bits_of(rows)).sum()) for at, rows in bits.rows.items()) for x in given]
+    if all(count == total for count in matched):
+        return [Judgement(total, total) for _ in outputs]
+    kernels: list[Rows] = [bits.rows]
+    for number, kernel in enumerate(_legal(held, request)):
+        kernels += [kernel] if {n: len(x) for n, x in kernel.items()} == {n: len(x) for n, x in exact.items()} else []
+        if on_tried:
+            on_tried(number + 1, DRAWN)
+    finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
+    drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
+    allowed = [float(x) for x in FACTOR * np.quantile(drawn, QUANTILE, axis=0, method="higher")]
+    return [
+        Judgement(
+            count,
+            total,
+            len(kernels),
+            tuple(Measure(*m) for m in zip(MEASURES, _errors(x, exact, finite), allowed, strict=True)),
+            sum(int((finite[at] & ~_is_finite(x[at])).sum()) for at in exact),
+        )
+        for x, count in zip(given, matched, strict=True)
+    ]
+
+
+def _is_finite(values: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.isfinite(values.astype(np.float64))
+
+
+def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]:
+    """Return the norm of all errors, the largest norm of a row and the largest error, where all are finite."""
+    errors = [np.where(finite[at], rows[at].astype(np.float64) - exact[at], 0.0) for at in exact]
+    errors = [np.nan_to_num(e, nan=0.0, posinf=0.0, neginf=0.0) for e in errors]
+    by_row = np.concatenate([np.sqrt((e * e).sum(axis=1)) for e in errors])
+    return float(np.sqrt((by_row**2).sum())), float(by_row.max()), max(float(np.abs(e).max()) for e in errors)
+
+
+def _legal(held: Comparison, request: Request) -> Iterator[Rows]:
+    """Yield what other correct kernels of the same formats compute: choices drawn together, those that can be built."""
+    by_field: dict[str, list[Change]] = {}
+    for change in alternatives(held.base):
+        if change.field in LEGAL and _is_as_exact(change, held):
+            by_field.setdefault(change.field, []).append(change)
+    rng, variants = np.random.default_rng([request.seed or 0, len(by_field)]), Variants(request)
+    seen: set[tuple[Change, ...]] = {()}
+    for _ in range(ATTEMPTS * DRAWN):
+        chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
+        if len(seen) > DRAWN or chosen in seen:
+            continue
+        seen.add(chosen)
+        tiling, precision = ({c.field: c.value for c in chosen if c.kind == k} for k in ("tiling", "precision"))
+        try:
+            yield held.rows(variants.build(Variant(tiling=tiling, precision=precision)).program)
+        except NpusimError:  # this schedule, device or call has no such choice
+            seen.discard(chosen)
+
+
+def _is_as_exact(change: Change, held: Comparison) -> bool:
+    """Return whether a change keeps the precision that is claimed: sums in as wide a format, exact exponentials."""
+    if change.field == "arithmetic":
+        formats = {get_arithmetic(name).acc_format for name in named_choices(held.base.program)[0]}
+        return not held.is_foreign(change) and get_arithmetic(str(change.value)).acc_format in formats
+    return change.field != "exp_variant" or change.value in EXPONENTIALS

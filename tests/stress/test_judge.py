@@ -1,0 +1,161 @@
+"""Outputs that graders are known to pass are refused, and those of other correct kernels accepted.
+
+The kernels here are numpy's, independent of npusim's schedules: softmax of tiles of keys in one order or the other, P
+rounded once, sums in float32 or float64.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim import formats
+from npusim.cli.app import app
+from npusim.config.problem import Problem
+from npusim.numerics.inputs import recipe_source
+from npusim.simulation.request import Request
+from npusim.validate.judge import Judgement, judge, judge_each
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def claim(schedule: str, dtype: str, hw: str, **problem: Any) -> Request:
+    sizes = {"heads": 1, "seq_q": 64, "seq_kv": 320, "head_dim": 64, "causal": True, "dtype": dtype, **problem}
+    return Request(schedule, problem=sizes, hw=hw, rows="all")  # type: ignore[arg-type]  # made a problem by it
+
+
+CLAIMS = {
+    "float16": claim("flash", "float16", "ascend_910b2"),
+    "bfloat16": claim("flash", "bfloat16", "h200"),
+    "window": claim("flash", "float16", "h200", window=100),
+    "fp8": claim("fp8_attention", "float8_e4m3fn", "h200"),
+}
+
+
+@cache
+def inputs(name: str, seed: int) -> tuple[Doubles, ...]:
+    problem = CLAIMS[name].problem
+    assert isinstance(problem, Problem)
+    source = recipe_source(problem, seed)
+    return tuple(source(n, 0, 0).astype(np.float64) for n in "qkv")
+
+
+def output(
+    name: str,
+    *,
+    seed: int = 0,
+    scale: float | None = None,
+    is_masked: bool = True,
+    tile: int = 64,
+    is_reverse: bool = False,
+    p_format: str = "",
+    rounding: str = "nearest_even",
+    sums: Any = np.float32,
+) -> np.ndarray[Any, Any]:
+    """Return attention as a kernel of numpy computes it, (1, 1, rows, head size) in the claim's output format."""
+    problem = CLAIMS[name].problem
+    assert isinstance(problem, Problem)
+    q, k, v = inputs(name, seed)
+    s = (q @ k.T * (problem.scale if scale is None else scale)).astype(np.float32)
+    if is_masked:
+        s = np.where(problem.seen.matrix(problem.causal_offset, len(q), 0, len(k)), s, -np.inf)
+    m, l, o = np.full(len(q), -np.inf, np.float32), np.zeros(len(q), sums), np.zeros((len(q), v.shape[1]), sums)
+    fmt, factor = p_format or problem.dtype, 256 if name == "fp8" else 1
+    starts = range(0, len(k), tile)
+    for at in reversed(starts) if is_reverse else starts:
+        part = s[:, at : at + tile]
+        m_new = np.maximum(m, part.max(axis=1))
+        lowest = np.where(np.isinf(m_new), 0, m_new)  # no key is seen so far
+        decay, p = np.exp(m - lowest).astype(sums), np.exp(part - lowest[:, None])
+        l, m = l * decay + p.sum(axis=1, dtype=sums), m_new
+        rounded = formats.cast(p * factor, fmt, rounding=rounding, overflow="saturate").astype(sums)
+        o = o * decay[:, None] + rounded @ v[at : at + tile].astype(sums)
+    out_format = "float32" if name == "fp8" else problem.dtype
+    return formats.cast((o / l[:, None] / factor).astype(np.float64), out_format)[None, None]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "zeros": {},
+    "no scale": {"scale": 1.0},
+    "no mask": {"is_masked": False},
+    "lower precision": {"p_format": "float8_e5m2"},
+    "other inputs": {"seed": 1},
+}
+#: Tiles, orders of keys, formats of sums and roundings of P: twelve correct kernels.
+RIGHT: list[dict[str, Any]] = [
+    {"tile": tile, "is_reverse": is_reverse, "sums": sums, "rounding": rounding}
+    for tile in (16, 48, 320)
+    for is_reverse, sums, rounding in (
+        (False, np.float32, "nearest_even"),
+        (True, np.float32, "nearest_even"),
+        (False, np.float64, "nearest_away"),
+        (True, np.float64, "nearest_even"),
+    )
+]
+#: And three of npusim's own for each claim.
+OURS = {
+    "float16": [{"tiling": {"block_kv": 32}}, {"precision": "sum_order=tree_halves"}, {"precision": "exponent=twice"}],
+    "bfloat16": [{"tiling": {"block_kv": 32}}, {"precision": "accumulate=fresh"}, {"precision": "exponent=once"}],
+    "window": [{"tiling": {"block_kv": 32}}, {"precision": "sum_order=tree_halves"}, {"hw": "ascend_910b2"}],
+    "fp8": [
+        {"tiling": {"block_kv": 32}},
+        {"precision": "is_reverse=true"},
+        {"precision": "accumulate=chained,fold=true"},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_wrong_outputs_are_refused_and_those_of_other_correct_kernels_accepted(name: str) -> None:
+    """Of each claim 5 wrong outputs and 15 right ones."""
+    request = CLAIMS[name]
+    wrong = {kind: output(name, **how) for kind, how in WRONG.items()}
+    wrong["zeros"] = np.zeros_like(wrong["zeros"])
+    right = [output(name, **how) for how in RIGHT]
+    for how in OURS[name]:
+        options: dict[str, Any] = {"hw": request.hw, "problem": request.problem, "rows": "all", **how}
+        right.append(npusim.run(request.schedule, **options).output)
+    judged = judge_each([*wrong.values(), *right], request)
+    refused, accepted = dict(zip(wrong, judged, strict=False)), judged[len(wrong) :]
+    assert not any(j.is_right for j in refused.values()), {kind: str(j) for kind, j in refused.items()}
+    assert all(str(j).startswith("wrong: ") for j in refused.values())
+    assert all(j.is_right for j in accepted), [str(j) for j in accepted if not j.is_right]
+    assert sum(j.matched < j.total for j in accepted) >= len(RIGHT)  # none of numpy's has the very bits
+
+
+def test_the_predicted_bits_are_right_and_nan_is_not() -> None:
+    request = CLAIMS["float16"]
+    predicted = npusim.run("flash", problem=request.problem, rows="all", tiling={"block_kv": 512}).output
+    assert judge(predicted, request) == Judgement(predicted.size, predicted.size)
+    broken = predicted.copy()
+    broken[0, 0, 3, 5] = np.nan
+    judgement = judge(broken, request)
+    assert judgement.lost == 1
+    assert str(judgement).startswith("wrong: 1 of 4,096 outputs are NaN or Inf")
+
+
+def test_the_command_line_decides_by_its_exit_code(tmp_path: Path) -> None:
+    q, k, v = (np.random.default_rng(n).standard_normal((1, 1, 32, 16)).astype(np.float16) for n in range(3))
+    np.savez(tmp_path / "qkv.npz", q=q, k=k, v=v)
+    right = npusim.run("flash", tensors=str(tmp_path / "qkv.npz"), causal=False, rows="all", tiling={"block_kv": 16})
+    np.savez(tmp_path / "right.npz", o=right.output)
+    np.savez(tmp_path / "zeros.npz", o=np.zeros_like(right.output))
+    words = ["flash", "--tensors", str(tmp_path / "qkv.npz"), "--no-causal", "--rows", "all", "--judge"]
+    accepted = CliRunner().invoke(app, ["diff", str(tmp_path / "right.npz"), *words])
+    assert accepted.exit_code == 0, accepted.output
+    assert "right: " in accepted.stdout
+    refused = CliRunner().invoke(app, ["diff", str(tmp_path / "zeros.npz"), *words, "--json"])
+    assert refused.exit_code == 1
+    document = json.loads(refused.stdout)
+    assert document["kind"] == "npusim.judge"
+    assert not document["is_right"]
+    assert document["measures"][0]["value"] > document["measures"][0]["allowed"]
