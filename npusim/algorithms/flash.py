@@ -34,6 +34,8 @@ Accumulate = Literal["fresh", "chained"]
 #: Where the row sum takes in a learned score that belongs to no key: softmax begins with it (m = s, l = 1: vLLM's
 #: Triton kernels, Hugging Face's column), or it is added behind the last tile (FlashAttention-4, FlashMLA).
 Sink = Literal["start", "end"]
+#: Where the factor of scores goes: onto scores, or onto Q before the product.
+ScaleIn = Literal["scores", "queries"]
 E4M3 = "float8_e4m3fn"
 #: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
 FA4_GROWTH = 8.0
@@ -64,6 +66,8 @@ class FlashPrecision(NamedFormats):
 
     operands
         Q, K and V as products read them, where a kernel before brings them to another format than they have.
+    values
+        V, where the second product reads it in another format than ``operands``; ``operand`` is that of P beside it.
     scores
         S as the matrix unit's output path stores it.
     softmax
@@ -92,6 +96,9 @@ class FlashPrecision(NamedFormats):
         Operands from which the mean of each column over all rows is taken before: ``k``, which softmax does not see.
     p_scale
         What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
+    scale_in
+        Where the problem's factor goes: ``scores``, after the product, or ``queries``: a kernel before multiplies Q,
+        rounded once to the inputs' format.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel
@@ -120,8 +127,11 @@ class FlashPrecision(NamedFormats):
     p_rule: str = ""
     smooth: str = ""
     p_scale: float = 1.0
+    values: str = ""
+    scale_in: ScaleIn = "scores"
     intermediates: ClassVar[tuple[str, ...]] = (
         "operands",
+        "values",
         "scores",
         "softmax",
         "exponential",

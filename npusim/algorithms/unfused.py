@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from npusim.algorithms.blocks import MASKED, AttentionTensors, attention_tensors, grid, with_columns
-from npusim.algorithms.flash import NamedFormats
+from npusim.algorithms.flash import NamedFormats, ScaleIn
 from npusim.algorithms.gemm import copy
 from npusim.algorithms.language import ONE, Value, exp, full, maximum, tiles, where
 from npusim.algorithms.lowering import Kernel, kernel
@@ -53,6 +53,8 @@ class UnfusedPrecision(NamedFormats):
     exp_variant, sum_order, arithmetic
         Named choices: an exponential to the base e, the order of row sums, the matrix arithmetic
         (both empty: the device's own).
+    scale_in
+        Where the factor of scores goes, as in `FlashPrecision`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class UnfusedPrecision(NamedFormats):
     exp_variant: str = "exp.correct"
     sum_order: str = ""
     arithmetic: str = ""
+    scale_in: ScaleIn = "scores"
     softmax = "float32"
     intermediates = ("scores", "softmax", "operand", "output")
 
@@ -70,7 +73,7 @@ class UnfusedPrecision(NamedFormats):
 def scaled(x: Value, mask: Value | None, scale: float) -> Iterator[Value]:
     """S / sqrt(d), then masked where there is a mask, in the scores' own format."""
     for xj in tiles(x):
-        yield where(mask, xj * scale, -math.inf)
+        yield where(mask, xj * scale if scale != 1 else xj, -math.inf)
 
 
 @kernel(x="row col", mask="row col")
@@ -200,6 +203,10 @@ def unfused(
         inputs = (call.q, io.q), (call.k, io.k), (call.v, io.v)
         first = [copy(a, b, sizes[0], b.name) for a, b in inputs if a != b]
         last = [copy(io.o, call.o, sizes[0], io.o.name)] if io.o != call.o else []
+    scale, of_queries = problem.scale, list[Phase]()
+    if p.scale_in == "queries":
+        of_queries, io = prepared(io, problem.dtype, scale)
+        scale = 1.0
     source = raw = GlobalTensor("s", problem.batch, problem.heads, problem.seq_q, problem.seq_kv, p.scores, "workspace")
     is_cut, middle = problem.causal and problem.seen.is_plain, list[Phase]()
     mask = TilingMask(max(sizes[0], problem.seq_kv)) if is_cut else mask_of(problem, sizes, "loaded")
@@ -211,7 +218,7 @@ def unfused(
         if one.kernel is None:
             phase = softmax(source, out, sizes, p, -math.inf if problem.seen.is_plain else LOWEST)
         else:
-            more: dict[str, Any] = {"scale": problem.scale} if one.kernel is scaled else {}
+            more: dict[str, Any] = {"scale": scale} if one.kernel is scaled else {}
             seen, offset = mask if one.is_masked else None, problem.causal_offset
             phase = element_wise(one.label, one.kernel, source, out, sizes, mask=seen, offset=offset, **more)
         kind = {"mask": "add", "softmax": "softmax"}.get(one.label, "copy")
@@ -219,6 +226,7 @@ def unfused(
         source = out
     return [
         *first,
+        *of_queries,
         *product("scores", io.q, io.k, raw, is_transposed=True, arithmetic=p.arithmetic, role="score"),
         *middle,
         *product("values", source, io.v, io.o, arithmetic=p.arithmetic),
@@ -288,18 +296,20 @@ def means(x: GlobalTensor) -> tuple[list[Phase], GlobalTensor]:
 
 
 def prepared(
-    inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = "", smooth: str = ""
+    inputs: AttentionTensors, fmt: str, scale: float | None = None, rule: str = "", smooth: str = "", values: str = ""
 ) -> tuple[list[Phase], AttentionTensors]:
     """Return the kernels that bring Q, K and V to ``fmt``, Q times a scale, and the tensors that they leave.
 
-    In blocks they lie as products contract: of Q and K along the head, of V along keys.  ``smooth``: those from which
-    the mean of each column is taken first.
+    ``values``: another format of V.  In blocks they lie as products contract: of Q and K along the head, of V along
+    keys.  ``smooth``: those from which the mean of each column is taken first.
     """
-    phases, changed, is_in_blocks = list[Phase](), dict[str, GlobalTensor](), fmt in BLOCK_FORMATS
+    phases, changed, of_keys = list[Phase](), dict[str, GlobalTensor](), fmt
     if rule:
         get_scale_rule(rule, get_block_format(fmt))  # one for another format is refused before there is a kernel
     for n, factor in zip("qkv", (scale, None, None), strict=True):
         tensor: GlobalTensor = getattr(inputs, n)
+        fmt = values if n == "v" and values else of_keys
+        is_in_blocks = fmt in BLOCK_FORMATS
         if tensor.fmt == fmt and factor is None and n not in smooth:
             continue
         changed[n] = workspace(tensor, f"{n}_{fmt}" if is_in_blocks else f"{n}_prepared", fmt)

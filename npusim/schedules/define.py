@@ -286,7 +286,8 @@ def attention(
         memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
-        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
+        problem, scale = scaled_queries(problem, p)
+        before, tensors = read_operands(tensors, p, machine.device, prepares=able, scale=scale)
         return _checked(called, kernel, p, [*before, one(problem, sizes, p, masked, tensors, memo_tiling)], given)
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
@@ -298,7 +299,10 @@ def attention(
 
 #: Fields of a precision that operations, products, tensors and what comes before the kernel read.
 _READ_BESIDE = frozenset(
-    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
+    (
+        *("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic"),
+        *("output", "operands", "values", "scale_rule", "smooth"),
+    )
 )
 
 
@@ -308,6 +312,7 @@ def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: ob
     A function of what else is ``given`` may read any.
     """
     read = _READ_BESIDE.union({"exponent"} if "unit" in kernel.parameters else (), {"sink"} & kernel.parameters)
+    read = read.union({"scale_in"} if "scale" in kernel.parameters else ())
     read = read.union(*(phase.precision_fields or () for phase in phases))
     if not given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
         listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
@@ -333,22 +338,31 @@ def check_multiplied(device: DeviceSpec, fmt: str) -> None:
 
 
 def read_operands(
-    tensors: AttentionTensors, p: Any, device: DeviceSpec, *, prepares: bool
+    tensors: AttentionTensors, p: Any, device: DeviceSpec, *, prepares: bool, scale: float | None = None
 ) -> tuple[list[Phase], AttentionTensors]:
     """Return Q, K and V as a precision says that products read them, and the kernels that bring them there.
 
-    ``prepares``: the machine has such kernels.
+    ``prepares``: the machine has such kernels; ``scale``: what Q is multiplied by there.
     """
-    fmt, rule, smooth = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth"))
+    fmt, rule, smooth, values = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth", "values"))
     if rule and fmt not in BLOCK_FORMATS:
         raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} are not in blocks")
     check_multiplied(device, fmt)
-    if not (fmt or smooth):
+    check_multiplied(device, values)
+    if not (fmt or smooth or values or scale):
         return [], tensors
     if not prepares:
-        what = f"smooth={smooth}" if smooth else f"operands={fmt}"
+        named = {"smooth": smooth, "scale_in": scale and "queries", "operands": fmt, "values": values}
+        what = next(f"{n}={value}" for n, value in named.items() if value)
         raise TilingError(f"{what}: {device.name} has no kernel that only prepares Q, K and V; leave it out")
-    return prepared(tensors, fmt or tensors.k.fmt, rule=rule, smooth=smooth)
+    return prepared(tensors, fmt or tensors.k.fmt, scale, rule, smooth, values)
+
+
+def scaled_queries(problem: Any, p: Any) -> tuple[Any, float | None]:
+    """Return the problem as a kernel reads it, and what Q is multiplied by before: its factor, or None."""
+    if getattr(p, "scale_in", "scores") != "queries":
+        return problem, None
+    return problem.model_copy(update={"scale": 1.0}), problem.scale
 
 
 def _check_seen(called: str, problem: Any, seen: Seen) -> None:

@@ -13,7 +13,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
-from npusim.algorithms.flash import P_SCALE, Accumulate, Sink
+from npusim.algorithms.flash import P_SCALE, Accumulate, ScaleIn, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
@@ -309,6 +309,7 @@ NAMED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sink": get_args(Sink),
         "rounding": get_args(CastRounding),
         "smooth": ("", "k"),
+        "scale_in": get_args(ScaleIn),
         "multiply_add": get_args(MultiplyAdd),
         "exponent": (*get_args(MultiplyAdd), "scaled"),
         **dict.fromkeys(("scale_rule", "p_rule"), tuple(r.name for r in SCALE_RULES.values() if not r.reads_tensor)),

@@ -36,7 +36,7 @@ from npusim.formats import stored_format
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
-from npusim.schedules.define import FlashTiling, read_operands, schedule
+from npusim.schedules.define import FlashTiling, read_operands, scaled_queries, schedule
 from npusim.schedules.presets import PRECISIONS
 from npusim.units import ceil_div
 
@@ -302,7 +302,8 @@ def _phases(
         seen = problem.kv_heads * sum(ceil_div(n, sizes[1]) for n in problem.keys)
         is_packed = min(problem.queries) == 1 or packs(group * problem.seq_q, seen, places)
     tensors = attention_tensors(problem, p.output, group if is_packed else 1)
-    before, tensors = read_operands(tensors, p, device.thing, prepares=prepares)
+    problem, scale = scaled_queries(problem, p)
+    before, tensors = read_operands(tensors, p, device.thing, prepares=prepares, scale=scale)
     whole = _whole(problem, sizes, p, kind, tensors)
     tiles, splits = max(map(tiles_of, whole.cells)), tiling.splits
     if tiling.pack == "auto" and is_packed:

@@ -315,6 +315,7 @@ def test_what_diagnosis_sums_over_rows_is_left_out_of_parts_of_rows() -> None:
         "underflow_percent",
         "zeroed_mass_percent",
         "product_mass_percent",
+        "clipped_mass_percent",
         "saturated_count",
     }
     assert parts["score_max"] == whole["score_max"]
