@@ -292,7 +292,9 @@ def _decide(out: Path, request: Request, *, is_json: bool) -> None:
         judgement = judge(out, request, advance)
     show_either(
         is_json,
-        lambda: document("judge", output=str(out), is_right=judgement.is_right, text=str(judgement), **asdict(judgement)),
+        lambda: document(
+            "judge", output=str(out), is_right=judgement.is_right, text=str(judgement), **asdict(judgement)
+        ),
         lambda: [Facts(((str(out), cells(str(judgement))),))],
     )
     if not judgement.is_right:

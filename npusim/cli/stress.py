@@ -1,15 +1,21 @@
 """``npusim stress``: inputs on which a schedule's numbers break, the first wrong step, and what would hold."""
 
+import math
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from npusim.cli import options as o
 from npusim.cli.console import progress, show_either, write
 from npusim.cli.help import Verbs
-from npusim.errors import CheckFailedError
-from npusim.simulation.request import BitsOptions, Request, short_name
+from npusim.errors import CheckFailedError, SpecError
+from npusim.simulation.request import BitsOptions, Request, command, short_name
 
 app = Verbs()
+#: Options of a search that tensors say where its worst input is run, and its tile, which a run of it gets named.
+_OF_TENSORS = ("--seq", "--seq-q", "--seq-kv", "--batch", "--phase", "--dtype", "--lengths", "-w", "-t")
 
 
 @app.verb(
@@ -57,26 +63,32 @@ def stress(
     """
     from npusim.report.output import RUNS, check_file_writable, tensor_bytes
     from npusim.report.stress import stress_document, stress_table
-    from npusim.stress import check_requirement, examine
+    from npusim.stress import examine
 
-    check_requirement(require)
+    allowed = _allowed(require)
     if out is not None:
         check_file_writable(out)  # before the work, not after it
-    aspects = [part for text in over or () for part in _aspects(text)]
+    # A comma is followed by another aspect, or by another value.
+    aspects = [part for text in over or () for part in re.split(r",(?=[a-z])", text)]
     with progress(f"searching inputs for {short_name(request.schedule)}") as advance:
         result = examine(request, aspects, budget_s=budget, jobs=jobs, progress=advance)
-    file = RUNS / f"{result.name}-stress.safetensors" if out is None else out
-    about = {"stress": str(result.worst), "seed": str(result.seed), "schedule": result.schedule}
-    write(file, tensor_bytes(result.inputs, about))
-    show_either(json, lambda: stress_document(result, file, require), lambda: stress_table(result, file))
-    if require and not result.requirement_met(require):
+    file = out or RUNS / f"{result.name}-stress.safetensors"
+    write(file, tensor_bytes(result.inputs, {"worst": str(result.worst), "seed": str(result.seed)}))
+    asked = [pair for pair in replace(request, tensors=None).asked() or () if pair[0] not in _OF_TENSORS]
+    tile = [("-t", result.tile)] if result.tile else []
+    again = command("run", request.schedule, [*asked, *tile, ("--tensors", str(file))], ())
+    is_met = result.worst.badness <= allowed
+    required = {require: is_met} if require else {}
+    show_either(json, lambda: stress_document(result, again, required), lambda: stress_table(result, again))
+    if not is_met:
         raise CheckFailedError(f"{require}: {result.worst}")
 
 
-def _aspects(text: str) -> list[str]:
-    """Return the aspects of a text: commas stand between them, or between the values of one."""
-    parts: list[str] = []
-    for part in text.split(","):
-        is_value = parts and "=" in parts[-1] and not part[:1].isalpha()
-        parts[-1:] = [f"{parts[-1]},{part}"] if is_value else [*parts[-1:], part]
-    return parts
+def _allowed(require: str) -> float:
+    """Return the largest error that a requirement allows; without one any, and none at all."""
+    name, _, text = require.partition("=")
+    if name == "max-rmse":
+        return o.numbers(text, "--require max-rmse", "an error, such as 0.001", lambda x: len(x) == 1 and x[0] >= 0)[0]
+    if require not in ("", "finite"):
+        raise SpecError(f"--require {require}: write finite, or max-rmse=X")
+    return sys.float_info.max if require else math.inf

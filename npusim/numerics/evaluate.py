@@ -131,7 +131,7 @@ def evaluate(
     probe = Probe(cast("Problem", problem)) if diagnose else None
     needed = needed_blocks(program, rows, wanted)
     among, cols = _Alternatives(program, needed, wanted, variants or {}), problem.output_cols
-    watching = (probe, *observers) if probe else observers
+    watching: Sequence[Observer] = (probe, *observers) if probe else observers
     done = execute(program, inputs, needed, observers=watching, progress=progress, variants=list(among.lanes.values()))
     written = {at: o[:, :cols] for at, o in _written(program, needed, wanted, done.tensors).items()}
     references, exact_rows = [], {} if exact is None else exact

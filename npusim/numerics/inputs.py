@@ -46,7 +46,7 @@ def recipe_source(problem: Problem, seed: int | None = None) -> HeadSource:
 
 
 def drawn_source(problem: Problem, recipe: HeadSource | None = None) -> HeadSource:
-    """Return a source of inputs drawn from the problem's recipe, or one given, as they lie: in pages, or V part of K."""
+    """Return a source of inputs drawn from the problem's recipe, or one given, as they lie: in pages, V a part of K."""
     source = with_filled_heads(stored_source(recipe or recipe_source(problem), problem), problem)
     if problem.page:
         source = paged(source, problem, drawn_pages(problem))

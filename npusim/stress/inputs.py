@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim import formats
+from npusim.config.messages import choices
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
 from npusim.formats.cast import widen
@@ -38,53 +39,53 @@ LATE = 7 / 8
 
 @dataclass(frozen=True)
 class Aspect:
-    """One way in which inputs may be worse: its value in the base, and bounds that a search has by default.
+    """One way in which inputs may be worse: its value in the base, and those that are tried.
 
-    ``needs``: ``attention`` (Q, K and V), ``drawn`` (sizes that tensors given do not fix), or nothing.
-    ``is_factor``: values lie apart by factors.
+    ``needs``: ``attention`` (Q, K and V), ``plain`` tensors, a ``tail`` of keys that may be left out, or nothing.
+    ``is_range``: what is between the first and the last value is tried too; those of a factor lie apart by factors.
     """
 
     name: str
     neutral: float
-    values: tuple[float, ...]
-    needs: str = ""
-    is_factor: bool = False
+    values: tuple[float, ...] = (1.0,)
+    needs: str = "attention"
+    is_range: bool = False
 
+    def between(self, share: float) -> float:
+        """Return the value at a share of the way from the first to the last."""
+        low, high = self.values[0], self.values[-1]
+        value = low * (high / low) ** share if self.neutral == 1 else low + (high - low) * share
+        return float(round(value)) if self.needs == "tail" else value
 
-def _between(low: float, high: float, *, is_factor: bool) -> tuple[float, ...]:
-    steps = [n / (LEVELS - 1) for n in range(LEVELS)]
-    if is_factor:
-        return tuple(low * (high / low) ** step for step in steps)
-    return tuple(low + (high - low) * step for step in steps)
-
-
-def _aspect(name: str, neutral: float, low: float, high: float, needs: str = "attention") -> Aspect:
-    is_factor = neutral == 1
-    return Aspect(name, neutral, _between(low, high, is_factor=is_factor), needs, is_factor)
+    def within(self, low: float, high: float) -> Aspect:
+        """Return the aspect with `LEVELS` values from ``low`` to ``high``."""
+        bounds = replace(self, values=(low, high), is_range=True)
+        return replace(bounds, values=tuple(bounds.between(n / (LEVELS - 1)) for n in range(LEVELS)))
 
 
 #: logit_std: Q times it, which scales the spread of scores; logit_mean: all scaled scores are moved by it; resonance:
 #: amplitude of a wave along the head that Q and K share, in phase, or where negative out of phase; channels: one
-#: channel of K times it; tokens: one key of 64 times it; sinks, late: the scaled scores of the first keys, or of one at
-#: 7/8 of the keys, are raised by it (sinks have no values, as those of models hardly have); values: V times it; equal: all keys are the first; zero: Q is 0; tail: keys left
-#: out at the end; padding: NaN in keys that no query sees; scale: all inputs times it.
+#: channel of K times it; tokens: one key of 64 times it; sinks, late: the scaled scores of the first keys, or of one
+#: at 7/8 of the keys, are raised by it (sinks have no values, as those of models hardly have); values: V times it;
+#: equal: all keys are the first; zero: Q is 0; tail: keys left out at the end; padding: NaN in keys that no query sees;
+#: scale: all inputs times it.
 ASPECTS: Mapping[str, Aspect] = MappingProxyType(
     {
         a.name: a
         for a in (
-            _aspect("logit_std", 1, 0.25, 4),
-            _aspect("logit_mean", 0, -64, 64),
-            _aspect("resonance", 0, -16, 16),
-            _aspect("channels", 1, 1, 32, ""),
-            _aspect("tokens", 1, 1, 16, ""),
-            _aspect("sinks", 0, 0, 8),
-            _aspect("late", 0, 0, 16),
-            _aspect("values", 1, 1, 32),
-            Aspect("equal", 0, (1.0,), "attention"),
-            Aspect("zero", 0, (1.0,)),
-            Aspect("tail", 0, (1.0, 17.0), "drawn"),
-            Aspect("padding", 0, (1.0,), "attention"),
-            _aspect("scale", 1, 0.25, 4, "plain"),
+            Aspect("logit_std", 1).within(0.25, 4),
+            Aspect("logit_mean", 0).within(-64, 64),
+            Aspect("resonance", 0).within(-16, 16),
+            Aspect("channels", 1, needs="").within(1, 32),
+            Aspect("tokens", 1, needs="").within(1, 16),
+            Aspect("sinks", 0).within(0, 8),
+            Aspect("late", 0).within(0, 16),
+            Aspect("values", 1).within(1, 32),
+            Aspect("equal", 0),
+            Aspect("zero", 0, needs=""),
+            Aspect("tail", 0, (1.0, 17.0), "tail", is_range=True),
+            Aspect("padding", 0),
+            Aspect("scale", 1, needs="plain").within(0.25, 4),
         )
     }
 )
@@ -101,37 +102,38 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def bounded(text: str) -> tuple[Aspect, ...]:
     """Return the aspects of ``NAME``, ``NAME=LOW:HIGH`` or ``NAME=A,B,C``; raise `SpecError` for another text."""
     name, equals, values = text.partition("=")
-    known = (*ASPECTS, *GROUPS)
-    if name not in known:
-        from npusim.config.messages import choices
-
+    if name not in (known := (*ASPECTS, *GROUPS)):
         raise SpecError(f"--over {text}: no such aspect{choices(name, known)}")
     if not equals:
         return tuple(ASPECTS[n] for n in GROUPS.get(name, (name,)))
-    how = f"--over {text}: write {name}=LOW:HIGH, or values with commas between them"
     if name in GROUPS:
         raise SpecError(f"--over {text}: {name} is several aspects, {', '.join(GROUPS[name])}; give one of them bounds")
-    try:
-        numbers = [float(part) for part in ascii_digits(values).replace(":", ",").split(",")]
-    except ValueError:
-        raise SpecError(how) from None
     aspect, is_range = ASPECTS[name], ":" in values
-    if not all(map(math.isfinite, numbers)) or (is_range and (len(numbers) != 2 or "," in values)):
-        raise SpecError(how)
-    if is_range and (numbers[0] >= numbers[1] or (aspect.is_factor and numbers[0] <= 0)):
-        raise SpecError(f"{how}; LOW is below HIGH{', and above 0' if aspect.is_factor else ''}")
-    if name == "tail" and any(n < 0 or n % 1 for n in numbers):
-        raise SpecError(f"{how}; keys are whole numbers")
-    levels = _between(*numbers, is_factor=aspect.is_factor) if is_range else tuple(numbers)
-    if name == "tail":
-        levels = tuple(sorted({float(round(n)) for n in levels}))
-    return (Aspect(name, aspect.neutral, levels, aspect.needs, aspect.is_factor),)
+    try:
+        numbers = tuple(float(part) for part in ascii_digits(values).split(":" if is_range else ","))
+    except ValueError:
+        numbers = (math.nan,)
+    is_tail = aspect.needs == "tail" and any(n < 1 or n % 1 for n in numbers)
+    is_wrong = is_range and (len(numbers) != 2 or numbers[0] >= numbers[1] or (aspect.neutral == 1 and numbers[0] <= 0))
+    if not all(map(math.isfinite, numbers)) or is_wrong or is_tail:
+        above = f", LOW below HIGH{' and above 0' if aspect.neutral == 1 else ''}, or values with commas between them"
+        raise SpecError(f"--over {text}: write {name}=LOW:HIGH{above}{'; keys are whole numbers' if is_tail else ''}")
+    return (aspect.within(*numbers) if is_range else replace(aspect, values=numbers, is_range=False),)
 
 
-def of_call(aspects: Sequence[Aspect], *, is_attention: bool, is_drawn: bool) -> tuple[Aspect, ...]:
-    """Return the aspects that inputs of a call have; tails where sizes are drawn."""
-    able = {"", *(("attention",) if is_attention else ("plain",)), *(("drawn",) if is_drawn and is_attention else ())}
-    return tuple(a for a in aspects if a.needs in able)
+def aspects_of(over: Sequence[str], *, is_attention: bool, has_tail: bool) -> tuple[Aspect, ...]:
+    """Return the aspects that are named, or all that inputs of a call have.
+
+    Raises `SpecError` for one that they do not have, but in a group, and for one that is there twice.
+    """
+    able = {"", "attention" if is_attention else "plain", *(("tail",) if has_tail else ())}
+    named = [(a, text) for text in over or ("all",) for a in bounded(text)]
+    if gone := [a.name for a, text in named if a.needs not in able and text not in GROUPS]:
+        raise SpecError(f"--over {', '.join(gone)}: inputs of this call have no such aspect")
+    listed = tuple(a for a, _ in named if a.needs in able)
+    if len({a.name for a in listed}) < len(listed) or not listed:
+        raise SpecError(f"--over {', '.join(over)}: an aspect is there twice, or none that inputs of this call have")
+    return listed
 
 
 def words(point: Point) -> str:
@@ -158,10 +160,6 @@ def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, se
         return formats.cast(wide / scale, fmt.name, overflow="saturate")
 
     return source
-
-
-Doubles = "NDArray[np.float64]"
-Changed = Callable[..., "NDArray[np.float64]"]
 
 
 def _of_attention(x: Any, name: str, problem: Any, point: Point, rng: np.random.Generator) -> Any:

@@ -13,10 +13,12 @@ import numpy as np
 
 from npusim.formats import BLOCK_FORMATS, get_format
 from npusim.formats.cast import scale_values, widen
-from npusim.ir.op import Opcode
+from npusim.ir.op import Opcode, Step
+from npusim.numerics.executor import steps_of
 from npusim.numerics.semantics import apply
 
 if TYPE_CHECKING:
+    from npusim.ir.program import TileProgram
     from npusim.numerics.executor import Moment
 
 #: Opcodes whose variant names a function and how it is rounded: ``exp2.exp2p``.
@@ -65,7 +67,9 @@ class Ledger:
         entry.overflowed += int(lost.sum())
         if step.opcode is Opcode.CAST:
             limit = unit * get_format(_element(step.dst.fmt)).max_finite
-            entry.saturated += int((known & ~lost & (np.abs(result) >= limit) & (np.abs(exact) > limit + size / 2)).sum())
+            entry.saturated += int(
+                (known & ~lost & (np.abs(result) >= limit) & (np.abs(exact) > limit + size / 2)).sum()
+            )
         if self.first:
             return
         if step.opcode is not Opcode.MATMUL:
@@ -75,9 +79,9 @@ class Ledger:
         if lost.any():
             self.first = _described(moment, lost, result, exact)
 
-    def worth(self) -> list[Entry]:
+    def worth(self) -> tuple[Entry, ...]:
         """Return the steps with something to say, in the order of the program."""
-        return [e for e in self.entries.values() if e.saturated or e.flushed or e.overflowed]
+        return tuple(e for e in self.entries.values() if e.saturated or e.flushed or e.overflowed)
 
 
 def _name(moment: Moment) -> str:
@@ -122,3 +126,14 @@ def _step(result: Any, name: str, exact: Any) -> tuple[Any, Any]:
     unit = scale_values(result["scale"]).astype(np.float64) if result.dtype.names else 1.0
     exponent = np.frexp(np.abs(exact) / unit)[1] - 1
     return np.ldexp(unit, np.maximum(exponent, fmt.min_exponent) - fmt.mantissa_bits), unit
+
+
+def coarsest_step(program: TileProgram) -> float:
+    """Return the largest relative step of the formats that a program's steps write, of those in blocks an element's."""
+    written = {
+        _element(step.dst.fmt)
+        for phase in program.phases
+        for step in steps_of(phase.body(phase.blocks[0]))
+        if isinstance(step, Step)
+    }
+    return max(2.0**-fmt.mantissa_bits for fmt in map(get_format, written) if not fmt.is_integer)

@@ -27,8 +27,10 @@ Rows = Mapping["BlockRows", "NDArray[Any]"]
 #: Choices that a correct kernel of the same precision may make otherwise: order and grouping of sums, where a factor
 #: rounds, the unit's arithmetic, order of keys, tiles and splits.  Formats are claimed, and none of these.
 LEGAL = frozenset(
-    ("sum_order", "accumulate", "exponent", "multiply_add", "rounding", "arithmetic", "sink", "is_reverse", "exp_variant")
-    + ("block_kv", "splits", "merge")
+    (
+        *("sum_order", "accumulate", "exponent", "multiply_add", "rounding", "arithmetic", "exp_variant"),
+        *("sink", "is_reverse", "block_kv", "splits", "merge"),
+    )
 )
 #: Exponentials that are as exact as float32.
 EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hopper_ex2"))
@@ -101,9 +103,7 @@ def judge_each(
     held = all_held[0]
     bits = held.plan.bits(held.base.program, rows=request.rows, heads=request.heads)
     exact = {at: held.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
-    given = [
-        {(n, h, r): one.out[n, h, r : r + len(rows)] for (n, h, r), rows in bits.rows.items()} for one in all_held
-    ]
+    given = [{(n, h, r): one.out[n, h, r : r + len(rows)] for (n, h, r), rows in bits.rows.items()} for one in all_held]
     total = sum(rows.size for rows in bits.rows.values())
     matched = [sum(int((bits_of(x[at]) == bits_of(rows)).sum()) for at, rows in bits.rows.items()) for x in given]
     if all(count == total for count in matched):

@@ -21,7 +21,7 @@ def call(queries: int, keys: int, dtype: str, *, causal: bool = True, **options:
 
 
 ASCEND, PART = call(256, 256, "float16"), call(64, 512, "float16", causal=False)
-FA4 = call(64, 1024, "float8_e4m3fn", causal=False)
+FA4 = call(64, 512, "float8_e4m3fn", causal=False)
 SINK = call(256, 512, "float8_e4m3fn", hw="h200")
 BLOCKS = call(256, 256, "float16", hw="ascend_950")
 
@@ -100,8 +100,6 @@ def test_a_hazard_is_found_and_its_step_named(hazard: str) -> None:
     assert found.verdict != "holds"
     assert found.worst.badness > found.limit
     assert step in found.first
-    assert found.edge is not None
-    assert found.edge.badness > found.limit
 
 
 @pytest.mark.parametrize("hazard", HAZARDS)
