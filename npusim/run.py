@@ -109,7 +109,7 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
         Q, K and V: a file, the name of packaged data, or a mapping of arrays, with keys ``q k v`` or
         ``<prefix>.q ...``, on a node with the output projection ``w_o`` (heads x head size, hidden) if
         it is not to be drawn; by default they are drawn from the workload's recipe with ``seed``.  With
-        ``dtype="float8_e4m3fn"`` they are quantised, one scale a tensor.
+        ``dtype="float8_e4m3fn"`` or ``"float8_e5m2"`` they are quantised, one scale a tensor.
     layout
         Order of the tensors' axes: ``bnsd`` (batch, heads, tokens, head size), ``bsnd``, ``bsh`` or
         ``tnd``; all but the first have heads within a token in memory too.

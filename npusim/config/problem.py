@@ -30,7 +30,9 @@ from npusim.units import ceil_div
 FRACTAL = 16
 NonNegativeFloat = Annotated[StrictFloat, Field(ge=0)]
 #: Formats of Q, K and V; float32 isolates what later casts do, float64 checks schedules only.
-Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float32", "float64"]
+Dtype = Literal["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"]
+#: Those of 8 bits, whose values may have scales.
+SCALED = ("float8_e4m3fn", "float8_e5m2")
 #: Formats in blocks of 32 with a scale each, along k; what a product of them gives is `GemmProblem.output_dtype`.
 BlockDtype = Literal["mxfp8", "mxfp8_e5m2", "mxfp4"]
 #: How a product's A and B lie in memory (`GemmProblem.operands`).
@@ -307,8 +309,8 @@ class Problem(Sizes, CallFields):
             )
         if self.causal and self.causal_offset < 0:
             raise fault_at("causal_offset", f"{self.causal_offset} leaves query 0 without a key; must be >= 0")
-        if self.is_scaled and self.dtype != "float8_e4m3fn":
-            raise fault_at("q_scale, k_scale, v_scale", f"only float8_e4m3fn inputs have them, not {self.dtype}")
+        if self.is_scaled and self.dtype not in SCALED:
+            raise fault_at("q_scale, k_scale, v_scale", f"only {' and '.join(SCALED)} have them, not {self.dtype}")
         if self.values_in_keys and self.value_head_dim > self.head_dim:
             raise fault_at("value_head_dim", f"{self.value_head_dim} is no part of keys of {self.head_dim}")
         if self.cache is not None and self.dtype not in ("float16", "bfloat16"):

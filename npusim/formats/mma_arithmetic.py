@@ -221,7 +221,7 @@ def _sequential(
 
 def _ascend() -> Iterator[MmaArithmetic]:
     """Yield the default and the two alternates of the Cube (numerics.md §5)."""
-    for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32)):
+    for inputs, k in (("f16", 16), ("bf16", 16), ("e4m3", 32), ("e5m2", 32)):
         fmt = _FORMAT_OF_INPUT[inputs]
         source = f"assumption: one {k}-deep fractal and c, exact sum, one rounding"
         exact = _sequential(f"ascend.cube.k{k}.{inputs}.f32", fmt, fmt, "float32", "assumed", source)

@@ -12,7 +12,7 @@ import numpy as np
 
 from npusim.config.messages import choices
 from npusim.config.packaged import list_tensors, packaged_tensors
-from npusim.config.problem import AmplifiedData
+from npusim.config.problem import SCALED, AmplifiedData, Dtype
 from npusim.errors import TensorError
 from npusim.formats import cast, get_format
 from npusim.formats.archives import MOST_BYTES, read_archive
@@ -48,7 +48,7 @@ STATED = ("lengths", "query_lengths", "page")
 #: Keys that are read beside Q, K and V: w_o on a node, an output by `diff`, others of some layouts.
 BESIDE = ("bias", "w_o", "o", "out", "output")
 OF_LAYOUT = MappingProxyType({"tnd": ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")})
-DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float32", "float64")
+DTYPES = get_args(Dtype)
 
 
 def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, dict[str, float], dict[str, Any]]:
@@ -58,7 +58,7 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
     of a ``bias``, whose values are beside the tensors.
 
     None where the recipe draws them.  The request's ``dtype`` rounds the tensors to that format, to the nearest
-    and ties to even; to float8_e4m3fn with a scale each (`quantise`).
+    and ties to even; to a float8 with a scale each (`quantise`).
 
     Raises `TensorError` as `load_tensors`, where a value is beyond what ``dtype`` holds, and where tensors given
     are not of the workload that is named beside them.
@@ -80,10 +80,10 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
         found["bias"] = "shared" if len(tensors["bias"]) == 1 else "head"
         if r.bias not in (None, found["bias"]):
             raise TensorError(f"bias: {r.bias}, but the tensors have one of shape {tensors['bias'].shape}")
-    if dtype == "float8_e4m3fn":
+    if dtype in SCALED:
         bias = {n: tensors.pop(n) for n in ("bias",) if n in tensors}
         check_finite(tensors)  # a scale is of all values
-        stored, scales = quantise(tensors)
+        stored, scales = quantise(tensors, dtype)
         return stored | _rounded(bias, dtype), scales, found
     return (tensors if dtype is None else _rounded(tensors, dtype)), {}, found
 

@@ -209,8 +209,8 @@ class Request:
     )
     dtype: Dtype | None = _what(
         "--dtype",
-        "Of Q, K and V; --tensors are rounded to it (to float8_e4m3fn with a scale each).",
-        choices=("float16", "bfloat16", "float8_e4m3fn", "float32"),
+        "Of Q, K and V; --tensors are rounded to it (to a float8 with a scale each).",
+        choices=("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32"),
         shown="the workload's",
         needs="workload",
     )
