@@ -289,11 +289,15 @@ def _decide(out: Path, request: Request, *, is_json: bool) -> None:
     from npusim.validate.judge import judge
 
     with progress("computing other correct kernels") as advance:
-        judgement = judge(out, request, advance)
+        (judgement,) = judge([out], request, advance)
     show_either(
         is_json,
         lambda: document(
-            "judge", output=str(out), is_right=judgement.is_right, text=str(judgement), **asdict(judgement)
+            "judge",
+            output=str(out),
+            is_right=judgement.is_right,
+            text=str(judgement),
+            **{**asdict(judgement), "measures": [m._asdict() for m in judgement.measures]},
         ),
         lambda: [Facts(((str(out), cells(str(judgement))),))],
     )

@@ -15,6 +15,7 @@ import numpy as np
 from npusim.config.problem import NormalData, Problem
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.executors import executor
+from npusim.numerics.evaluate import SAMPLE_ROWS, chosen_heads
 from npusim.numerics.inputs import (
     array_source,
     drawn_source,
@@ -29,13 +30,14 @@ from npusim.simulation.robustness import other_schedules
 from npusim.simulation.tile import program_of
 from npusim.stress.inputs import Aspect, Point, aspects_of, stressed, words
 from npusim.stress.ledger import Entry, Ledger, coarsest_step
+from npusim.units import ceil_div
 from npusim.validate.diff import alternatives
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import KernelOutput
+    from npusim.numerics.evaluate import Choice, KernelOutput
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import Diagnosis, NumericResult
     from npusim.simulation.plan import Plan
@@ -130,11 +132,17 @@ class Trial:
         return with_padding(source, subject) if point.get("padding") or self.request.padding else source
 
     def bits(self, plan: Plan, program: TileProgram, point: Point, **how: Any) -> NumericResult:
-        """Return the bits of a plan's program at a point, of head 0 unless others are named."""
-        subject = plan.subject(program)
+        """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named."""
+        subject, rows = plan.subject(program), self.request.rows
         plan = replace(plan, exact={}, sources={subject: self.source(plan, subject, point)})
+        if rows == "sample" and isinstance(subject, Problem) and not subject.lengths:  # where a block has fewer, too
+            rows = range(max(0, subject.seq_q - SAMPLE_ROWS), subject.seq_q)
+        return plan.bits(program, rows=rows, heads=self.heads(subject), **how)
+
+    def heads(self, subject: Problem | KernelOutput) -> Choice:
+        """Return the heads that are computed: those named, or as few as have `SAMPLE_ROWS` rows."""
         heads = self.request.heads
-        return plan.bits(program, rows=self.request.rows, heads=[0] if heads == "sample" else heads, **how)
+        return range(min(subject.heads, ceil_div(SAMPLE_ROWS, subject.query_count))) if heads == "sample" else heads
 
     def outcome(self, plan: Plan, program: TileProgram, point: Point) -> Outcome:
         """Return the error of a plan's program at a point."""
@@ -157,8 +165,8 @@ class Stress:
     ``lost_mass`` and ``clipped_mass``: shares of a row's sum whose P became 0, or that saturation cut, means over rows.
     ``margin``: the power of two by which Q (of plain tensors, all inputs) may be larger than in the base, None where
     not even smaller ones hold.  ``choices``: errors on the worst input of the choices that hold there, else of the one
-    that comes nearest.  ``is_whole``: the budget was enough for all points.  ``inputs``: the worst, of the first KV
-    head.
+    that comes nearest.  ``is_whole``: the budget was enough for all points.  ``inputs``: the worst, of the
+    heads that were computed.
     """
 
     name: str
@@ -195,7 +203,7 @@ def stress(
     """Search inputs for those on which a schedule is worst, and name the step at which its numbers break.
 
     ``options`` are those of `npusim.run`: ``seed`` draws base inputs and the points that are tried, ``tensors`` are
-    base inputs of one's own, ``rows`` and ``heads`` say what is computed (by default the last 128 rows of head 0).
+    base inputs of one's own, ``rows`` and ``heads`` say what is computed (by default 128 rows, the last of head 0).
     ``over``: aspects that vary, ``"logit_std=0.25:4"``, ``"late=8,16"``, ``"outliers"``; none: all, within default
     bounds.  Points are tried in one order, so that ``budget_s`` seconds that are enough for all give the same result
     each time.  Raises `NpusimError` as `npusim.run`, and `SpecError` for aspects that the call does not have.
@@ -292,8 +300,11 @@ class _Search:
         diagnose = isinstance(p, Problem) and not (worst.point.get("padding") or trial.request.padding)
         found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
-        heads = {"q": (1, p.group_size), "k": (1, 1), "v": (1, 1)} if isinstance(p, Problem) else None
-        sizes = heads or {t.name: (t.batch, t.heads) for t in cast("KernelOutput", subject).inputs}
+        if isinstance(p, Problem):
+            of_keys = 1 + max(chosen_heads(p, trial.heads(p))) // p.group_size
+            sizes = {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
+        else:
+            sizes = {t.name: (t.batch, t.heads) for t in cast("KernelOutput", subject).inputs}
         return Stress(
             name=plan.folder(),
             schedule=trial.request.schedule,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,13 @@ EXPONENTIALS = frozenset(("exp.correct", "exp2.correct", "exp2.exp2p", "exp2.hop
 DRAWN, SHARE, ATTEMPTS = 24, 0.5, 4
 #: An error is refused above so many times the quantile of the drawn kernels' errors.
 FACTOR, QUANTILE = 2.0, 0.99
+#: And where correct kernels have large errors too, above this share of what zeros have.
+MOST = 0.5
 #: What the errors are that `_errors` returns.
 MEASURES = "the error of all outputs", "the largest error of a row", "the largest error of an output"
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """One error of the output against float64, and the largest that is allowed."""
 
     name: str
@@ -83,22 +84,16 @@ class Judgement:
 
 
 def judge(
-    output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
-) -> Judgement:
-    """Decide whether a kernel's output is right for the formats that a request claims, on the inputs that it has.
+    outputs: Sequence[str | Path | NDArray[Any]], request: Request, on_tried: Callable[[int, int], None] | None = None
+) -> list[Judgement]:
+    """Decide of kernels' outputs whether they are right for the formats that a request claims, on the inputs it has.
 
     Right are equal bits, and errors against float64 no larger than twice the 99th percentile of those of correct
     kernels of the same formats: the schedule with other orders of sums, roundings, tiles and splits, drawn with the
-    request's seed.  Errors are the norm over all outputs, the largest norm of a row, and the largest of an element.
-    ``output`` and errors raised are those of `npusim.validate.diff.diff`.
+    request's seed; nor above half of what zeros have.  Errors are the norm over all outputs, the largest norm of a row,
+    and the largest of an element.
+    Each output, and errors raised, are as for `npusim.validate.diff.diff`.
     """
-    return judge_each([output], request, on_tried)[0]
-
-
-def judge_each(
-    outputs: Sequence[str | Path | NDArray[Any]], request: Request, on_tried: Callable[[int, int], None] | None = None
-) -> list[Judgement]:
-    """Decide of several outputs for one request, as `judge` does of each."""
     all_held = [comparison(output, request) for output in outputs]
     held = all_held[0]
     bits = held.plan.bits(held.base.program, rows=request.rows, heads=request.heads)
@@ -115,7 +110,9 @@ def judge_each(
             on_tried(number + 1, DRAWN)
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
-    allowed = [float(x) for x in FACTOR * np.quantile(drawn, QUANTILE, axis=0, method="higher")]
+    of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
+    quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")
+    allowed = [float(x) for x in np.minimum(FACTOR * quantile, MOST * np.array(of_zeros))]
     return [
         Judgement(
             count,

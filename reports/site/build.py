@@ -46,6 +46,7 @@ MODULES = {
         "npusim.report.compare.compare",
         "npusim.explore.explore",
         "npusim.invariance.invariant",
+        "npusim.stress.stress",
         "npusim.schedules.triton.triton",
         "npusim.errors",
     ),

@@ -81,8 +81,8 @@ CASES = (
     Case(
         "NaN in keys behind a window",
         "paged caches (npusim help diff)",
-        "stress flash --seq 1k --window 100 --over padding",
-        "stress flash --seq 1k --window 100 --over tail",
+        "stress flash --seq-q 128 --seq-kv 1k --window 100 --over padding",
+        "stress flash --seq-q 128 --seq-kv 1k --window 100 --over tail",
     ),
 )
 #: Schedules that hold on all that is tried by default.

@@ -20,7 +20,7 @@ from npusim.cli.app import app
 from npusim.config.problem import Problem
 from npusim.numerics.inputs import recipe_source
 from npusim.simulation.request import Request
-from npusim.validate.judge import Judgement, judge, judge_each
+from npusim.validate.judge import Judgement, judge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +124,7 @@ def test_wrong_outputs_are_refused_and_those_of_other_correct_kernels_accepted(n
     for how in OURS[name]:
         options: dict[str, Any] = {"hw": request.hw, "problem": request.problem, "rows": "all", **how}
         right.append(npusim.run(request.schedule, **options).output)
-    judged = judge_each([*wrong.values(), *right], request)
+    judged = judge([*wrong.values(), *right], request)
     refused, accepted = dict(zip(wrong, judged, strict=False)), judged[len(wrong) :]
     assert not any(j.is_right for j in refused.values()), {kind: str(j) for kind, j in refused.items()}
     assert all(str(j).startswith("wrong: ") for j in refused.values())
@@ -135,10 +135,10 @@ def test_wrong_outputs_are_refused_and_those_of_other_correct_kernels_accepted(n
 def test_the_predicted_bits_are_right_and_nan_is_not() -> None:
     request = CLAIMS["float16"]
     predicted = npusim.run("flash", problem=request.problem, rows="all", tiling={"block_kv": 512}).output
-    assert judge(predicted, request) == Judgement(predicted.size, predicted.size)
+    assert judge([predicted], request) == [Judgement(predicted.size, predicted.size)]
     broken = predicted.copy()
     broken[0, 0, 3, 5] = np.nan
-    judgement = judge(broken, request)
+    (judgement,) = judge([broken], request)
     assert judgement.lost == 1
     assert str(judgement).startswith("wrong: 1 of 4,096 outputs are NaN or Inf")
 
