@@ -48,7 +48,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "pcast_numerics": 160,
         "production": 26,
         "served": 67,
-        "stress": 105,
+        "stress": 120,
         "tiling_mask": 3,
         "validation": 520,
         "volta": 25,

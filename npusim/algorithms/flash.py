@@ -97,8 +97,8 @@ class FlashPrecision(NamedFormats):
     p_scale
         What P is multiplied by before its cast, within the exponent: the row sum has the same factor.
     scale_in
-        Where the problem's factor goes: ``scores``, after the product, or ``queries``: a kernel before multiplies Q,
-        rounded once to the inputs' format.
+        Where the problem's factor goes: ``scores``, after the product, or ``queries``: a kernel before multiplies Q by
+        it, all three in the inputs' format.
     sink
         Where a learned score beside those of the keys is taken in, in one block or in the merge of splits.
     kernel

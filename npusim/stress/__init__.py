@@ -1,5 +1,5 @@
 """Searches inputs for those on which a schedule's numbers break, and names the first wrong step."""
 
-from npusim.stress.search import Outcome, Stress, examine, stress
+from npusim.stress.search import PointError, Stress, examine, stress
 
-__all__ = ["Outcome", "Stress", "examine", "stress"]
+__all__ = ["PointError", "Stress", "examine", "stress"]

@@ -58,7 +58,7 @@ SEARCHED, ENDED = 0.55, 0.95
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PointError:
     """Error of a schedule at one point: relative to float64, None where an output is NaN or Inf."""
 
     point: Mapping[str, float]
@@ -73,7 +73,7 @@ class Outcome:
         return f"{'not finite' if self.rmse is None else f'error {self.rmse:.2g}'} at {words(self.point)}"
 
 
-class Trial:
+class StressedRun:
     """Computes the rows of a request at points of a search; pickles as its request."""
 
     def __init__(self, request: Request) -> None:
@@ -81,9 +81,9 @@ class Trial:
         self._tails: dict[int, tuple[Plan, TileProgram]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Trial, (self.request,)
+        return StressedRun, (self.request,)
 
-    def __call__(self, point: Point) -> Outcome:
+    def __call__(self, point: Point) -> PointError:
         """Return the error at a point."""
         return self.outcome(*self.at(point), point)
 
@@ -96,7 +96,7 @@ class Trial:
         return plan, program
 
     @cached_property
-    def calm(self) -> Outcome:
+    def calm(self) -> PointError:
         """The error on calm inputs."""
         plan, program = self.base
         if not isinstance(p := plan.problem, Problem):
@@ -144,9 +144,9 @@ class Trial:
         heads = self.request.heads
         return range(min(subject.heads, ceil_div(SAMPLE_ROWS, subject.query_count))) if heads == "sample" else heads
 
-    def outcome(self, plan: Plan, program: TileProgram, point: Point) -> Outcome:
+    def outcome(self, plan: Plan, program: TileProgram, point: Point) -> PointError:
         """Return the error of a plan's program at a point."""
-        return Outcome(point, self.bits(plan, program, point).error.rmse)
+        return PointError(point, self.bits(plan, program, point).error.rmse)
 
 
 def built(plan: Plan) -> tuple[Plan, TileProgram]:
@@ -176,8 +176,8 @@ class Stress:
     tile: str
     seed: int
     verdict: str
-    worst: Outcome
-    calm: Outcome
+    worst: PointError
+    calm: PointError
     limit: float
     first: str
     ledger: tuple[Entry, ...]
@@ -185,7 +185,7 @@ class Stress:
     clipped_mass: float | None
     margin: float | None
     choices: Mapping[str, float]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PointError, ...]
     is_whole: bool
     inputs: Mapping[str, NDArray[Any]] = field(repr=False, compare=False)
 
@@ -222,7 +222,7 @@ def examine(
     """Return what `stress` does for a request."""
     if not budget_s > 0:
         raise SpecError(f"--budget {budget_s}: give seconds above 0")
-    begun, trial = time.monotonic(), Trial(request)
+    begun, trial = time.monotonic(), StressedRun(request)
     p = trial.base[0].problem
     has_tail = isinstance(p, Problem) and not (request.tensors or p.lengths or p.documents) and request.rows == "sample"
     aspects = aspects_of(over, is_attention=isinstance(p, Problem), has_tail=has_tail)
@@ -234,16 +234,16 @@ def examine(
 
 @dataclass
 class _Search:
-    trial: Trial
+    trial: StressedRun
     aspects: Sequence[Aspect]
     begun: float
     budget_s: float
     progress: Callable[[int, int], None] | None
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[PointError] = field(default_factory=list)
     is_whole: bool = True
 
     @property
-    def worst(self) -> Outcome:
+    def worst(self) -> PointError:
         return max(self.outcomes, key=lambda o: o.badness)
 
     @cached_property
@@ -264,7 +264,7 @@ class _Search:
         self._try(workers, [{**a.point, **b.point} for n, a in enumerate(ranked) for b in ranked[:n]])
         self._try(workers, list(self._around(self.worst)) if self.worst.rmse is not None else [])
 
-    def _around(self, worst: Outcome) -> Iterator[Point]:
+    def _around(self, worst: PointError) -> Iterator[Point]:
         """Yield the worst point with other values, and now and then another aspect, drawn within bounds."""
         rng = np.random.default_rng([self.trial.seed, len(self.aspects)])
         for _ in range(AROUND):
@@ -280,9 +280,9 @@ class _Search:
         if self.outcomes and self.is_over(SEARCHED):
             self.is_whole = self.is_whole and not fresh
             return
-        done: dict[int, Outcome] = {}
+        done: dict[int, PointError] = {}
         for number, outcome in workers.run(self.trial, fresh):
-            if not isinstance(outcome, Outcome):
+            if not isinstance(outcome, PointError):
                 raise NpusimError(f"stress: {words(fresh[number])}: {outcome.reason}")
             done[number] = outcome
             if self.progress:
@@ -340,7 +340,7 @@ class _Search:
             return 2.0 ** next((n - 1 for n in range(1, GROWN + 1) if not holds(n)), GROWN)
         return next((2.0**-n for n in range(1, SHRUNK + 1) if holds(-n)), None)
 
-    def _choices(self, worst: Outcome) -> dict[str, float]:
+    def _choices(self, worst: PointError) -> dict[str, float]:
         """Return the errors on the worst input of choices that hold; where none does, of the nearest."""
         tried: dict[str, float] = {}
         for name, of in _alternatives(*self.trial.at(worst.point)):

@@ -128,7 +128,7 @@ def diff(
 
 def comparison(
     output: str | Path | NDArray[Any], request: Request, on_tried: Callable[[int, int], None] | None = None
-) -> Comparison:
+) -> HeldOutput:
     """Return a kernel's output beside the program that a request claims; arguments and errors as for `diff`."""
     # A kernel's tile is its author's: what is not named is as declared, not what would be fastest.
     plan = replace(plan_of(request, is_bare=True), is_open=False)
@@ -137,11 +137,11 @@ def comparison(
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
     problem = plan.subject(base.program)
     out = _output(output, problem, base.program.tensors["o"].fmt)
-    return Comparison(plan, base, request, problem, plan.source(problem), out, on_tried)
+    return HeldOutput(plan, base, request, problem, plan.source(problem), out, on_tried)
 
 
 @dataclass
-class Comparison:
+class HeldOutput:
     """A kernel's output (batch, heads, rows, columns), and what it is held against."""
 
     plan: Plan

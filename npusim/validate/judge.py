@@ -13,7 +13,7 @@ from npusim.formats import get_arithmetic
 from npusim.numerics.evaluate import named_choices
 from npusim.numerics.paths import bits_of
 from npusim.simulation.variants import Variant, Variants
-from npusim.validate.diff import Change, Comparison, alternatives, comparison
+from npusim.validate.diff import Change, HeldOutput, alternatives, comparison
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,7 +137,7 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
     return float(np.sqrt((by_row**2).sum())), float(by_row.max()), max(float(np.abs(e).max()) for e in errors)
 
 
-def _legal(held: Comparison, request: Request) -> Iterator[Rows]:
+def _legal(held: HeldOutput, request: Request) -> Iterator[Rows]:
     """Yield what other correct kernels of the same formats compute: choices drawn together, those that can be built."""
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
@@ -157,7 +157,7 @@ def _legal(held: Comparison, request: Request) -> Iterator[Rows]:
             seen.discard(chosen)
 
 
-def _is_as_exact(change: Change, held: Comparison) -> bool:
+def _is_as_exact(change: Change, held: HeldOutput) -> bool:
     """Return whether a change keeps the precision that is claimed: sums in as wide a format, exact exponentials."""
     if change.field == "arithmetic":
         formats = {get_arithmetic(name).acc_format for name in named_choices(held.base.program)[0]}

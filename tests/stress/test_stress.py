@@ -20,7 +20,7 @@ from npusim.numerics.inputs import recipe_source
 from npusim.simulation.request import Request
 from npusim.stress import stress
 from npusim.stress.inputs import aspects_of, bounded, stressed, words
-from npusim.stress.search import Trial
+from npusim.stress.search import StressedRun
 from reports.stress import inputs, page
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def test_the_published_table_comes_out_within_a_fifth() -> None:
     for offset, published in page.PUBLISHED.items():
         precision = f"growth=4,p_scale={2**offset},operand=float8_e4m3fn"
         how: dict[str, Any] = {"tensors": given, "causal": False, "rows": "all", "tiling": {"block_kv": 128}}
-        trial = Trial(Request("fa4", precision=precision, **how))
+        trial = StressedRun(Request("fa4", precision=precision, **how))
         assert [trial({"logit_std": s}).rmse for s in page.SPREADS] == [pytest.approx(x, rel=0.2) for x in published]
 
 
