@@ -95,7 +95,7 @@ def test_bad_sizes_are_the_problems_errors(fault: Callable[..., str]) -> None:
     workload = load_workload("qwen2_7b")
     assert fault(workload.problem, head_dim=0).startswith("head_dim: 0 must be greater than 0")
     assert fault(workload.problem, dtype="float8") == (
-        "dtype: 'float8' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float32' or 'float64'"
+        "dtype: 'float8' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float32' or 'float64'"
     )
     assert fault(workload.problem, seq=0) == "seq_q: 0 must be greater than 0\n" + ("seq_kv: 0 must be greater than 0")
 
