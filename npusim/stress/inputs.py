@@ -147,6 +147,8 @@ def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, se
     What is beyond the inputs' format becomes its largest finite number: inputs are finite.
     """
     change = _of_attention if isinstance(problem, Problem) else _of_tensors
+    # One row that all rows of a kernel take stays one.
+    shared = [] if isinstance(problem, Problem) else [t.name for t in problem.inputs if t.shared_rows > 1]
 
     @cache
     def source(name: str, batch: int, head: int) -> NDArray[Any]:
@@ -154,9 +156,10 @@ def stressed(base: HeadSource, problem: Problem | KernelOutput, point: Point, se
         fmt = format_of_dtype(stored.dtype)
         if not point or fmt is None:  # a format in blocks, or whole numbers
             return stored
+        own = point if name not in shared else {n: v for n, v in point.items() if n not in ("channels", "tokens")}
         scale = getattr(problem, f"{name}_scale", 1.0)
         rng = np.random.default_rng([seed, *name.encode(), batch, head])
-        wide = change(widen(stored).astype(np.float64) * scale, name, problem, point, rng)
+        wide = change(widen(stored).astype(np.float64) * scale, name, problem, own, rng)
         return formats.cast(wide / scale, fmt.name, overflow="saturate")
 
     return source

@@ -304,7 +304,15 @@ class _Search:
             of_keys = 1 + max(chosen_heads(p, trial.heads(p))) // p.group_size
             sizes = {"q": (p.batch, of_keys * p.group_size), "k": (p.batch, of_keys), "v": (p.batch, of_keys)}
         else:
-            sizes = {t.name: (t.batch, t.heads) for t in cast("KernelOutput", subject).inputs}
+            plain = {t.name: t for t in cast("KernelOutput", subject).inputs}
+            sizes = {n: (t.batch, t.heads) for n, t in plain.items()}
+
+        def lying(name: str, values: NDArray[Any]) -> NDArray[Any]:
+            """Return a matrix of plain tensors as it lies in memory, rows that are one written once."""
+            t = None if isinstance(p, Problem) else plain[name]
+            turned = values.T if t and t.is_transposed else values
+            return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
+
         return Stress(
             name=plan.folder(),
             schedule=trial.request.schedule,
@@ -325,7 +333,7 @@ class _Search:
             outcomes=tuple(self.outcomes),
             is_whole=self.is_whole,
             inputs={
-                n: np.stack([[source(n, b, h) for h in range(of_batch)] for b in range(batch)])
+                n: np.stack([[lying(n, source(n, b, h)) for h in range(of_batch)] for b in range(batch)])
                 for n, (batch, of_batch) in sizes.items()
             },
         )

@@ -76,7 +76,8 @@ def test_data_recipes_are_told_apart_by_kind() -> None:
         ({"heads": True}, "heads: expected a whole number, got True"),
         (
             {"dtype": "int4"},
-            "dtype: 'int4' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float32' or 'float64'",
+            "dtype: 'int4' is not one of: 'float16', 'bfloat16', 'float8_e4m3fn', 'float8_e5m2', "
+            "'float32' or 'float64'",
         ),
         ({"scale": 0.0}, "scale: 0 makes all keys equal; must not be 0"),
         ({"head_dimm": 64}, "head_dimm: unknown key. Did you mean `head_dim`?"),
