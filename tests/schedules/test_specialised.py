@@ -146,14 +146,14 @@ def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
 
 
 def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository: Path) -> None:
-    errors = errors_of(repository / "tests" / "silicon" / "h200_attention.yaml", "h200_cudnn_*s[12]???d*")
+    errors = errors_of(repository / "reports" / "silicon" / "h200_attention.yaml", "h200_cudnn_*s[12]???d*")
     assert len(errors) == 12
     assert max(errors) < 0.15
 
 
 def test_times_hold_on_shapes_measured_afterwards(repository: Path) -> None:
     cudnn, fa2 = (
-        errors_of(repository / "tests" / "silicon" / "h200_production.yaml", names)
+        errors_of(repository / "reports" / "silicon" / "h200_production.yaml", names)
         for names in ("cudnn_b[13]*", "fa2_*")
     )
     assert statistics.median(cudnn) < 0.05

@@ -14,7 +14,7 @@ from npusim.errors import SpecError
 from npusim.timing import METHODS
 from npusim.validate.times import validate_times
 
-HELD_OUT = Path(__file__).parents[1] / "silicon" / "h200_heldout.yaml"
+HELD_OUT = Path(__file__).parents[2] / "reports" / "silicon" / "h200_heldout.yaml"
 H200 = load_device("h200")
 
 

@@ -15,7 +15,7 @@ from npusim.config.problem import Problem
 from npusim.machines.sm.core import warp_issue
 from npusim.machines.sm.published import fa2_instructions
 
-SILICON = Path(__file__).parents[1] / "silicon"
+SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 CODE = warp_issue(load_device("h200")).library.code  # type: ignore[union-attr]
 #: FlashAttention-2's rows and keys by head dim, and whether keys are cut.
 TILES = {(64, False): (128, 128), (128, False): (128, 64), (64, True): (64, 256)}

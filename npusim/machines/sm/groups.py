@@ -60,7 +60,7 @@ UNNAMED_REGISTERS = 64
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
-#: kernels (tests/silicon/products.json) within 24, most within 6.
+#: kernels (reports/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
@@ -498,7 +498,7 @@ class GpuGemmFields(Tiling):
 #: cores' own time, and cycles of its start and end.
 ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
 WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
-#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, tests/silicon/products.json).
+#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, reports/silicon/products.json).
 MOST_STAGES = 16
 #: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0

@@ -62,7 +62,7 @@ XFORMERS, XFORMERS_TILES, XFORMERS_WARPS = "xformers", ((64, 64, 64), (128, 32, 
 #: Warps that are to fit a multiprocessor, which bounds registers (kernel_forward.h, getWarpsPerSm).
 XFORMERS_RESIDENT = 12
 #: Operands come 32 elements of the sum at a time (ThreadK).  Instructions of a slice beside products and accesses, and
-#: barriers outside of slices: of CUTLASS's example 41 compiled for sm_70 (tests/silicon/xformers.json).
+#: barriers outside of slices: of CUTLASS's example 41 compiled for sm_70 (reports/silicon/xformers.json).
 XFORMERS_COUNTS: Mapping[str, Any] = MappingProxyType({"slice_elements": 32, "slice_instructions": 111, "barriers": 11})
 
 
