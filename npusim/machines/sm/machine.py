@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
+from npusim.algorithms.phase import from_last
 from npusim.config.tiling import tile_fields
 from npusim.errors import SpecError, TilingError
 from npusim.ir.content import Itself, kept_by_blocks
@@ -226,7 +227,8 @@ class SmMachine(Machine):
         launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
         is_long = len(phase.cells) > ROUNDS * self.places
         heads = self.heads_in_l2(phase) if launch == "longest_first" and is_long else None
-        return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=bool(is_compiled and phase.masks))
+        is_masked, is_reverse = bool(is_compiled and phase.masks), getattr(tiling, "kernel", None) == "fa2"
+        return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=is_masked, is_reverse=is_reverse)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
@@ -330,9 +332,11 @@ class SmMachine(Machine):
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
-def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool) -> Phase:
+def _ordered(
+    phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool, is_reverse: bool
+) -> Phase:
     """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
-    first: Phase = phase.thing
+    first: Phase = from_last(phase.thing) if is_reverse else phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
     blocks = tuple(longest_first(blocks, heads)) if launch == "longest_first" else blocks

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.flow import views
-from npusim.algorithms.phase import with_finite_starts
+from npusim.algorithms.phase import from_last
 from npusim.config.load import list_devices, load_device
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
@@ -200,10 +200,10 @@ def ordered_as(called: str, phase: Phase) -> Phase:
     """Return the phase with keys and blocks in the kernel's order."""
     if not KERNELS[called].starts_longest:
         return phase
-    blocks = tuple(replace(b, runs=tuple(r.reversed() for r in b.runs[::-1])) for b in phase.cells)
+    phase = from_last(phase)
     if phase.masks:
-        blocks = tuple(sorted(blocks, key=lambda b: (_section(phase, b), -b.tile_count)))
-    return with_finite_starts(replace(phase, cells=blocks))
+        phase = replace(phase, cells=tuple(sorted(phase.cells, key=lambda b: (_section(phase, b), -b.tile_count))))
+    return phase
 
 
 def _section(phase: Phase, block: WorkTile) -> int:
