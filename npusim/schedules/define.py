@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,10 @@ ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
     {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
 )
 
+#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
+_READ_BESIDE = frozenset(
+    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
+)
 #: Fields that searches leave alone, by the class that has them.
 LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
@@ -252,42 +256,12 @@ def attention(
     """
     _check_names(called, kernel, operands, fields)
     tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
-    hooked = kernel if score is None else with_score(kernel, score, operands)
-
-    @kept_by_blocks(lambda phase, *_: len(phase.cells))
-    def one(problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any) -> Phase:
-        if score:  # hooks see scores as they are; log2 e comes after them
-            of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
-        else:
-            done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
-            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
-            of_problem, known = scored(hooked, problem, p, problem.scale)
-        bound = _operands(called, operands, problem, p)
-        known |= bound | {"values": known.get("values", {}) | bound["values"]}
-        if "sink" in kernel.parameters:
-            known["sink"] = sink_of(problem, p, p.softmax)
-        elif problem.sink_logits:
-            raise TilingError(f"sink_logits: schedule {called} has no learned sinks; --ignore sink_logits")
-        known |= given(problem, tiling, p) if given else {}
-        seen = KeyFunction(sees(problem, tiling), problem.seq_kv) if sees else problem.seen
-        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
-        _check_seen(called, problem, seen)
-        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
-        phase = attention_phase(of_problem, problem, sizes, p, tensors=tensors, **known)
-        if len(phase.loops) > 1:
-            walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
-            raise TilingError(f"schedule {called}: {walks}; attention has one")
-        pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q) if sees else 0
-        return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
+    hooked = None if score is None else with_score(kernel, score, operands)
+    own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())))
 
     def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        if (ruled := by_rule(problem, tiling, p, machine)) is not None:
-            return ruled
-        memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
-        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
-        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
-        return _checked(called, kernel, p, [*before, one(problem, sizes, p, masked, tensors, memo_tiling)], given)
+        ruled = by_rule(problem, tiling, p, machine)
+        return own.phases(problem, tiling, p, machine) if ruled is None else ruled
 
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
@@ -296,23 +270,78 @@ def attention(
     return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
 
 
-#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
-_READ_BESIDE = frozenset(
-    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
-)
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """A kernel of attention with what a schedule does beside it, as :func:`attention` takes that.
 
-
-def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: object) -> list[Phase]:
-    """Return phases; raise `SpecError` for a changed field of the precision that neither they nor what is around reads.
-
-    A function of what else is ``given`` may read any.
+    ``hooked``: the kernel with the schedule's score.  ``models``: what of a problem's scores the kernel does by itself.
     """
-    read = _READ_BESIDE.union({"exponent"} if "unit" in kernel.parameters else (), {"sink"} & kernel.parameters)
-    read = read.union(*(phase.precision_fields or () for phase in phases))
-    if not given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
-        listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
-        raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
-    return phases
+
+    called: str
+    kernel: Kernel
+    hooked: Kernel | None
+    operands: Mapping[str, Callable[[Any], Any]]
+    sees: Callable[[Any, Any], Sees] | None
+    given: Callable[[Any, Any, Any], Mapping[str, Any]] | None
+    models: frozenset[str]
+
+    def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> list[Phase]:
+        """Return the attention, behind the kernels that bring its operands to another format."""
+        memo_tiling = tiling if self.sees or self.given else None  # what no field of the tiling changes is made once
+        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
+        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
+        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
+        return self._checked(p, [*before, self._phase(problem, sizes, p, masked, tensors, memo_tiling)])
+
+    @kept_by_blocks(lambda phase, *_: len(phase.cells))
+    def _phase(
+        self, problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any
+    ) -> Phase:
+        kernel, problem, known = self._scored(problem, p)
+        if self.given:
+            known |= self.given(problem, tiling, p)
+        seen = KeyFunction(self.sees(problem, tiling), problem.seq_kv) if self.sees else problem.seen
+        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
+        _check_seen(self.called, problem, seen)
+        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
+        phase = attention_phase(kernel, problem, sizes, p, tensors=tensors, **known)
+        if len(phase.loops) > 1:
+            walks = f"{self.kernel.__name__} walks tiles in {len(phase.loops)} loops"
+            raise TilingError(f"schedule {self.called}: {walks}; attention has one")
+        if not self.sees:
+            return phase
+        pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q)
+        return replace(phase, flops=problem.flops_of(problem.batch * pairs))
+
+    def _scored(self, problem: Any, p: Any) -> tuple[Kernel, Any, dict[str, Any]]:
+        """Return the kernel with all that is done to scores, the problem that is left, and what the kernel takes."""
+        kernel = self.hooked
+        if kernel:  # hooks see scores as they are; log2 e comes after them
+            known: dict[str, Any] = {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
+        else:
+            done = self.models.intersection(problem.score_changes)
+            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
+            kernel, known = scored(self.kernel, problem, p, problem.scale)
+        bound = _operands(self.called, self.operands, problem, p)
+        known |= bound | {"values": known.get("values", {}) | bound["values"]}
+        if "sink" in self.kernel.parameters:
+            known["sink"] = sink_of(problem, p, p.softmax)
+        elif problem.sink_logits:
+            raise TilingError(f"sink_logits: schedule {self.called} has no learned sinks; --ignore sink_logits")
+        return kernel, problem, known
+
+    def _checked(self, p: Any, phases: list[Phase]) -> list[Phase]:
+        """Return phases; raise `SpecError` for a changed field of the precision that neither they nor others read.
+
+        A function of what else is ``given`` may read any.
+        """
+        takes = self.kernel.parameters
+        read = _READ_BESIDE.union({"exponent"} if "unit" in takes else (), {"sink"} & takes)
+        read = read.union(*(phase.precision_fields or () for phase in phases))
+        if not self.given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
+            listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
+            raise SpecError(f"precision field {wrong[0]!r}: schedule {self.called} does not read it; it reads {listed}")
+        return phases
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:
