@@ -173,7 +173,7 @@ class CompiledKernel:
     def __call__(self, *args: Any) -> Any:
         """Call the machine code; arrays are contiguous, and of any shape that the function takes."""
         if self._plain is not None:
-            return self._plain(*map(_untabled, args))
+            return self._plain(*(value.arrays if isinstance(value, Table) else value for value in args))
         words: list[Any] = []
         kinds = tuple([_flatten(value, words) for value in args])
         native = self._native.get(kinds) or self._prepare(kinds)
@@ -210,10 +210,6 @@ class CompiledKernel:
                     cache.store(file, self._stamp(), content)
         native = self._native[kinds] = _loaded(content, kinds)
         return native
-
-
-def _untabled(value: Any) -> Any:
-    return value.arrays if isinstance(value, Table) else value
 
 
 # ---------------------------------------------------------------- machine code, kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from operator import itemgetter
 from types import MappingProxyType
@@ -139,7 +139,7 @@ def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
     if startup / total < STARTUP_SHARE:
         return Advice(text)
     text += f"; {percent(startup / total)} starts and ends instructions"
-    return Advice(text, _longer_instructions)
+    return Advice(text, partial(_scaled, names=("vector_rows", "block_q", "block"), factors=(2, 4)))
 
 
 def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -204,7 +204,6 @@ def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
 
 
 def _scaled(fields: Fields, names: Iterable[str], factors: Iterable[float]) -> Iterator[Fields]:
-    """Yield changes of one field each, those of ``names`` that are numbers, by each factor."""
     for name in names:
         if isinstance(value := fields.get(name), int):
             yield from ({name: int(value * factor)} for factor in factors)
@@ -214,10 +213,6 @@ def _smaller_blocks(fields: Fields) -> Iterator[Fields]:
     yield from _scaled(fields, ("block_q", "block"), (1 / 2, 1 / 4))
     if "arrangement" in fields:  # a warp's quad pairs cover fewer rows side by side
         yield {"block_q": 64, "arrangement": "2x2"}
-
-
-def _longer_instructions(fields: Fields) -> Iterator[Fields]:
-    yield from _scaled(fields, ("vector_rows", "block_q", "block"), (2, 4))
 
 
 def _even_blocks(fields: Fields) -> Iterator[Fields]:
@@ -288,7 +283,7 @@ class Trial:
             return None
         own = r.tiling.model_dump(exclude_unset=True)
         times = [(self._latency_us({**own, **c}), c) for c in changes(self.fields) if c.items() - self.fields.items()]
-        named = self._named()
+        named = None if r.asked is None else dict(v.split("=", 1) for o, v in r.asked if o == "-t")
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
@@ -315,11 +310,6 @@ class Trial:
         call = r.problem, fields, r.precision, request.l2, is_open
         latency_us: float = remembered("trial", request.find_schedule(), r.device, call, simulated)
         return latency_us
-
-    def _named(self) -> Fields | None:
-        """Return the fields that were named; None where no command line asks for the run."""
-        asked = self._result.asked
-        return None if asked is None else dict(v.split("=", 1) for o, v in asked if o == "-t")
 
     def _command(self, change: Fields) -> str:
         """Return the command that runs it with a change; empty where none can say it."""

@@ -275,7 +275,6 @@ def about_of(file: Path) -> dict[str, Any]:
 
 
 def _subject(about: Mapping[str, Any]) -> str:
-    """Return the workload and the sizes that a search's store says it is about."""
     sizes = problem_text(about["problem"]) if "problem" in about else ""
     return " ".join(filter(None, (about.get("workload"), sizes)))
 
