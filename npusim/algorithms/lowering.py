@@ -509,7 +509,6 @@ def _label(v: Value, called: str) -> str:
 
 
 def _column(e: Event) -> tuple[str, ...]:
-    """Return the axis of columns that an event works on, none for vectors."""
     return e.dst.axes[1:] or next((s.axes[1:] for s in e.read if len(s.axes) > 1), ())
 
 
@@ -659,7 +658,6 @@ class _Roles:
         self.carried, self.is_partial, self.lowering = lowering.trace.carried, is_partial, lowering
 
     def of(self, v: Value) -> Role:
-        """Return the role of a value."""
         if v.kind in ("operand", "mask"):
             return "operand" if v.kind == "operand" else "mask"
         if v in self.results:

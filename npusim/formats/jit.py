@@ -13,7 +13,6 @@ import functools
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -202,7 +201,7 @@ class CompiledKernel:
             if numba_internals is None:
                 self._plain = _plain(self.function)
                 return None
-            _say_once("compiling numeric kernels (first use; then kept)")
+            cache.say_once("compiling numeric kernels (first use; then kept)")
             with cache.alone(file):
                 content = cache.load(file, self._stamp())
                 if content is None:
@@ -303,7 +302,7 @@ def _compiler() -> Any:
         if numba.version_info.short > KNOWN_NUMBA:
             numba_internals.check()
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
-        _say_once(
+        cache.say_once(
             f"numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
             "in every process, and more slowly"
         )
@@ -368,8 +367,3 @@ def intrinsic_of(operation: Intrinsic) -> Any:
         return target(source), codegen
 
     return cast
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    sys.stderr.write(f"npusim: {text}\n")

@@ -155,7 +155,6 @@ def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) ->
 
 
 def _exact_bits(name: str, x: float, fmt: FloatFormat) -> int:
-    """Return the storage pattern of the correctly rounded result, by exact arithmetic."""
     value = function_value(name, Fraction(x))
     code = round_fraction(value, fmt)
     if code > fmt.max_code:

@@ -222,7 +222,6 @@ def _even_blocks(fields: Fields) -> Iterator[Fields]:
 
 
 def _larger_blocks(fields: Fields) -> Iterator[Fields]:
-    """Yield blocks that load keys and values less often."""
     yield from _scaled(fields, ("block_q", "block", "block_kv"), (2,))
     if isinstance(warps := fields.get("warps"), int):
         yield from ({**change, "warps": 2 * warps} for change in _scaled(fields, ("block_q",), (2,)))
@@ -312,7 +311,6 @@ class Trial:
         return latency_us
 
     def _command(self, change: Fields) -> str:
-        """Return the command that runs it with a change; empty where none can say it."""
         r = self._result
         if r.asked is None:
             return ""

@@ -350,10 +350,6 @@ def check_host(device: NodeDevice, strategy: Strategy) -> None:
 def _offload(
     strategy: Strategy, problem: SharedProblem, tiling: OffloadTiling, device: NodeDevice, _precision: PartialSums
 ) -> TileProgram:
-    """Return attention of one layer whose K and V lie on the host.
-
-    Raises `TilingError` for more ranks than devices, or a node whose file has no host.
-    """
     check_ranks(device.node, problem.ranks)
     tasks = attention_tasks(problem, strategy, tiling.attention, device)
     return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))

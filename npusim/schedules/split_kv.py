@@ -214,11 +214,9 @@ class _CallTime:
         return self.block + float((alone**POWER + shared**POWER) ** (1 / POWER))
 
     def times_s(self, splits: int) -> tuple[float, float]:
-        """Return the times of a call and of its cores, all blocks in ``splits`` parts."""
         return self._times_s(len(self.counts) * splits, ceil_div(self.tiles, splits), splits)
 
     def times_of_parts_s(self, longest: int) -> tuple[float, float]:
-        """Return the same for parts of ``longest`` tiles at most."""
         parts = sum(ceil_div(n, longest) for n in self.counts)
         return self._times_s(parts, longest, ceil_div(self.tiles, longest))
 
@@ -345,7 +343,6 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
 
 
 def _visited(block: WorkTile, block_kv: int) -> list[int]:
-    """Return the numbers of the tiles of its sequence that a block visits."""
     return [run.visit(0, i).col // block_kv for run in block.runs for i in range(run.count)]
 
 

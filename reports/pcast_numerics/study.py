@@ -138,7 +138,7 @@ def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArr
     return exact
 
 
-def squared_against(exact: Callable[[Any], Doubles]) -> Callable[[Any, Doubles], tuple[float, ...]]:
+def squared_against(exact: Callable[[Any], NDArray[np.float32]]) -> Callable[[Any, Doubles], tuple[float, ...]]:
     """Return a measure of `by_head`: the squared differences between a block's weights and exact ones, summed."""
 
     def squared(where: Any, weights: Doubles) -> tuple[float, ...]:
