@@ -196,6 +196,7 @@ WORD = ir.IntType(WORD_BITS)
 
 
 def _short(text: object) -> str:
+    """Return a digest for the name of a type: code of one name may come from several processes."""
     return hashlib.blake2s(str(text).encode(), digest_size=WORD_BITS // 8).hexdigest()
 
 
