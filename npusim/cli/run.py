@@ -164,7 +164,6 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
 
 def _show_fields(request: Request, *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
-    from npusim.config.node import NodeDevice
     from npusim.config.tiling import tiling_fields
     from npusim.report.inputs import fields_table
     from npusim.simulation.tile import open_fields
@@ -172,7 +171,7 @@ def _show_fields(request: Request, *, as_json: bool) -> None:
     device = (request := replace(request, overrides=None)).machine()
     name, schedule = request.schedule, request.find_schedule()
     fields = tiling_fields(schedule.tiling)
-    chosen = frozenset[str]() if isinstance(device, NodeDevice) else open_fields(schedule, device)
+    chosen = open_fields(schedule, device)
     show_either(
         as_json,
         lambda: document(

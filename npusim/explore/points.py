@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from npusim.config.node import NodeDevice, is_node
+from npusim.config.node import is_node
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
@@ -147,7 +147,7 @@ def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) ->
 def _bound(task: PointTask, built: BuiltPlan) -> Bound:
     """Return a bound of a program by its work, no further than the latency that its point would have to beat."""
     device = built.plan.device
-    if isinstance(device, NodeDevice):
+    if built.plan.machine.node is not None:
         return Bound(0)
     cutoff = cycles_within(built, task.cutoff_us)
     return work_bound(built.program, device, cutoff, is_placed=task.heavier is None, is_dealt=task.is_dealt)

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import npusim
-from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.explore.executors import Executor, Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
 from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks, spec_of
 from npusim.explore.store import PointOutcome, Store, open_store
+from npusim.schedules.define import machine_of
 from npusim.simulation.variants import PRECISION
 
 if TYPE_CHECKING:
@@ -632,7 +632,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
     setting = spec_of(request, axes, studies=options.studies)
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
-    if isinstance(setting.request.machine(), NodeDevice):
+    if machine_of(setting.request.machine()).node is not None:
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))

@@ -17,10 +17,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node import load_machine
 from npusim.config.tiling import Tiling, TilingField, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.schedules.define import unread_keys
+from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.plan import target_of
 from npusim.simulation.tile import open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
@@ -168,9 +168,9 @@ class SearchSpec:
 
     def is_open(self, *, has_bits: bool = False) -> bool:
         """Whether fields are chosen for points; ``has_bits``: some that say more than when and where work is done."""
-        device = self.request.machine()
-        if isinstance(device, NodeDevice) or isinstance(self.request.tiling, Tiling):
+        if isinstance(self.request.tiling, Tiling):
             return False
+        device = self.request.machine()
         schedules = [replace(self.request, schedule=name).find_schedule() for name in self.schedules]
         later = {f.name for s in schedules for f in tiling_fields(s.tiling) if f.lightest and has_bits}
         named = {*later, *named_fields(self.request.tiling), *(n for n, v in self.axes.items() if None not in v)}
@@ -225,7 +225,7 @@ def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
     """Return the tiling that a plain run of a schedule takes, sizes that do not fit made smaller, by field."""
     of_schedule = replace(request, schedule=schedule)
     defaults = {f.name: f.default for f in tiling_fields(of_schedule.find_schedule().tiling)}
-    if isinstance(request.machine(), NodeDevice):
+    if machine_of(request.machine()).node is not None:
         return defaults
     try:
         tiling = Variants(of_schedule, is_open=True).build(Variant()).plan.tiling
@@ -368,7 +368,7 @@ def _check(request: Request, schedule: Schedule, axes: Axes, keys: tuple[str, ..
     for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
         for value in axes.get(size, ()):
             Variant(options={size: value}).on(request).attention()
-    if not isinstance(device, NodeDevice):
+    if machine_of(device).node is None:
         request.load().ignored(request.ignore, schedule.models)
 
 
@@ -410,7 +410,7 @@ def auto_space(
     axes: dict[str, Any] = {**auto_axes(request, schedules), **fields}
     listed = [(name, replace(request, schedule=name).find_schedule()) for name in schedules]
     device = request.machine()
-    chosen = set() if isinstance(device, NodeDevice) else set().union(*(open_fields(s, device) for _, s in listed))
+    chosen = set().union(*(open_fields(s, device) for _, s in listed))
 
     def count() -> int:
         return max(prod(len(axes[n]) for n in axes if n in s.tiling.model_fields or n in fields) for _, s in listed)

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from npusim.algorithms.split_rules import RULES
-from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.config.tiling import tiling_fields
 from npusim.errors import ProgramError, SpecError, TilingError, one_line
@@ -28,6 +27,7 @@ from npusim.invariance.company import (
 )
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
+from npusim.schedules.define import machine_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
@@ -191,8 +191,8 @@ def examine(
     if unknown or not vary:
         raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
     device = request.machine()
-    if isinstance(device, NodeDevice):
-        raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
+    if (node := machine_of(device).node) is not None:
+        raise SpecError(f"{node.name}: invariance is of one device; --hw {node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
     if isinstance(plan.problem, Problem):
         plan = replace(plan, problem=with_bias_of_one_row(plan.problem))

@@ -25,6 +25,7 @@ from npusim.node.times import simulated_work, stated_work
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES
+from npusim.schedules.define import machine_of
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
 from npusim.simulation.plan import ComputedBits, estimate, plan_of, refuse_beyond, traced_groups
@@ -126,7 +127,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_groups: Groups = ()) -> NodeTiming:
+def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = ()) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the device that ends last.
@@ -135,7 +136,8 @@ def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_g
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    node, device = machine.node, machine.each
+    machine = machine_of(node_device)
+    node, device = machine.node, machine.single
     timer = kernel_timer(node, device, method)
     ranks = len(program.phases[0].blocks)
     traced = range(ranks) if isinstance(trace_groups, str) else trace_groups

@@ -43,6 +43,7 @@ from npusim.numerics.inputs import (
 )
 from npusim.numerics.reference import attention
 from npusim.schedules import find_schedule, is_of_models
+from npusim.schedules.define import machine_of
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
+    from npusim.machines.base import Machine
     from npusim.numerics.evaluate import BlockRows, Choice, Programs, References
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import NumericResult
@@ -126,6 +128,12 @@ class Plan:
     exact: References = field(default_factory=dict, repr=False, compare=False)
     sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that the device or node is: made once."""
+        made: Machine = machine_of(self.device)
+        return made
 
     def subject(self, program: TileProgram) -> Problem | KernelOutput:
         """Return what a program of the plan computes: an attention, or rows of plain tensors."""
@@ -256,7 +264,6 @@ class Plan:
     def folder(self) -> str:
         """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
         r, p = self.request, self.problem
-        device = self.device.node.name if isinstance(self.device, NodeDevice) else self.device.name
         if isinstance(p, Problem):
             lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
             shape = f"{r.title(self.workload)}-{lengths}"
@@ -264,7 +271,7 @@ class Plan:
             shape = "".join(
                 f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
             )
-        name = "_".join(f"{self.schedule.name}-{shape}-{device}".split())
+        name = "_".join(f"{self.schedule.name}-{shape}-{self.device.name}".split())
         are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
         is_all = are_packaged and not self.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
         if is_all and len(name.encode()) <= LONGEST_FOLDER:
@@ -288,8 +295,8 @@ class Plan:
         """Return the result of the plan."""
         request, problem = self.request, self.problem
         title = request.title(self.workload)
-        if isinstance(self.device, NodeDevice):
-            name = f"{request.schedule}-{self.device.node.name}-{title}"
+        if self.machine.node is not None:
+            name = f"{request.schedule}-{self.device.name}-{title}"
         elif isinstance(problem, Problem):
             name = f"{self.schedule.name}-{title}-{problem.seq_kv}"
         else:
@@ -338,9 +345,9 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
     its caller.
     """
     r, device = request, request.machine()
-    if is_of_models(r.schedule) and not isinstance(device, NodeDevice):
+    if is_of_models(r.schedule):
         device = NodeDevice.alone(device)
-    is_one = not isinstance(device, NodeDevice)
+    is_one = machine_of(device).node is None
     schedule = find_schedule(r.schedule, device.family)
     conditions = {
         "workload": r.problem is None,
@@ -374,7 +381,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         tensors = kernel_tensors(request)
     else:
         tensors, scales, stated = chosen_tensors(request, workload)
-    projection, node = None, device.node if isinstance(device, NodeDevice) else None
+    projection, node = None, machine_of(device).node
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.bands import validated
 from npusim.config.device_tables import ESTIMATED
-from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
@@ -180,12 +179,12 @@ def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tu
 def roofline_of(result: RunData) -> Roofline | None:
     """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
-    if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
+    if timing is None or not (timing.cycles and timing.compulsory_bytes):
         return None
     device = device.clocked(result.program.flops)
     peak = device.peak_flops_per_s(result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
-    if not (peak and result.program.flops and timing.compulsory_bytes and moved):
+    if not (peak and result.program.flops and moved):
         return None
     return Roofline(
         intensity=result.program.flops / timing.compulsory_bytes,

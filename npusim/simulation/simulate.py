@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.node import NodeDevice
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
+from npusim.schedules.define import machine_of
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.apart import done_apart
 from npusim.simulation.inputs import padding_note
@@ -58,7 +58,7 @@ def run_request(request: Request) -> RunData:
 
 def run_plan(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan."""
-    if isinstance(plan.device, NodeDevice):
+    if plan.machine.node is not None:
         from npusim.simulation.node import run_on_node
 
         return run_on_node(plan)
@@ -235,7 +235,7 @@ def simulate_program(
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    if isinstance(device, NodeDevice):
+    if machine_of(device).node is not None:
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
