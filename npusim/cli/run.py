@@ -12,6 +12,8 @@ from npusim.report.text import document
 from npusim.simulation.request import NEEDS, Request, refuse, short_name
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.schedules import Schedule
     from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
@@ -118,7 +120,8 @@ def run(
             {**changed, **written, "--full": full or None},
             "--fields only lists what can be chosen on the cores of --hw; leave these out",
         )
-        _show_fields(request, as_json=json)
+        request = replace(request, overrides=None)
+        _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
     from npusim.report.output import RUNS, check_writable, save_run
     from npusim.simulation.plan import plan_of
@@ -162,14 +165,12 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
     return replace(plan, request=shown)
 
 
-def _show_fields(request: Request, *, as_json: bool) -> None:
+def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
     from npusim.config.tiling import tiling_fields
     from npusim.report.inputs import fields_table
     from npusim.simulation.tile import open_fields
 
-    device = (request := replace(request, overrides=None)).machine()
-    name, schedule = request.schedule, request.find_schedule()
     fields = tiling_fields(schedule.tiling)
     chosen = open_fields(schedule, device)
     show_either(

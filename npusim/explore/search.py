@@ -17,20 +17,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import npusim
 from npusim.errors import SpecError
 from npusim.explore.executors import Executor, Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
-from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks, spec_of
+from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks
 from npusim.explore.store import PointOutcome, Store, open_store
 from npusim.schedules.define import machine_of
 from npusim.simulation.variants import PRECISION
-
-if TYPE_CHECKING:
-    from npusim.simulation.request import Request
-
 
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
@@ -89,7 +85,6 @@ class Options:
     pareto: bool = False
     max_rmse: float | None = None
     finite: bool = False
-    studies: bool = True
     check_all: bool = False
     budget_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -604,16 +599,6 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
-def subject(request: Request) -> dict[str, object]:
-    """Return what is computed, and on what device, for who reads the store."""
-    about: dict[str, object] = {"device": request.machine().name}
-    if request.problem is None:
-        about["workload"] = request.title(request.load())
-    if request.problem is not None or request.tensors is None:  # else the tensors' sizes are the problem
-        about["problem"] = (request.problem or request.attention()).model_dump(mode="json")
-    return about
-
-
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
     """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
     families = len(setting.families(points, range(len(points)), has_bits=options.needs_bits))
@@ -624,15 +609,16 @@ def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> S
     return Size(len(points), families, seconds / max(1, options.jobs))
 
 
-def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: Options) -> Search:
-    """Search; raise what every point would raise before anything is written.
-
-    When it is interrupted, what is done stays in the store.
-    """
-    setting = spec_of(request, axes, studies=options.studies)
+def run_search(setting: SearchSpec, options: Options) -> Search:
+    """Search; when it is interrupted, what is done stays in the store."""
+    if options.needs_bits and (without := [name for name, s in setting.found.items() if not s.has_bits]):
+        raise SpecError(
+            f"--pareto, --max-rmse, --finite: {', '.join(without)} computes no bits: its points differ in time alone; "
+            "leave these options out"
+        )
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
-    if machine_of(setting.request.machine()).node is not None:
+    if machine_of(setting.device).node is not None:
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))
@@ -646,7 +632,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
                 "version": npusim.__version__,
                 "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules),
-                **subject(setting.request),
+                **setting.request.about(),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "config": setting.config,

@@ -173,7 +173,7 @@ def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
     machine, dtype = machine_of(device), getattr(problem, "dtype", "")
-    kernel = getattr(tiling, "kernel", None) or called
+    kernel = (tiling.kernel if isinstance(tiling, GroupFields | KernelFields) else None) or called
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)

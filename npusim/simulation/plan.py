@@ -357,7 +357,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,
-        "bits": has_bits and schedule.problem is not ModelProblem,
+        "bits": has_bits and schedule.has_bits,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
