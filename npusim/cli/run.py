@@ -124,6 +124,7 @@ def run(
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
     from npusim.report.output import RUNS, check_writable, save_run
+    from npusim.simulation.naming import digest_of, folder_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.simulate import run_plan
 
@@ -137,8 +138,8 @@ def run(
     if trace is False and not report:
         refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
     if not no_save:  # before minutes of simulation
-        out = RUNS / plan.folder() if out is None else out
-        check_writable(out, None if force else plan.digest())
+        out = RUNS / folder_of(plan) if out is None else out
+        check_writable(out, None if force else digest_of(plan))
     if report:
         altair()  # refuses before the work, not after it
     plan = _to_be_shown(plan, is_traced=not no_save and (trace is not False or report), report=report)

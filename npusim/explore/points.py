@@ -16,6 +16,7 @@ from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.program import program_key
+from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
@@ -275,4 +276,4 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
         return _run(job, task, has_bits=True).numerics
     built = _built(job, task)
     plan = replace(plan_of(request, is_bare=True), tiling=built.plan.tiling)
-    return plan.bits(built.program) if isinstance(plan.problem, Problem | KernelProblem) else None
+    return bits_of(plan, built.program) if isinstance(plan.problem, Problem | KernelProblem) else None

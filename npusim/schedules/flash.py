@@ -98,9 +98,9 @@ MERGE_ROWS = 4
 
 def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
     """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
-    if not isinstance(tiling, SmFields) or tiling.kernel not in ("fa2", "fa3"):
+    kernel, tile = tiling.kernel if isinstance(tiling, SmFields) else None, (tiling.block_q, tiling.block_kv)
+    if kernel not in ("fa2", "fa3"):
         return None
-    kernel, tile = tiling.kernel, (tiling.block_q, tiling.block_kv)
     from npusim.schedules import split_kv
 
     is_packed = packs_heads(kernel, problem, tiling.block_q) and split_kv.may_pack(problem, tiling.block_q)

@@ -28,9 +28,11 @@ from npusim.schedules import SCHEDULES
 from npusim.schedules.define import machine_of
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
-from npusim.simulation.plan import ComputedBits, estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.evaluation import source_of
+from npusim.simulation.naming import inputs_of
+from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.request import Request
-from npusim.simulation.result import Spread
+from npusim.simulation.result import ComputedBits, Spread, result_of
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
@@ -73,7 +75,7 @@ def run_on_node(plan: Plan) -> RunData:
         check(program)
         timing, notes = time_on_node(program, machine, r.method, groups), ()
     bits = _bits(plan, program) if r.numerics else NO_BITS
-    return plan.result(program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
+    return result_of(plan, program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
 
 
 # ---------------------------------------------------------------- time
@@ -208,7 +210,7 @@ def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
     return ComputedBits(
         bits.numerics,
         orders=tuple(Spread(order.name, *order.distance()) for order in bits.orders),
-        inputs=plan.inputs() + ("" if plan.projection is not None else ", W_o normal"),
+        inputs=inputs_of(plan) + ("" if plan.projection is not None else ", W_o normal"),
         notes=(note,),
     )
 
@@ -226,7 +228,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
         whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
     attention = child_program(child, device, whole)
     r = plan.request
-    return evaluate(attention, whole, plan.source(problem), rows=r.rows, progress=r.progress)
+    return evaluate(attention, whole, source_of(plan, problem), rows=r.rows, progress=r.progress)
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
@@ -236,7 +238,7 @@ def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
         kv_heads = plan.tensors["k"].shape[1]
     elif heads == plan.workload.heads:
         kv_heads = plan.workload.kv_heads
-    source, matrix, size = plan.source(layer), plan.projection, layer.value_head_dim
+    source, matrix, size = source_of(plan, layer), plan.projection, layer.value_head_dim
     if matrix is None:
         return LayerInputs(source, projection_source(layer, heads, layer.hidden), kv_heads)
     return LayerInputs(source, lambda head: matrix[head * size : (head + 1) * size], kv_heads)

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.bands import validated
 from npusim.config.device_tables import ESTIMATED
+from npusim.config.layers import ModelProblem
+from npusim.config.problem import Problem
 from npusim.errors import SpecError
+from npusim.simulation.naming import digest_of, folder_of, inputs_of
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Asked
     from npusim.timing.result import TimingResult
 
@@ -65,6 +69,19 @@ class FiniteChoice:
     schedule: str
     precision: str
     rmse: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBits:
+    """Bits of a run with their notes, as `RunData` has them; ``inputs`` None: as the plan says."""
+
+    numerics: NumericResult | None = None
+    spread: tuple[Spread, ...] = ()
+    orders: tuple[Spread, ...] = ()
+    finite: tuple[FiniteChoice, ...] = ()
+    inputs: str | None = None
+    notes: tuple[str, ...] = ()
+    compared: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,6 +153,67 @@ class RunData:
     def tflops(self) -> float:
         """Useful operations (masked pairs not counted) per second of the whole call, in 1e12."""
         return self.program.flops / self._timed().latency_s / 1e12
+
+
+def result_of(
+    plan: Plan,
+    program: TileProgram,
+    timing: TimingResult | None,
+    bits: ComputedBits,
+    notes: tuple[str, ...],
+    presets: tuple[PresetOutcome, ...] = (),
+) -> RunData:
+    """Return the result of the plan."""
+    request, problem = plan.request, plan.problem
+    title = request.title(plan.workload)
+    if plan.machine.node is not None:
+        name = f"{request.schedule}-{plan.device.name}-{title}"
+    elif isinstance(problem, Problem):
+        name = f"{plan.schedule.name}-{title}-{problem.seq_kv}"
+    else:
+        name = f"{plan.schedule.name}-{problem.flops() or 'bytes'}"
+    result = RunData(
+        name=name,
+        schedule=request.schedule,
+        precision=plan.precision.name,
+        formats=plan.precision.formats(),
+        device=plan.device,
+        workload=title,
+        inputs=inputs_of(plan) if bits.inputs is None else bits.inputs,
+        problem=problem,
+        tiling=plan.tiling,
+        program=program,
+        timing=timing,
+        numerics=bits.numerics,
+        spread=bits.spread,
+        orders=bits.orders,
+        finite=bits.finite,
+        notes=(*notes, *_cache_note(plan), *_filled_note(plan.problem), *bits.notes),
+        ignored=plan.ignored,
+        presets=presets,
+        compared=bits.compared,
+        asked=request.asked(),
+        digest=digest_of(plan),
+        folder=folder_of(plan),
+    )
+    return with_evidence(result)
+
+
+def _cache_note(plan: Plan) -> tuple[str, ...]:
+    """Return what is to be said of a cache of latents whose K and V are read expanded."""
+    problem = plan.problem.attention if isinstance(plan.problem, ModelProblem) else plan.problem
+    note = plan.workload.expanded_cache(problem) if isinstance(problem, Problem) and plan.tensors is None else ""
+    return (note,) if note else ()
+
+
+def _filled_note(problem: AnyProblem) -> Iterator[str]:
+    """Yield what head sizes are filled up to, which products, moves and buffers count."""
+    if isinstance(problem, Problem) and any(problem.filled):
+        full = problem.head_dim, problem.value_head_dim
+        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
+        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
+        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
+        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
 
 
 def with_evidence(result: RunData) -> RunData:

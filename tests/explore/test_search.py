@@ -81,10 +81,10 @@ def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
 def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_is_left(tmp_path: Path) -> None:
     fields = {"block_q": [32, 64, 128], "block_kv": [64, 512], "depth": [1, 2, 4], "vector_rows": ["auto", 4, 8]}
     plain, reports = run("flash", seq=256, numerics=False), list[Progress]()
-    axes = {n: tuple(v) for n, v in fields.items()}
+    spec = SearchRequest(Request("flash", seq=256, numerics=False), ("flash",)).spec(fields)
     for budget in (1e-9, None):
         options = Options(store=tmp_path / "s.sqlite", resume=not budget, budget_s=budget, on_progress=reports.append)
-        found = exploration.search(Request("flash", seq=256, numerics=False), axes, options)
+        found = exploration.search(spec, options)
         assert len(found.undecided) + len(found.outcomes) == 54
         assert bool(found.undecided) == bool(budget)
     assert found.best is not None
