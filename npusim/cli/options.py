@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -98,6 +98,7 @@ Cluster = Annotated[
 #: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "KEYS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
+Read = TypeVar("Read")
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")
 
@@ -205,10 +206,15 @@ class Worded:
         return replace(base, **{**self.changes, **added, "schedule": self.schedule})
 
 
+def _itself(request: Read) -> Read:
+    """Return what is read of the words."""
+    return request
+
+
 def _parsed(options: Sequence[str]) -> Request:
     """Return the request of options alone; errors in them read as those of any command."""
     reader = typer.Typer(add_completion=False)
-    reader.command(cls=Command)(takes(schedule=False)(lambda request: request))
+    reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
     if not isinstance(request, Request):
         raise SpecError(f"{' '.join(options)}: give options of npusim run")

@@ -388,7 +388,8 @@ class Search:
             near = fastest.get(self.groups[index])
             return 0 if near is None else sum(self.points[index].get(n) != v for n, v in near.point.items())
 
-        self.families = {f.indices[0]: f for f in self._families(remaining)}
+        families = self.setting.families(self.points, remaining, has_bits=self.options.needs_bits)
+        self.families = {f.indices[0]: f for f in families}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         parts = list(chunks({i: f.lightest for i, f in self.families.items()}))
         self._homes = {i: (first, (part[0],)) for part in parts for first in part for i in self._members(first)}
@@ -427,9 +428,6 @@ class Search:
             self.keep(misfits)
             if not self.options.needs_bits:
                 self._prune()
-
-    def _families(self, indices: Sequence[int]) -> list[PointFamily]:
-        return self.setting.families(self.points, indices, has_bits=self.options.needs_bits)
 
     def _members(self, index: int) -> tuple[int, ...]:
         """Return the points of a family that is not opened, or a point itself."""

@@ -306,7 +306,10 @@ class SearchSpec(SearchRequest):
         """
         if has_bits and self.is_open(has_bits=True):
             return [PointFamily((i,), points[i], is_dealt=True) for i in indices]
-        declared = {name: self._lightened(name) for name in self.schedules}
+        declared = {
+            name: [f for f in tiling_fields(s.tiling) if f.lightest and f.name in self.axes]
+            for name, s in self.found.items()
+        }
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
         #: One that nobody names may be chosen beyond the values of its axis.
@@ -337,11 +340,6 @@ class SearchSpec(SearchRequest):
         later = {f.name for s in schedules for f in tiling_fields(s.tiling) if f.lightest and has_bits}
         named = {*later, *named_fields(self.request.tiling), *(n for n, v in self.axes.items() if None not in v)}
         return any(open_fields(s, self.device) - named for s in schedules)
-
-    def _lightened(self, schedule: str) -> list[TilingField]:
-        """Return the axes of a schedule whose lightest value is known."""
-        fields = tiling_fields(self.found[schedule].tiling)
-        return [f for f in fields if f.lightest and f.name in self.axes]
 
     @cached_property
     def config(self) -> dict[str, object]:

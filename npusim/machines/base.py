@@ -40,6 +40,8 @@ class Machine:
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
     has_rows_kernels = reshapes_operands = True
+    #: Whether warp groups run beside one another.
+    has_groups = False
     #: Cores that share the rows of a block.
     row_cores = 1
     #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.

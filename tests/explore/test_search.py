@@ -329,3 +329,9 @@ def test_room_of_a_gpu_counts_the_registers_of_resident_blocks(hw: str, schedule
     assert of_block <= used <= min(there, fit * of_block * 1.2)
     used, there = done.program.occupancy_bytes()["sm.SMEM"]
     assert 0 < used <= there < 1 << 18
+
+
+@pytest.mark.parametrize("asked", [{"pareto": True}, {"finite": True}, {"max_rmse": 0.1}])
+def test_what_computes_no_bits_is_not_searched_for_them(asked: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="gemm computes no bits: its points differ in time alone"):
+        explore("gemm", {"block_m": [64, 128]}, problem=GemmProblem(m=64, n=64, k=64), **asked)
