@@ -114,7 +114,6 @@ def request_option(name: str) -> Any:
 
 
 def _kind(name: str, option: Option) -> Any:
-    """Return the type of a field as it is typed."""
     kind: Any = int if option.metavar in _NUMBERS else list[str] if name in _REPEATED else str
     if not option.metavar:
         kind = Literal[option.choices] if option.choices else bool

@@ -398,7 +398,6 @@ class Search:
         self._is_bounded = True
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
-        """Bound the points of families one by one."""
         for first in opened:
             del self.bounds[first]
         parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
@@ -430,7 +429,6 @@ class Search:
                 self._prune()
 
     def _members(self, index: int) -> tuple[int, ...]:
-        """Return the points of a family that is not opened, or a point itself."""
         return self.families[index].indices if index in self.families else (index,)
 
     def _compute_bits(self, workers: Executor, members: Sequence[Sequence[int]]) -> None:

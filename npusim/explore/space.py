@@ -377,7 +377,6 @@ class SearchSpec(SearchRequest):
 
     @cached_property
     def _defaults(self) -> dict[str, dict[str, object]]:
-        """Return the value that each tiling field has in a plain run, by schedule."""
         return {name: self.plain_tiling(name) for name in self.schedules}
 
 

@@ -370,7 +370,6 @@ class _Examination:
         )
 
     def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
-        """Return the place of the row of a varied call, or of the call itself, that is compared."""
         return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
 
     def _key_of(self, program: TileProgram, place: Place) -> Hashable:

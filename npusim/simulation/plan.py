@@ -258,7 +258,6 @@ def _biased(problem: AnyProblem, bias: NDArray[Any], kind: str) -> Problem:
 
 
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
-    """Return the problem with its inputs' arrangement in memory and their scales."""
     if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
         return problem
     return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})

@@ -428,7 +428,6 @@ def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
 
 
 def _ranks(residuals: Sequence[Residual]) -> dict[str, GroupRank]:
-    """Return Kendall's tau and the regret of each group of at least two cases."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for r in residuals:
         if r.group is not None and r.quantity == "latency_us":
