@@ -234,7 +234,7 @@ class _Examination:
             precision=request.precision,
             arithmetic=request.arithmetic,
         )
-        self.variants = Variants(replace(self.asked, tiling={name: getattr(base.tiling, name) for name in named}))
+        self.variants = Variants(replace(self.asked, tiling={n: v for n, v in base.tiling if n in named}))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
         self._other: dict[str, None] = {}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
@@ -338,7 +338,7 @@ class _Examination:
         if finding.verdict != "changes":
             return finding
         tiling = self.base.tiling
-        fields = {n: getattr(tiling, n) for n in self._other}
+        fields = {n: dict(tiling)[n] for n in self._other}
         if isinstance(tiling, SplitFields) and tiling.splits == "auto" and not tiling.split_keys:
             is_size = bool(self.problem.lengths) or any(c.is_last_query for c in calls)
             fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}

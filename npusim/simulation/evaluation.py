@@ -92,7 +92,7 @@ def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: i
     if "kernel" not in plan.exact_programs:
         schedule = find_schedule(plan.request.schedule, "cpu")
         own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
-        tiling = build_tiling(schedule.tiling, {n: getattr(plan.tiling, n) for n in own})
+        tiling = build_tiling(schedule.tiling, {n: v for n, v in plan.tiling if n in own})
         cores = load_device(EXACT_DEVICE).cores.items()
         room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
         of_device = load_device(EXACT_DEVICE, room)

@@ -313,9 +313,8 @@ def estimate(
     """
     if not isinstance(problem, Problem):
         return {}
-    sizes = {name: getattr(tiling, name, None) for name in ("block_q", "block_kv", "block")}
-    rows = int(sizes["block_q"] or sizes["block"] or _TILE)
-    keys = int(sizes["block_kv"] or sizes["block"] or _TILE)
+    sizes = dict(tiling)
+    rows, keys = (int(sizes.get(name) or sizes.get("block") or _TILE) for name in ("block_q", "block_kv"))
     each = problem.batch * ceil_div(problem.seq_q, rows)
     blocks = problem.heads * (sum(ceil_div(n, rows) for n in problem.queries) if problem.lengths else each)
     tiles = problem.heads * problem.pairs() / (rows * keys)

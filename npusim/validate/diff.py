@@ -311,9 +311,9 @@ def _arithmetics(base: RunData) -> tuple[str, ...]:
 
 
 def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
-    keys = getattr(base.problem, "seq_kv", 0)
+    keys, of_run = getattr(base.problem, "seq_kv", 0), dict(base.tiling)
     for name, field in tiling.model_fields.items():
-        stated = getattr(base.tiling, name, None)
+        stated = of_run.get(name)
         kind = field.annotation
         if get_origin(kind) is Literal:
             values: tuple[object, ...] = get_args(kind)

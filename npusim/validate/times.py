@@ -364,8 +364,8 @@ class Predictor:
         is_attention = isinstance(run.problem, Problem) and plan.machine.node is None
         if (case.tiling and not plan.is_open) or not is_attention:
             return ""
-        kind = type(run.tiling)
-        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != getattr(plan.tiling, n)}
+        kind, declared = type(run.tiling), dict(plan.tiling)
+        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != declared[n]}
         words = ",".join(f"{n}={word_of(kind, n, v)}" for n, v in taken.items() if n not in (case.tiling or {}))
         return f"{'auto' if plan.is_open else 'declared'}: {words}" if words else ""
 
