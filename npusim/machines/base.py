@@ -33,9 +33,9 @@ _SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
 
 class Machine:
-    """What a device is to schedules and runs, made once of it: a new core family inherits it and adds ``build``.
+    """How a device runs schedules, one object for each device: a new core family inherits it and adds ``build``.
 
-    Programs share it, so that it keeps nothing of one.
+    All programs of the device share the object, so nothing in it may outlive the building of one.
     """
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
@@ -46,7 +46,7 @@ class Machine:
     row_cores = 1
     #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.
     unread: Mapping[str, str] = MappingProxyType({})
-    #: What joins devices; None of one device.
+    #: The node that the machine is; None for a single device.
     node: NodeSpec | None = None
 
     def __init__(self, device: DeviceSpec) -> None:
@@ -171,7 +171,7 @@ class Machine:
 
 
 class NodeMachine(Machine):
-    """A node: a machine whose core groups are devices.  Its kernels are timed, and their fields chosen, on one."""
+    """A node: a machine whose core groups are devices.  Kernels are timed on one device, which chooses their fields."""
 
     def __init__(self, device: NodeDevice) -> None:
         super().__init__(device)

@@ -91,7 +91,7 @@ def machine_class(family: str) -> type[Any]:
 
 
 def machine_of(device: DeviceSpec) -> Any:
-    """Return the machine that a device or node is: all who ask for one device get the same."""
+    """Return the machine of a device or node: one object, made on the first call for the device."""
     return _machine(Itself(device))
 
 

@@ -80,7 +80,7 @@ class Plan:
 
     @property
     def machine(self) -> Machine:
-        """The machine that the device or node is: made once."""
+        """The machine of the device or node, the same object for all plans of the device."""
         made: Machine = machine_of(self.device)
         return made
 
