@@ -83,7 +83,8 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         lines = [f"{name}: unknown tiling field{suggest(name, known)}" for name in unknown]
         raise TilingError("\n".join(lines))
     try:
-        return cls.model_validate({n: _none_by_word(cls, n, v) for n, v in values.items() if not _is_auto(cls, n, v)})
+        named = {n: v for n, v in values.items() if v != "auto" or cls.model_fields[n].default == v}
+        return cls.model_validate({n: None if v == word_of(cls, n, None) else v for n, v in named.items()})
     except ValidationError as error:
         faults: dict[str, list[str]] = {}
         for key, text in explain(error, dict(values)):
@@ -123,14 +124,6 @@ def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]
         info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
         made[n] = (info.annotation, info)
     return cast("type[Tiling]", create_model(fields.__name__, __base__=(fields, base), __doc__=fields.__doc__, **made))
-
-
-def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
-    return value == "auto" and cls.model_fields[name].default != value
-
-
-def _none_by_word(cls: type[Tiling], name: str, value: object) -> object:
-    return None if value == word_of(cls, name, None) else value
 
 
 def word_of(cls: type[Tiling], name: str, value: object) -> object:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from npusim.config.node import NodeDevice, is_node
+from npusim.config.node import is_node
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
 from npusim.ir.program import program_key
+from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
@@ -147,7 +148,7 @@ def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) ->
 def _bound(task: PointTask, built: BuiltPlan) -> Bound:
     """Return a bound of a program by its work, no further than the latency that its point would have to beat."""
     device = built.plan.device
-    if isinstance(device, NodeDevice):
+    if built.plan.machine.node is not None:
         return Bound(0)
     cutoff = cycles_within(built, task.cutoff_us)
     return work_bound(built.program, device, cutoff, is_placed=task.heavier is None, is_dealt=task.is_dealt)
@@ -275,4 +276,4 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
         return _run(job, task, has_bits=True).numerics
     built = _built(job, task)
     plan = replace(plan_of(request, is_bare=True), tiling=built.plan.tiling)
-    return plan.bits(built.program) if isinstance(plan.problem, Problem | KernelProblem) else None
+    return bits_of(plan, built.program) if isinstance(plan.problem, Problem | KernelProblem) else None

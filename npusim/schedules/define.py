@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +24,17 @@ from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_scor
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
+from npusim.config.node import NODE_FAMILY
 from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling, joined
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
-from npusim.ir.content import kept_by_blocks
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import plan
 from npusim.machines.ascend.plan import KernelFields, VectorFields
+from npusim.machines.base import NodeMachine
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
@@ -78,7 +80,9 @@ LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
 
 def machine_class(family: str) -> type[Any]:
-    """Return the machine of a core family; one from an installed package where the family is one's."""
+    """Return the machine of a core family or a node; one from an installed package where the family is one's."""
+    if family == NODE_FAMILY:
+        return NodeMachine
     if family not in FAMILIES:
         return plugins.machine(family)
     if family == "ascend":  # a run imports its own device's alone
@@ -88,6 +92,16 @@ def machine_class(family: str) -> type[Any]:
     from npusim.machines.sm.machine import SmMachine
 
     return SmMachine
+
+
+def machine_of(device: DeviceSpec) -> Any:
+    """Return the machine of a device or node: one object, made on the first call for the device."""
+    return _machine(Itself(device))
+
+
+@lru_cache
+def _machine(device: Itself) -> Any:
+    return machine_class(device.thing.family)(device.thing)
 
 
 def unread_keys(family: str) -> Mapping[str, str]:
@@ -156,15 +170,14 @@ def schedule(
 
 
 def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
-    declared: Any = machine_class(device.family)(device).declared(tiling, problem, precision)
-    return declared
+    return machine_of(device).declared(tiling, problem, precision)
 
 
 def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
-    machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
-    kernel = getattr(tiling, "kernel", None) or called
+    machine, dtype = machine_of(device), getattr(problem, "dtype", "")
+    kernel = (tiling.kernel if isinstance(tiling, GroupFields | KernelFields) else None) or called
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)

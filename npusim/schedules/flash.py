@@ -98,7 +98,7 @@ MERGE_ROWS = 4
 
 def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
     """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
-    kernel, tile = getattr(tiling, "kernel", None), (tiling.block_q, tiling.block_kv)
+    kernel, tile = tiling.kernel if isinstance(tiling, SmFields) else None, (tiling.block_q, tiling.block_kv)
     if kernel not in ("fa2", "fa3"):
         return None
     from npusim.schedules import split_kv

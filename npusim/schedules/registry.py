@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import P_SCALE, Accumulate, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
+from npusim.config.layers import ModelProblem
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
-from npusim.config.problem import Dtype, Problem
+from npusim.config.problem import Dtype, KernelProblem, Problem
 from npusim.config.tiling import Tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -124,6 +125,11 @@ class Schedule:
         """Return the names of presets whose operands the device's matrix units multiply."""
         known = {"", *(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)}
         return tuple(name for name, p in self.precisions.items() if getattr(p, "operands", "") in known)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether its bits are computed: those of attention and of kernels of plain tensors, not of whole models."""
+        return issubclass(self.problem, Problem | KernelProblem) and not issubclass(self.problem, ModelProblem)
 
     @property
     def against(self) -> str:
@@ -284,7 +290,7 @@ def effective(tiling: Tiling, field: str) -> int | None:
     """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
     value = getattr(tiling, field, None)
     if value is None and field == "vector_rows" and field in type(tiling).model_fields:
-        return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
+        return slice_rows(None, int(dict(tiling).get("block_kv") or 1))
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

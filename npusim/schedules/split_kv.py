@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
 
 
-class _Splits(Tiling):
+class SplitFields(Tiling):
     """How keys are split, and how what splits leave is merged."""
 
     splits: Annotated[int, Field(ge=1)] | Rule = Field(
@@ -70,11 +70,11 @@ class _Splits(Tiling):
     )
 
 
-class SplitTiling(_Splits, FlashTiling):
+class SplitTiling(SplitFields, FlashTiling):
     """Tiling fields of split-KV attention on Ascend."""
 
 
-class GpuSplitTiling(_Splits, SmFields):
+class GpuSplitTiling(SplitFields, SmFields):
     """The same on streaming multiprocessors."""
 
 

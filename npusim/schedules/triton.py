@@ -348,7 +348,7 @@ def _phase_of(
     is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
     if is_approximate and capability != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-    if getattr(machine, "has_groups", False):
+    if machine.has_groups:
         return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
         return phase

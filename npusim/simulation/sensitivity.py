@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from npusim.config.layers import ModelProblem
 from npusim.config.load import reader_of
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node import load_machine
 from npusim.errors import SpecError
-from npusim.schedules.define import unread_keys
+from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.simulate import simulate_program
 from npusim.timing import METHODS
 
@@ -57,8 +57,8 @@ def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
     # A route's latency and an engine's queue depth delay results without keeping the engine busy.
     engines = {".".join(key.split(".")[:4]) for key in used}  # cores.<core>.engines.<engine>
     places = {key.rpartition(".")[0] for key in used} | engines
-    in_node = isinstance(result.device, NodeDevice)
-    each = result.device.each if isinstance(result.device, NodeDevice) else result.device
+    each = machine_of(result.device).single
+    in_node = each is not result.device
     for key, fact in result.device.quantities():
         if not key.startswith("node.") and reader_of(each, key, unread_keys, in_node=in_node) is not None:
             continue

@@ -25,7 +25,7 @@ from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
 from npusim.ir.content import Itself, Known, uncollected
-from npusim.schedules.define import machine_class
+from npusim.schedules.define import machine_class, machine_of
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
@@ -94,7 +94,9 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
     for device in filter(None, (plan.device, plan.device.unchanged)):
         on = replace(plan, device=device)
         reached: list[dict[str, object]] = [{}]
-        groups: list[list[dict[str, object]]] = [[{}], *_groups(on, standing)]
+        groups: list[list[dict[str, object]]] = [[{}]]
+        if _may_choose(on):
+            groups += _groups(device, cast("Problem", on.problem), on.tiling, on.tiling.model_fields_set, standing)
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
                 for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
@@ -174,7 +176,7 @@ def choose_tile(plan: Plan) -> TileChoice:
 
     None are chosen on a device without times, nor for what is no attention.
     """
-    if not any(_groups(plan)):
+    if not _may_choose(plan):
         return TileChoice()
     named, precision = plan.tiling.model_fields_set, cast("Any", plan.precision)
     of_call = plan.problem, precision, plan.tiling, frozenset(named), plan.request.l2
@@ -185,19 +187,22 @@ def choose_tile(plan: Plan) -> TileChoice:
         return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
-def _groups(plan: Plan, standing: Collection[str] = ()) -> list[list[dict[str, object]]]:
-    """Return the settings that the rule tries for a plan, group by group; none where nothing is left to choose."""
-    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
-        return []
-    settings = machine_class(plan.device.family)(plan.device).settings(plan.tiling, plan.problem)
-    return [list(_open(group, plan.tiling, plan.tiling.model_fields_set, standing)) for group in settings]
+def _may_choose(plan: Plan) -> bool:
+    return plan.is_open and isinstance(plan.problem, Problem) and plan.device.is_timed
+
+
+def _groups(
+    device: DeviceSpec, problem: Problem, tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
+) -> list[list[dict[str, object]]]:
+    """Return the settings that the rule tries, group by group; see `_open`."""
+    return [list(_open(group, tiling, named, standing)) for group in machine_of(device).settings(tiling, problem)]
 
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     """Return the tiling fields that the rule may choose where nobody names them."""
     if not issubclass(schedule.problem, Problem) or not device.is_timed:
         return frozenset()
-    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}), None)
+    settings = machine_of(device).settings(build_tiling(schedule.tiling, {}), None)
     return frozenset(n for group in settings for s in group for n in s) & tile_fields(schedule.tiling)
 
 
@@ -231,10 +236,12 @@ def _choice(
 
     def made() -> list[object]:
         trial = _Trial(schedule.thing, device.thing, problem, judged_problem(problem), precision, tiling, l2)
-        settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
-        fields, note = _tried_out(trial, [list(_open(s, tiling, named)) for s in settings], dict(usual or ()))
+        fields, note = _tried_out(trial, groups, dict(usual or ()))
         return [dict(fields), note]
 
+    groups = _groups(device.thing, problem, tiling, named)
+    if not any(groups):
+        return TileChoice()
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
 
 

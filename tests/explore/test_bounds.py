@@ -12,7 +12,7 @@ from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
 from npusim.errors import NpusimError, TilingError
 from npusim.explore import explore
 from npusim.explore.bounds import Bound, alone_bound, work_bound
-from npusim.explore.space import auto_axes, declared, spec_of
+from npusim.explore.space import SearchRequest, declared
 from npusim.ir.families import families_of
 from npusim.ir.program import program_key
 from npusim.schedules import SCHEDULES, find_schedule
@@ -182,7 +182,7 @@ def test_pruned_is_exhaustive_by_des_on_100_spaces() -> None:
 )
 def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> None:
     request = Request(name, hw=hw, workload="qwen2_7b", seq=256, tensor_parallel=4)
-    spec = spec_of(request, auto_axes(request, [name]))
+    spec = SearchRequest(request, (name,)).spec(SearchRequest(request, (name,)).auto_axes())
     points, rng = spec.points(), random.Random(hw)
     families, done = spec.families(points, range(len(points))), 0
     assert sorted(i for f in families for i in f.indices) == list(range(len(points)))
@@ -204,7 +204,7 @@ def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> Non
 
 @pytest.mark.parametrize("hw", ["h200", "v100"])
 def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = spec_of(Request("flash", hw=hw, workload="qwen2_7b", seq=768), {"block_kv": (16, 32)})
+    spec = SearchRequest(Request("flash", hw=hw, workload="qwen2_7b", seq=768), ("flash",)).spec({"block_kv": (16, 32)})
     built = [spec.variants.build(spec.variants.named({**p, "block_q": 128})) for p in spec.points()]
     assert all(families_of(b.program.phases[0]) for b in built)
 
@@ -221,7 +221,7 @@ def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypa
 def test_a_familys_bound_is_below_those_of_points_whose_sizes_shrink_further() -> None:
     """On chips with registers tiles ahead lie in UB: with 14 of them other rows of a slice fit."""
     problem = Problem(heads=8, kv_heads=8, seq_q=136, seq_kv=136, head_dim=128, causal=True)
-    spec = spec_of(Request("flash", hw="ascend_950", problem=problem), {"depth": (0, 4, 14)})
+    spec = SearchRequest(Request("flash", hw="ascend_950", problem=problem), ("flash",)).spec({"depth": (0, 4, 14)})
     points = spec.points()
     (family,) = spec.families(points, range(len(points)))
     assert family.heavier[0] == {"depth": 14}
@@ -240,7 +240,7 @@ def test_a_familys_bound_is_below_those_of_points_whose_sizes_shrink_further() -
 
 def test_a_field_left_open_on_an_axis_is_no_value_of_it() -> None:
     request = Request("flash", hw="ascend_910b2", workload="qwen2_7b", seq=256, tensor_parallel=4)
-    spec = spec_of(request, {"block_q": ("auto",), "depth": ("auto", 8, 14)})
+    spec = SearchRequest(request, (request.schedule,)).spec({"block_q": ("auto",), "depth": ("auto", 8, 14)})
     points = spec.points()
     assert spec.is_open(has_bits=True)  # the rows of a block are chosen for each point
     assert [f.indices for f in spec.families(points, range(3))] == [(0,), (1, 2)]

@@ -120,7 +120,7 @@ def _off_rows(problem: GemmProblem) -> list[str]:
 
 
 class AscendMachine(Machine):
-    """The Ascend family on one device, for one program."""
+    """The Ascend family on one device."""
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)
@@ -310,7 +310,7 @@ class AscendMachine(Machine):
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
         """Return the program."""
-        group, listed = self.group, list(phases)
+        group, listed = AscendGroup(self.device), list(phases)  # with memories of its own
         built = []
         for phase, tiling in listed:
             group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")

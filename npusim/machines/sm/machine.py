@@ -129,7 +129,7 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
 
 
 class SmMachine(Machine):
-    """The family of streaming multiprocessors on one device, for one program."""
+    """The family of streaming multiprocessors on one device."""
 
     reshapes_operands = False
     unread = MappingProxyType(
@@ -152,13 +152,14 @@ class SmMachine(Machine):
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = not self.has_lanes
-        self._lanes: SmTiling | None = None
+        self._lanes: SmTiling | None = None  # of the program whose phases are asked for
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note on it.
 
         Raises `TilingError` for fields without effect here, and where nothing fits.
         """
+        self._lanes = None
         if not isinstance(tiling, SmFields):
             return tiling, ()
         if tiling.kernel is not None and tiling.kernel in KERNELS:
