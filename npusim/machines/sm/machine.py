@@ -18,7 +18,7 @@ from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.sm.block import GroupBlock, ResidentBlock
+from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
     GROUPS,
     SM,
@@ -44,7 +44,7 @@ from npusim.machines.sm.groups import (
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
 from npusim.machines.sm.published import XFORMERS, chosen_fa2, chosen_xformers
-from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
+from npusim.machines.sm.specialised import KERNELS, chosen_tile, ordered_as, specialised_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -298,13 +298,12 @@ class SmMachine(Machine):
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work
-            kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
-            residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
+            residents = [ResidentBlock(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             has_products = any(stage.is_product for stage in phase.stages)
             takes_turns = has_products and work is not None and work.generation == "wgmma"
             for number, resident in enumerate(residents):
-                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues}
+                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues.all}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):

@@ -1,19 +1,14 @@
-"""Blocks whose warps specialise (Hopper): one group copies, the others take turns; published kernels are settings.
+"""Published kernels whose warps specialise (Hopper), as settings; `turns` has what their groups wait for.
 
-A persistent block goes from tile of work to tile of work, its copies ahead of it.  cuDNN's groups take turns around
-their exponentials, so that one multiplies while the other computes.  FlashAttention-3's take turns at issuing products,
-and Q K^T of a tile is issued before P V of the one before: its softmax runs beside that P V.
+A persistent block goes from tile of work to tile of work, its copies ahead of it.
 
 Sources: NVIDIA/cudnn-frontend 3929da2, generated/sdpa/sm90/prefill (head dims 64 and 128; that others differ in
 buffers alone is inferred); Dao-AILab/flash-attention 0251105, hopper/tile_size.h, mainloop_fwd_sm90_tma_gmma_ws.hpp.
-Left out: lanes keep their parts of row sums till the block ends, where a sum here is one number a row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import groupby, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,23 +17,16 @@ from npusim.algorithms.phase import with_finite_starts
 from npusim.config.load import list_devices, load_device
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import GroupWork, Opcode, TileOp
-from npusim.ir.tile import Tile
-from npusim.machines.sm.block import GroupBlock
-from npusim.machines.sm.core import REDUCTIONS, RF, SM, TENSOR, WARPS, SmTiling, has_warps, warp_issue
+from npusim.ir.op import GroupWork
+from npusim.machines.sm.core import SM, TENSOR, SmTiling, has_warps, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from npusim.algorithms.phase import Phase, Stage, TileLoop, Visit, WorkTile
+    from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
-    from npusim.ir.buffers import Ring
-    from npusim.ir.op import Step
-    from npusim.ir.program import Item
-    from npusim.ir.tile import RingTile
-    from npusim.machines.frame import Frame, Span
-    from npusim.machines.sm.core import SmCore, Turns
+    from npusim.machines.sm.core import Turns
 
 Size = tuple[int, int]
 #: Registers of a thread by the number of groups that consume (setmaxnreg of FlashAttention-3), and those for addresses.
@@ -261,184 +249,3 @@ def specialised_tiling(called: str, phase: Phase, device: DeviceSpec) -> tuple[S
         tiling,
         f"kernel={called}: {groups} warp groups on tiles of {rows} x {keys}, {depth} of K and of V, {held} of Q",
     )
-
-
-class SpecialisedBlock(GroupBlock):
-    """The resident block of a core whose warps specialise.
-
-    Turns, meetings, and products that warps go on beside are rings without bytes, so that time and the check of races
-    see the same order.
-    """
-
-    def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
-        loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(tiling.groups)
-        products = tuple(s for s in loop if s.is_product)
-        if tiling.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
-            raise TilingError(
-                f"{frame.phase.name}: softmax runs beside P V of the tile before, which adds up in O itself: a loop of "
-                "two products with rows between them; kernel=cudnn, or a precision with accumulate=chained"
-            )
-        warps = [f"{SM}.B{number}W{g}" for g in groups]
-        #: Queues of products: of their own where a group goes on beside them.
-        self.mma = tuple(f"{w}MMA" for w in warps) if tiling.ahead else tuple(warps)
-
-        def signal(name: str, producer: str, *consumers: str) -> Ring:
-            return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
-
-        pairs = {*pairwise(groups), *([(0, tiling.groups - 1)] if tiling.groups > 1 else [])}
-        #: A turn goes from each group to the next, and from the last to the first.
-        self.turn = {
-            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if tiling.turns is not None
-        }
-        self.met = [
-            signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
-            for g in groups
-            if tiling.meets and tiling.groups > 1
-        ]
-        sides = list(zip(warps, self.mma, strict=True)) if tiling.ahead else []
-        self.issued = {s: [signal(f"{s.name} issued", w, m) for w, m in sides] for s in products}
-        self.done = {s: [signal(f"{s.name} done", m, w) for w, m in sides] for s in products}
-        super().__init__(number, frame, core, tiling)
-        self.first, self.last = products[0], products[-1]
-        begin = next((s for s in loop if any(r.opcode in REDUCTIONS for r in s.rows)), loop[0])
-        rest = loop[loop.index(begin) :]
-        #: Stages of rows in which exponentials begin and end, before the next product.
-        self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        cuts = (loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)
-        #: Q K^T of a tile, P V of the one before, and the rows of the first.
-        self.parts_of_loop = [(partial(self._tile, stages), lag) for stages, lag in cuts]
-
-    @property
-    def queues(self) -> tuple[str, ...]:
-        """All queues of the block."""
-        return tuple(dict.fromkeys((*super().queues, *self.mma)))
-
-    @property
-    def readers(self) -> tuple[str, ...]:
-        """Queues that read what the loader brings."""
-        return self.mma
-
-    def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
-        """Return the name whose registers another can take: P's product runs while the next scores come."""
-        return None if self.tiling.ahead and self.frame.places[n] == "up" else super()._below(n, served)
-
-    # ---------------------------------------------------------------- order
-
-    def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
-        return self.frame.pipelined(self.parts_of_loop, block) if self.tiling.ahead else super()._loop(loop, block)
-
-    def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
-        """Yield stages of a tile; rows group by group, as they take turns."""
-        for n in self.visited:
-            if any(n in s.read for s in stages):
-                yield self._load(n, block, tile)
-        for _, together in groupby(stages, lambda s: s.rows if s.is_product else ()):
-            listed = list(together)
-            for group, rows in enumerate(self._shares(block.rows)):
-                for s in listed:
-                    yield from (self._product if s.is_product else self._rows)(s, block, tile, group, rows)
-
-    def _start(self, shares: list[Span]) -> Iterator[TileOp]:
-        for group, op in enumerate(super()._start(shares)):
-            handshake = op.handshake
-            if self.tiling.ahead:  # no product of the block before runs on
-                slots = *handshake, self.done[self.last][group].fill(*SIGNAL)
-                yield TileOp(op.label, self.mma[group], WARPS, (), slots, group=self.work)
-                handshake = ()
-            yield replace(op, handshake=(*handshake, *(ring.fill(*SIGNAL) for ring in self.met[group : group + 1])))
-        for group, warps in enumerate(self.warps if self.met else ()):
-            others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
-            yield TileOp("meet", warps, WARPS, (), others, group=replace(self.work, barriers=1))
-
-    def _finish(self, block: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
-        begun: set[int] = set()
-        for op in super()._finish(block, shares):
-            group, slots, work = self.warps.index(op.queue), op.handshake, op.group
-            if self.tiling.ahead:
-                if slots:
-                    yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.work)
-                slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
-            if work is not None and group not in begun:
-                work = replace(work, ends_elements=self.tiling.widths["value"] // 2)
-            begun.add(group)
-            yield replace(op, handshake=slots, group=work)
-
-    def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
-        """Return the slots in which a group takes its turn, and gives it to the next."""
-        return tuple(
-            (ring.fill if group == a else ring.front)(*SIGNAL, first=takes, last=gives)
-            for (a, b), ring in self.turn.items()
-            if group in (a, b)
-        )
-
-    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], **work: Any) -> TileOp:
-        """Return an operation of a group that waits or hands on alone."""
-        return TileOp(label, self.warps[group], WARPS, (), slots, group=replace(self.work, **work))
-
-    def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
-        ops = list(super()._product(s, block, tile, group, share))
-        if not self.tiling.ahead:
-            yield from ops
-            if s is self.last:
-                yield self._wait("next", group, (), is_step=True)
-            return
-        if len(ops) > 1:
-            raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
-        turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
-        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), barriers=bool(turn))
-        (op,) = ops
-        slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
-        yield replace(op, queue=self.mma[group], handshake=slots)
-
-    def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield rows of a tile: exponentials in the group's turn, or what a running product uses once it is done."""
-        ops, (begin, end) = list(super()._rows(s, block, tile, group, share)), self.section
-        if not tile.cols:
-            yield from ops
-            return
-        is_ahead, has_turn = bool(self.tiling.ahead), self.tiling.turns == "exponentials"
-        ops = ops or [self._wait(s.name, group, ())]
-        if s is begin:
-            scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
-            later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
-            turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
-            op, at = ops[0], self._cut(ops[0].steps, group)
-            assert op.group is not None
-            head = replace(op.group, extra=self.tiling.bounds)
-            tail = replace(op.group, barriers=int(has_turn))
-            ops[:1] = [
-                replace(op, steps=op.steps[:at], handshake=scores, group=head),
-                replace(op, steps=op.steps[at:], handshake=(*later, *turn), group=tail),
-            ]
-        if s is end and has_turn:
-            ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
-        yield from ops
-        if s is end and is_ahead:
-            yield self._wait("next", group, (), is_step=True)
-
-    def _cut(self, steps: tuple[Step, ...], group: int) -> int:
-        """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
-        if self.tiling.ahead:
-            (row,) = self.last.rows
-            tiles = [self.parts[group][self.frame.storage[n]] for n in (row.srcs[0], row.dst)]
-            places = {tile.offset_bytes for tile in tiles}
-            touching = (any(isinstance(o, Tile) and o.offset_bytes in places for o in s.operands()) for s in steps)
-            return next((i for i, touches in enumerate(touching) if touches), len(steps))
-        begin = next((i for i, s in enumerate(steps) if s.opcode is Opcode.ROW_MAX), 0)
-        return next((i for i, s in enumerate(steps) if i > begin and s.dst.cols > 1), len(steps))
-
-    # ---------------------------------------------------------------- what costs depend on
-
-    def _product_work(self, s: Stage) -> GroupWork:
-        (row,) = s.rows
-        columns, depth = (self._width(n) for n in (row.dst, row.srcs[0]))
-        return replace(self.work, is_awaited=not self.tiling.ahead, columns=columns, depth=depth)
-
-    def _rows_work(self, s: Stage) -> GroupWork:
-        names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
-        return replace(self.work, columns=max((self._width(n) for n in names), default=0))
-
-
-#: The view of a ring without bytes.
-SIGNAL = 1, 1, "int8"
