@@ -131,5 +131,4 @@ class Parts:
 
 
 def _named(row: Instruction) -> str:
-    """Return an instruction in words, with its line where it is known."""
     return f"{row.opcode.name} {row.dst}" + (f" (line {row.line})" if row.line else "")

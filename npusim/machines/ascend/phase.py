@@ -162,7 +162,6 @@ class AscendPhase:
         return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
-        """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""
         visits = _visits(Itself(blocks))
         for work in self._works:
             for block, visit, counts in visits:
@@ -204,7 +203,6 @@ class AscendPhase:
             yield from v.start(v.mine(self._height(block)), states)
 
     def _close(self, block: WorkTile, tile: Visit, part: int | None = None) -> Iterator[Item]:
-        """Yield what a block ends with; of one ``part`` alone, where parts end apart."""
         for s, p in self.products.items():
             if part in (None, self.parts.part_of(s)):
                 yield from p.close(block, tile)

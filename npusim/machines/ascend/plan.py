@@ -210,11 +210,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     if left + PING_PONG * right <= group.capacity_bytes("L1"):
         return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
     m, n = phase.sizes[m_axis], phase.sizes[n_axis]
-    rows = min(
-        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
-        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
-    )
-    piece = max(1, rows // group.fractal) * group.fractal
+    piece = max(1, _deepest(frame, stage, group, m, n) // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
 
@@ -225,12 +221,14 @@ def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> Pr
     m, n = (sizes[a] for a in frame.axes(row.dst))
     if m * n * get_format("float32").size_bytes > group.capacity_bytes("L0C"):
         m, n = min(m, group.edge), min(n, group.edge)
-    halves = [
-        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
-        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
-    ]
-    k = next(k for k in range(min(*halves, piece), 0, -1) if piece % k == 0)
+    k = next(k for k in range(min(_deepest(frame, stage, group, m, n), piece), 0, -1) if piece % k == 0)
     return ProductPlan(m, n, k, "piece", "piece", loops_over_k=True, loads=(piece, piece))
+
+
+def _deepest(frame: Frame, stage: Stage, group: AscendGroup, m: int, n: int) -> int:
+    """Return how much of k L0A and L0B hold twice, of m rows and n columns."""
+    ends = zip(("L0A", "L0B"), stage.rows[0].srcs, (m, n), strict=True)
+    return min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in ends)
 
 
 class GemmFields(Tiling):

@@ -148,7 +148,6 @@ class EnginePricing(Transfers):
         return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
-        """Return an engine, its key in the device file, and the banks of the buffer it works in."""
         if (core, engine) not in self._units:
             spec = self.device.engine(core, engine)
             banks = banks_of(self.device, core, engine) if self.is_placed else None

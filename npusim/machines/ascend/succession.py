@@ -100,7 +100,6 @@ def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
 
 
 def _by_itself(block: WorkTile) -> WorkTile:
-    """Return a block as it is where no other overlaps it."""
     return replace(block, before=(), leaves_open=False)
 
 

@@ -33,7 +33,7 @@ from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, TENSOR, WARPS
 from npusim.machines.sm.groups import GROUP_WARPS
-from npusim.machines.sm.places import Places, Queues, accumulator
+from npusim.machines.sm.places import Places, accumulator
 from npusim.machines.sm.turns import Turns
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
@@ -58,17 +58,15 @@ class ResidentBlock:
 
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
         self.frame, self.tiling, work = frame, tiling, tiling.work
-        loader, self.warps = f"{SM}.B{number}{LDG}", tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
-        is_product = work is not None and work.is_specialised and not work.consumers
-        # In a library's product the copies of A wait for none of B.
-        loaders = {n: f"{loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
+        self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
         self.turns = Turns(number, frame, core, tiling, work, self.warps) if work and work.consumers else None
-        readers = self.turns.mma if self.turns else self.warps
-        self.queues = Queues(number, self.warps, loader, loaders, readers)
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in frame.stages if s.is_product}
         _check_transposed(frame, core, self.how)
         self.tables = frame.tables(core.row_sum)
-        self.places = Places(frame, core, tiling, self.how, self.queues)
+        readers = self.turns.mma if self.turns else self.warps
+        self.places = Places(number, frame, core, tiling, self.how, self.warps, readers)
+        #: All queues of the block.
+        self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *self.warps, *readers)))
         self.works = Works(frame, tiling, work, self.places) if work else None
         # One function a loop, or a part of it, for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
@@ -241,7 +239,7 @@ class ResidentBlock:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self.places.pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
-        return TileOp(f"{self.frame.label(n)}.load", self.queues.loading(n), LDG, (step,), handshake)
+        return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 
     def _store(self, n: str, block: WorkTile, tile: Visit, *, last: bool = True) -> Iterator[TileOp]:
         """Yield every group's share of an operand on its way to shared memory; ``last``: its registers are released."""
@@ -308,7 +306,7 @@ class ResidentBlock:
                 source = frame.cut(n, block, tile, *((span, None) if is_row else (None, span)))
                 shape = source.rows, source.cols, source.fmt
                 step = Step(Opcode.COPY, places.loaded[n].fill(*shape), (source,), name=n)
-                yield TileOp(f"{frame.label(n)}.load", self.queues.loader, LDG, (step,))
+                yield TileOp(f"{frame.label(n)}.load", places.loaders[n], LDG, (step,))
                 step = Step(Opcode.COPY, places.near[n].fill(*shape), (places.loaded[n].front(*shape),))
                 work = works.slice(step.dst, self.tiling.slice_instructions if n == row.srcs[1] else 0)
                 yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
@@ -375,7 +373,6 @@ class ResidentBlock:
 
 @lru_cache
 def _in_lanes(attributes: Attributes, plan: WarpPlan) -> Attributes:
-    """Return attributes of a step whose tiles lie in the lanes of a plan."""
     return replace(attributes, warp=plan)
 
 

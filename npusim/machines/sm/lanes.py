@@ -307,7 +307,6 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
 
 
 def _kind(fmt: str) -> Accumulator:
-    """Return the accumulator's short name; raise `TilingError` for a format that has none."""
     if fmt not in ("float16", "float32"):
         raise TilingError(f"accumulator {fmt}: m8n8k4 adds up in float16 or float32")
     return "f16" if fmt == "float16" else "f32"

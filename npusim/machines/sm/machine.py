@@ -303,7 +303,7 @@ class SmMachine(Machine):
             has_products = any(stage.is_product for stage in phase.stages)
             takes_turns = has_products and work is not None and work.generation == "wgmma"
             for number, resident in enumerate(residents):
-                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues.all}
+                queues |= {q: Queue(q, SM, WARPS, q, takes_turns * number) for q in resident.queues}
             built.append(self._phase(frame, tiling, residents))
         rows = (r for phase, _ in listed for s in phase.stages for r in s.rows)
         if self.device.is_timed and any(r.attributes.variant == "exp2.correct" for r in rows):

@@ -11,13 +11,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import RF, SMEM
+from npusim.machines.sm.core import LDG, RF, SM, SMEM
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -34,53 +33,41 @@ if TYPE_CHECKING:
 Slots = tuple["RingTile", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """Queues of the ``number``-th resident block: of its warp groups, of loads, and those that read what is loaded.
+class Places:
+    """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
 
-    ``of_operands``: loads with a queue of their own, by operand.
+    ``how``: its products, with how the tensor cores multiply; ``readers``: queues that read what is loaded.
     """
 
-    number: int
-    warps: tuple[str, ...]
-    loader: str
-    of_operands: Mapping[str, str]
-    readers: tuple[str, ...]
-
-    def loading(self, n: str) -> str:
-        """Return the queue that loads an operand."""
-        return self.of_operands.get(n, self.loader)
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Each queue once."""
-        return tuple(dict.fromkeys((self.loader, *self.of_operands.values(), *self.warps, *self.readers)))
-
-
-class Places:
-    """Rings and tiles of one resident block; ``how``: its products, with how the tensor cores multiply."""
-
     def __init__(
-        self, frame: Frame, core: SmCore, tiling: SmTiling, how: Mapping[Stage, Attributes], queues: Queues
+        self,
+        number: int,
+        frame: Frame,
+        core: SmCore,
+        tiling: SmTiling,
+        how: Mapping[Stage, Attributes],
+        warps: tuple[str, ...],
+        readers: tuple[str, ...],
     ) -> None:
-        self.frame, self.core, self.tiling, self.how, self.queues = frame, core, tiling, how, queues
+        self.frame, self.core, self.tiling, self.how = frame, core, tiling, how
+        self.warps, self.readers, work = warps, readers, tiling.work
         for n in frame.operands:
             if len({s.is_product for s in frame.stages if n in s.read}) > 1:
                 raise TilingError(
                     f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
                     "them here; give the kernel the tensor twice, under two names"
                 )
+        loader, is_product = f"{SM}.B{number}{LDG}", work is not None and work.is_specialised and not work.consumers
+        #: The queue that loads each operand; in a library's product the copies of A wait for none of B.
+        self.loaders = dict.fromkeys(frame.operands, loader)
+        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
-        self.keeps_operands = tiling.stages > 1 or (tiling.work is not None and not frame.phase.loop_axis)
+        self.keeps_operands = tiling.stages > 1 or (work is not None and not frame.phase.loop_axis)
+        is_pipelined = work is not None and not work.is_specialised and not tiling.slice_elements
         #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
-        self.waits_at_once = (
-            tiling.stages > 1
-            and tiling.work is not None
-            and not tiling.work.is_specialised
-            and not tiling.slice_elements
-        )
+        self.waits_at_once = tiling.stages > 1 and is_pipelined
         staged = (*frame.held, *self.visited) if tiling.slice_elements else self.visited
         #: Read by products: in shared memory.  Others are read where the loader leaves them.
         self.shared = tuple(n for n in staged if any(n in s.read for s in how))
@@ -88,21 +75,21 @@ class Places:
         self.held = tuple(n for n in frame.held if n not in self.shared)
         #: Read by products too: what rows make of a tile's operands.
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
-        who = f"{frame.prefix}B{queues.number}"
+        who = f"{frame.prefix}B{number}"
         self._place_operands(who)
         self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(tiling.groups)]
 
     # ---------------------------------------------------------------- operands
 
     def _place_operands(self, who: str) -> None:
-        frame, tiling, label, queues = self.frame, self.tiling, self.frame.label, self.queues
+        frame, tiling, label = self.frame, self.tiling, self.frame.label
         is_staged = self.core.is_staged or tiling.stages == 1
         home = RF if tiling.holds_in_registers else SMEM
         self.loaded: dict[str, Ring] = {
-            n: self._ring(f"{who} {label(n)}", n, home, tiling.held_depth, (queues.loader,)) for n in self.held
+            n: self._ring(f"{who} {label(n)}", n, home, tiling.held_depth, (self.loaders[n],)) for n in self.held
         }
         for n in dict.fromkeys((*self.visited, *self.shared)):
-            name, loader = f"{who} {label(n)}", (queues.loading(n),)
+            name, loader = f"{who} {label(n)}", (self.loaders[n],)
             if n not in self.shared and self.is_copied(n):
                 self.loaded[n] = self._ring(name, n, SMEM, tiling.depth, loader)
             elif n not in self.shared:
@@ -111,22 +98,22 @@ class Places:
             elif is_staged:
                 # The load of the next operand may wait for this one.
                 others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
-                self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*queues.readers, *others))
+                self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
         self.near = dict(self.loaded)
         for n in self.shared:
             depth = 2 if tiling.slice_elements else tiling.depth
-            writers = queues.warps if is_staged else (queues.loading(n),)
+            writers = self.warps if is_staged else (self.loaders[n],)
             self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
             self.loaded.setdefault(n, self.near[n])
         for n in self.prepared:
-            self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, queues.warps)
+            self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, self.warps)
         self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
 
     def _ring(
         self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
     ) -> Ring:
         """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default who reads operands."""
-        frame, readers, edge = self.frame, self.queues.readers, self.tiling.slice_elements
+        frame, readers, edge = self.frame, self.readers, self.tiling.slice_elements
         (axis, *across), rows, pitch = frame.axes(n), frame.height(n), self.pitch(n, space)
         sums = {frame.phase.product_axes(s.rows[0])[1] for s in self.how} if edge else ()
         if n in self.shared and sums:
@@ -179,7 +166,11 @@ class Places:
             is_kept = n in late or frame.places[n] in ("down", "state") or len(frame.axes(n)) == 1
             space, served[n] = RF if is_kept else core.passing, [n]
             tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
-        self._place_accumulators(who, frame.phase.sizes[frame.row_axis] // self.tiling.groups, tiles)
+        for s, how in self.how.items():  # a product that is kept in another format than it adds up in
+            n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
+            if fmt != frame.fmt(n):
+                rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
+                tiles[name] = core.allocator.tile(RF, f"{who} {name}", rows, frame.width(n), fmt)
         return tiles
 
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
@@ -199,15 +190,6 @@ class Places:
             ),
             None,
         )
-
-    def _place_accumulators(self, who: str, rows: int, tiles: dict[str, Tile]) -> None:
-        """Add accumulators of products that are kept in another format than they add up in."""
-        for s, how in self.how.items():
-            n, name = s.rows[0].dst, accumulator(s)
-            if how.accumulator_format != self.frame.fmt(n):
-                tiles[name] = self.core.allocator.tile(
-                    RF, f"{who} {name}", rows, self.frame.width(n), how.accumulator_format
-                )
 
     # ---------------------------------------------------------------- as stages see them
 

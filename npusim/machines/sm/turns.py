@@ -148,7 +148,6 @@ class Turns:
             yield self._wait("next", group, (), is_step=True)
 
     def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
-        """Return the slots in which a group takes its turn, and gives it to the next."""
         return tuple(
             (ring.fill if group == a else ring.front)(*SIGNAL, first=takes, last=gives)
             for (a, b), ring in self.turn.items()
@@ -156,7 +155,6 @@ class Turns:
         )
 
     def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], **work: Any) -> TileOp:
-        """Return an operation of a group that waits or hands on alone."""
         return TileOp(label, self.warps[group], WARPS, (), slots, group=replace(self.usual, **work))
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
