@@ -144,9 +144,8 @@ class ResidentBlock:
             operations = [op for s in stages for op in self._rows(s, block, WHOLE, group, share)]
             if not operations and held:
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
-            for index, op in enumerate(operations):
-                is_last = index == len(operations) - 1
-                yield TileOp(op.label, op.queue, op.engine, op.steps, held) if is_last and held else op
+            yield from operations[:-1]
+            yield from (replace(op, handshake=held) for op in operations[-1:])
 
     def _with_copies(
         self, s: Stage, stages: tuple[Stage, ...], ops: Iterable[TileOp], works: Works, block: WorkTile, tile: Visit
