@@ -26,7 +26,7 @@ from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.program import Item
 from npusim.ir.tile import Tile
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
+from npusim.machines.sm.core import FENCE, FMA, LDG, LSU, MUFU, RF, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.group_cost import ACCESS_BYTES
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.units import ceil_div, chunks
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Stage, TileLoop, Visit, WorkTile
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Source, WarpPlan
+    from npusim.ir.op import Due, Source, WarpPlan
     from npusim.ir.tile import GlobalTile, Operand, RingTile
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
@@ -256,7 +256,8 @@ class ResidentBlock:
                 if product.is_product and set(s.written) & set(product.rows[0].srcs):
                     yield from self._stage_operands(product, block, tile)
         if self.tiling.lanes and tile.cols and self.how:
-            step = GroupWork(GROUP_WARPS, generation="mma", is_step=True, barriers=1)
+            step = GroupWork(GROUP_WARPS, generation="mma")
+            step = step.charged(STEP, *barriers(step))
             yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
 
     def _stage(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
@@ -504,14 +505,14 @@ class GroupBlock(ResidentBlock):
         if self.tiling.stages == 1 and operands and not self.tiling.slice_elements:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
-        spilled = replace(self.work, spilled_bytes=self.tiling.spilled_bytes, far_bytes=self.tiling.far_bytes)
+        spilled = self.work.charged(*self.tiling.due("spill"))
         ends_here = not self._waits_at_once  # else after the last product, before what follows it
         if self.keeps_operands and ends_here:
             slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)
         copies = 0 if self.tiling.stages == 1 else self._copies(block, tile)
         step = replace(self._step(), copies=copies)
         for warps in self.warps:
-            if spilled.spilled_bytes or spilled.far_bytes:
+            if spilled.charges:
                 yield TileOp("spill", warps, WARPS, (), (), group=spilled)
             if ends_here:
                 yield TileOp("next", warps, WARPS, (), slots, group=step)
@@ -548,7 +549,7 @@ class GroupBlock(ResidentBlock):
 
     def _step(self) -> GroupWork:
         """Return what else warps do in an iteration."""
-        return replace(self.work, is_step=True, barriers=self.tiling.barriers, lookups=int(self.tiling.walks_blocks))
+        return self.work.charged(*self.tiling.due("tile"))
 
     def _copies(self, block: WorkTile, tile: Visit) -> int:
         """Return how often each thread copies 16 bytes of a tile."""
@@ -621,7 +622,7 @@ class GroupBlock(ResidentBlock):
 
     def _sliced_product(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         frame, how, row, queue = self.frame, self.how[s], s.rows[0], self.warps[0]
-        slice_instructions = self.tiling.slice_instructions
+        charges = self.tiling.due("slice")
         dst = self._part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
         for span in chunks(frame.size(block, k_axis, tile), self.tiling.slice_elements):
@@ -636,17 +637,17 @@ class GroupBlock(ResidentBlock):
                 step = Step(Opcode.COPY, self.loaded[n].fill(*shape), (source,), name=n)
                 yield TileOp(f"{frame.label(n)}.load", self.loader, LDG, (step,))
                 step = Step(Opcode.COPY, self.near[n].fill(*shape), (self.loaded[n].front(*shape),))
-                work = self._slice_work(step.dst, slice_instructions if n == row.srcs[1] else 0)
+                work = self._slice_work(step.dst).charged(*charges if n == row.srcs[1] else ())
                 yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
                 operands.append(self.near[n].front(*shape))
             step = Step(Opcode.MATMUL, dst, tuple(operands), replace(how, accumulate=how.accumulate or span[0] > 0))
             yield TileOp(f"{s.name}.mma", queue, TENSOR, (step,), group=self._product_work(s))
 
-    def _slice_work(self, slot: Operand, instructions: int) -> GroupWork:
+    def _slice_work(self, slot: Operand) -> GroupWork:
         """Return what warps do to bring a slice to shared memory: its rows are parts of a line of the cache."""
         loads = ceil_div(slot.payload_bytes, ACCESS_BYTES * WARP_LANES * self.work.warps)
         passes = 1 + ceil_div(LINE_BYTES, max(1, slot.payload_bytes // slot.rows))
-        return replace(self.work, loads=loads, passes=passes, instructions=instructions)
+        return replace(self.work, loads=loads, passes=passes)
 
     def _accesses(self, n: str, block: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block accesses a tile of an operand."""
@@ -665,14 +666,7 @@ class GroupBlock(ResidentBlock):
         elif engine != LDG:
             work = self._rows_work(s)
             if label == "start":
-                held = sum(
-                    self.frame.row_bytes(n, self.frame.phase.sizes[self.frame.row_axis])
-                    for n, place in self.frame.places.items()
-                    if n in self.frame.held or place == "out"
-                )
-                goes_on = work.is_specialised and not self.tiling.is_one_wave
-                size = max(1, held // self.tiling.groups)
-                work = replace(work, block_bytes=size, is_specialised=goes_on, code=self.tiling.code)
+                work = work.charged(*self.tiling.due("block"))
         return TileOp(label, self.warps[group], engine, steps, handshake, group=work)
 
     def _product_work(self, s: Stage) -> GroupWork:
@@ -681,18 +675,20 @@ class GroupBlock(ResidentBlock):
             work = replace(work, repeats=1, across=work.repeats)
         awaited = not self.how[s].accumulate or self.tiling.stages == 1
         if self.tiling.slice_elements:
-            return replace(work, barriers=1, fences=1)
-        barriers = 0 if work.is_specialised or left not in self.near else 1
+            return work.charged(*barriers(work), FENCE)
         columns, depth = self._width(s.rows[0].dst), self._width(left)
-        return replace(work, is_awaited=awaited, barriers=barriers, columns=columns, depth=depth)
+        work = replace(work, is_awaited=awaited, columns=columns, depth=depth)
+        met = () if work.is_specialised or left not in self.near else barriers(work)
+        return work.charged(*met, *self.tiling.due("multiply_add"))
 
     def _rows_work(self, s: Stage) -> GroupWork:
         """Return how rows are worked on: what has no axis of the loop is repeated by nobody."""
-        if self.tiling.combine_cycles and s in self.frame.phase.finish:
-            return replace(self.work, element_cycles=self.tiling.combine_cycles, constant="combine_cycles")
+        due: list[Due] = ["element"]
+        due += ["output"] if s in self.frame.phase.finish else []
+        due += ["score"] if s is next((x for x in self.frame.stages if not x.is_product), None) else []
         names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
-        extra = self.tiling.bounds if s is next((x for x in self.frame.stages if not x.is_product), None) else 0.0
-        work = replace(self.work, columns=max((self._width(n) for n in names), default=0), extra=extra)
+        work = replace(self.work, columns=max((self._width(n) for n in names), default=0))
+        work = work.charged(*self.tiling.due(*due))
         if work.repeats == 1:
             return work
         if any(self.frame.loop_axis in self.frame.axes(n) for n in names):
@@ -713,4 +709,4 @@ class GroupBlock(ResidentBlock):
             return self.work
         size = sum(step.dst.payload_bytes for step in steps)
         loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.work.warps)
-        return replace(self.work, loads=loads, fences=1, barriers=1)
+        return replace(self.work, loads=loads).charged(*barriers(self.work), FENCE)

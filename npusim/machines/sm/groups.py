@@ -19,20 +19,26 @@ from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import GroupWork
+from npusim.ir.op import Charge, GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.sm.core import (
+    COMPARISON,
+    INSTRUCTION,
+    LIBRARY,
     REGISTER_BYTES,
     RF,
     SM,
     SMEM,
     SPILL,
+    START,
+    STEP,
     TENSOR,
     WARPS,
     GroupFields,
     Occupancy,
     SmTiling,
+    barriers,
     engine_of,
     occupancy,
     warp_issue,
@@ -162,8 +168,9 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     products, note = attention_products(phase), ""
     if products is None:
         library, plain = warp_issue(device).library, one_shot_tiling(phase, device)
-        cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
-        return _unrolled(phase, plain) if cycles is None else replace(plain, combine_cycles=cycles.value), ""
+        if fields.kernel == "fa2" and library is not None and library.combine_cycles is not None:
+            return replace(plain, charges=(*plain.charges, Charge(f"{LIBRARY}.combine_cycles", 1, "output"))), ""
+        return _unrolled(phase, plain), ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
@@ -180,17 +187,20 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work)
     size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
     tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
-    is_flex = fields.kernel == "triton"
-    tiling = replace(
-        tiling,
-        depth=tile.depth,
-        walks_blocks=bool(is_flex and phase.masks),
-        widths={phase.loop_axis: tile.keys},
-        bounds=FLEX_BOUNDS if is_flex and is_ragged(phase) else 0.0,
-    )
+    is_flex, charges = fields.kernel == "triton", [*tiling.charges]
+    if is_flex and phase.masks:
+        charges.append(Charge(f"{WARPS}.sharing.lookup_cycles"))
+    if is_flex and is_ragged(phase):
+        charges.append(Charge(COMPARISON, FLEX_BOUNDS, "score"))
     if issue.library is not None and (code := issue.library.code) is not None and not tile.stages:
-        tiling = replace(tiling, code=fetched_code(phase, tile, tiling.residents, code, device.group_count.value))
-    tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
+        charges += fetched_code(phase, tile, tiling.residents, code, device.group_count.value)
+    slices = 0
+    if fields.kernel == XFORMERS:
+        slices = XFORMERS_COUNTS["slice_elements"]
+        charges = [*charges, Charge(INSTRUCTION, XFORMERS_COUNTS["slice_instructions"], "slice")]
+        charges += barriers(work, XFORMERS_COUNTS["barriers"] - 1)
+    widths = {phase.loop_axis: tile.keys}
+    tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=tuple(charges))
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
 
@@ -263,22 +273,21 @@ def _resident(
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
         far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
+    near = Charge(f"{SPILL}.bytes_per_cycle", round(spilled_bytes * (1 - far)), "spill")
+    spills = near, Charge(f"{SPILL}.far_bytes_per_cycle", round(spilled_bytes * far), "spill")
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
         work=work,
         stages=stages,
-        spilled_bytes=round(spilled_bytes * (1 - far)),
-        far_bytes=round(spilled_bytes * far),
+        charges=(START, STEP, *barriers(work), *(c for c in spills if c.count)),
         occupied=room.occupied(blocks),
     )
     return tiling, room
 
 
-def fetched_code(
-    phase: Phase, tile: BlockTile, residents: int, code: CodeSpec, cores: int
-) -> tuple[tuple[str, float], ...]:
-    """Return the instructions around its loop that a block of FlashAttention-2 waits for, by what each takes.
+def fetched_code(phase: Phase, tile: BlockTile, residents: int, code: CodeSpec, cores: int) -> tuple[Charge, ...]:
+    """Return what a block of FlashAttention-2 pays for the instructions around its loop that it waits for.
 
     None where the cache next to the warps holds all, nor where wave after wave of blocks that are all alike walk
     through the code together.  Blocks of several lengths are out of step: one's walk evicts a long loop of another.
@@ -287,20 +296,21 @@ def fetched_code(
     loop, around = fa2_instructions(dim, tile.rows, tile.keys, causal=tile.causal, is_ragged=ragged)
     if loop + around <= code.cached_count.value:
         return ()
+    near = Charge(f"{LIBRARY}.code.fetch_cycles", around, "block")
     counts = [sum(ceil_div(r.cols, tile.keys) for r in b.runs) for b in phase.cells]
     # Blocks of one wave start together, and parts of cut keys pass over some of the code.
     if residents == 1 or len(counts) <= residents * cores or fa2_cuts(dim, tile.rows, tile.keys):
-        return (("fetch_cycles", around),)
+        return (near,)
     if len(set(counts)) == 1:
         return ()
     if loop + around > code.far_count.value:
-        return (("far_cycles", around),)
+        return (Charge(f"{LIBRARY}.code.far_cycles", around, "block"),)
     if loop <= code.loop_count.value:
-        return (("fetch_cycles", around),)
+        return (near,)
     # Tiles that are masked one by one come before the loop (flash_fwd_kernel.h, n_masking_steps).
     masked = ceil_div(tile.rows, tile.keys) + ragged if tile.causal else 1
     looped = loop * max(0.0, sum(counts) / len(counts) - masked)
-    return ("fetch_cycles", around), ("crowded_cycles", around * around / (around + looped))
+    return near, Charge(f"{LIBRARY}.code.crowded_cycles", around * around / (around + looped), "block")
 
 
 def is_ragged(phase: Phase) -> bool:
@@ -420,7 +430,8 @@ def plain_tiling(device: DeviceSpec) -> SmTiling:
     """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
     issue = warp_issue(device)
     warps = issue.subcores_count.value
-    return SmTiling(residents=issue.warps_count.value // (2 * warps), work=GroupWork(warps))
+    work = GroupWork(warps)
+    return SmTiling(residents=issue.warps_count.value // (2 * warps), work=work, charges=(START, STEP, *barriers(work)))
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
@@ -463,12 +474,12 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     if issue.library is None:
         raise SpecError(f"{device.name}: cores.{SM}.engines.{WARPS}.library: missing; {operator} needs it")
     if operator == "add":
-        cycles, constant = issue.library.add_cycles.value, "add_cycles"
+        charges = (Charge(f"{LIBRARY}.add_cycles", 1, "element"),)
     else:
-        cycles = issue.library.softmax_cycles(columns) + masked * issue.library.masked_cycles.value
-        constant = f"softmax.{min(issue.library.softmax, key=lambda n: abs(int(n) - columns))}.row_cycles"
-    assert tiling.work is not None
-    return replace(tiling, work=replace(tiling.work, element_cycles=cycles, constant=constant))
+        masks = (Charge(f"{LIBRARY}.masked_cycles", masked, "element"),) if masked else ()
+        points = issue.library.softmax_points(columns).items()
+        charges = (*(Charge(f"{LIBRARY}.softmax.{n}.row_cycles", share, "element") for n, share in points), *masks)
+    return replace(tiling, charges=(*tiling.charges, *charges))
 
 
 class GpuRowsFields(Tiling):
@@ -567,17 +578,16 @@ def library_tiling(
     engine = engine_of(device, TENSOR, GroupMatrixEngine)
     generation: Literal["mma", "wgmma"] = "mma" if engine.wgmma is None else "wgmma"
     work = GroupWork(GROUP_WARPS, across=2 if is_staged else 1, generation=generation, is_specialised=True)
+    goes_on = issue.library is not None and not is_one_wave
+    charges = [Charge(f"{LIBRARY}.tile_cycles", 1, "block") if goes_on else START]
     is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
-        work = replace(
-            work,
-            product_cycles=issue.library.unaligned_product_cycles.value,
-            element_cycles=issue.library.unaligned_store_cycles.value,
-            constant="unaligned_store_cycles",
-        )
+        charges.append(Charge(f"{LIBRARY}.unaligned_product_cycles", 1, "multiply_add"))
+        charges.append(Charge(f"{LIBRARY}.unaligned_store_cycles", 1, "element"))
     groups = max(1, m // GROUP_ROWS)
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
     of_block, there = registers * groups * GROUP_WARPS * WARP_LANES, issue.registers_count.value
     blocks = max(1, min(memory // shared, there // of_block))
     held = {RF: (REGISTER_BYTES * blocks * of_block, REGISTER_BYTES * there), SMEM: (blocks * shared, memory)}
-    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave, occupied=held)
+    tiling = SmTiling(groups, blocks, depth=stages, work=work, charges=tuple(charges), occupied=held)
+    return (m, n, k), splits, tiling

@@ -22,10 +22,22 @@ from npusim.algorithms.phase import with_finite_starts
 from npusim.config.load import list_devices, load_device
 from npusim.errors import BufferOverflowError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import GroupWork, Opcode, TileOp
+from npusim.ir.op import Charge, GroupWork, Opcode, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.sm.block import GroupBlock
-from npusim.machines.sm.core import REDUCTIONS, RF, SM, TENSOR, WARPS, SmTiling, has_warps, warp_issue
+from npusim.machines.sm.core import (
+    COMPARISON,
+    REDUCTIONS,
+    RF,
+    SM,
+    SPECIALISED,
+    TENSOR,
+    WARPS,
+    SmTiling,
+    barriers,
+    has_warps,
+    warp_issue,
+)
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
 
 if TYPE_CHECKING:
@@ -254,7 +266,11 @@ def specialised_tiling(called: str, phase: Phase, device: DeviceSpec) -> tuple[S
         turns=kernel.turns if least <= max(dims.values()) <= most_dim else None,
         ahead=kernel.ahead,
         meets=kernel.meets,
-        bounds=kernel.bounds if is_ragged else 0.0,
+        charges=(
+            Charge(f"{SPECIALISED}.step_cycles"),
+            Charge(f"{SPECIALISED}.element_cycles", dims["value"] // 2, "end"),
+            *((Charge(COMPARISON, kernel.bounds, "score"),) if is_ragged else ()),
+        ),
         clears=int(kernel.counts == "always" or bool(phase.masks)),
     )
     return (
@@ -348,7 +364,7 @@ class SpecialisedBlock(GroupBlock):
             yield replace(op, handshake=(*handshake, *(ring.fill(*SIGNAL) for ring in self.met[group : group + 1])))
         for group, warps in enumerate(self.warps if self.met else ()):
             others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
-            yield TileOp("meet", warps, WARPS, (), others, group=replace(self.work, barriers=1))
+            yield TileOp("meet", warps, WARPS, (), others, group=self.work.charged(*barriers(self.work)))
 
     def _finish(self, block: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
         begun: set[int] = set()
@@ -359,7 +375,7 @@ class SpecialisedBlock(GroupBlock):
                     yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.work)
                 slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
             if work is not None and group not in begun:
-                work = replace(work, ends_elements=self.tiling.widths["value"] // 2)
+                work = work.charged(*self.tiling.due("end"))
             begun.add(group)
             yield replace(op, handshake=slots, group=work)
 
@@ -371,9 +387,9 @@ class SpecialisedBlock(GroupBlock):
             if group in (a, b)
         )
 
-    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], **work: Any) -> TileOp:
+    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], *charges: Charge) -> TileOp:
         """Return an operation of a group that waits or hands on alone."""
-        return TileOp(label, self.warps[group], WARPS, (), slots, group=replace(self.work, **work))
+        return TileOp(label, self.warps[group], WARPS, (), slots, group=self.work.charged(*charges))
 
     def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
@@ -381,12 +397,13 @@ class SpecialisedBlock(GroupBlock):
         if not self.tiling.ahead:
             yield from ops
             if s is self.last:
-                yield self._wait("next", group, (), is_step=True)
+                yield self._wait("next", group, (), *self.tiling.due("tile"))
             return
         if len(ops) > 1:
             raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
         turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
-        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), barriers=bool(turn))
+        met = barriers(self.work, bool(turn))
+        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), *met)
         (op,) = ops
         slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
         yield replace(op, queue=self.mma[group], handshake=slots)
@@ -405,8 +422,8 @@ class SpecialisedBlock(GroupBlock):
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
             op, at = ops[0], self._cut(ops[0].steps, group)
             assert op.group is not None
-            head = replace(op.group, extra=self.tiling.bounds)
-            tail = replace(op.group, barriers=int(has_turn))
+            head = op.group.charged(*self.tiling.due("score"))
+            tail = op.group.charged(*barriers(op.group, has_turn))
             ops[:1] = [
                 replace(op, steps=op.steps[:at], handshake=scores, group=head),
                 replace(op, steps=op.steps[at:], handshake=(*later, *turn), group=tail),
@@ -415,7 +432,7 @@ class SpecialisedBlock(GroupBlock):
             ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
         yield from ops
         if s is end and is_ahead:
-            yield self._wait("next", group, (), is_step=True)
+            yield self._wait("next", group, (), *self.tiling.due("tile"))
 
     def _cut(self, steps: tuple[Step, ...], group: int) -> int:
         """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
