@@ -261,15 +261,15 @@ Due = Literal["block", "end", "tile", "spill", "slice", "element", "output", "sc
 
 
 class Charge(NamedTuple):
-    """What a kernel pays beside its steps: ``count`` times a constant of the device file.
+    """What a kernel pays beside its steps: ``times`` a constant of the device file.
 
-    ``key`` is the constant's, below ``cores.sm.engines``; of a rate in bytes a cycle the count is in bytes.
+    ``key`` is the constant's, below ``cores.sm.engines``; of a rate in bytes a cycle ``times`` is the bytes.
     A constant of another engine than the warps' keeps that engine busy.  What is paid for each element or multiply-add
     is all that the operation takes; for each score: instructions, of which ``key`` names one.
     """
 
     key: str
-    count: float = 1.0
+    times: float = 1.0
     due: Due = "tile"
 
 

@@ -7,17 +7,20 @@ memory block by block, both in the units of the device file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
-from npusim.config.tiling import Field, Tiling, lightest
+from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Charge, Opcode
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
+from npusim.machines.published import kernels
+from npusim.machines.published.kernel import GpuKernel
 from npusim.units import format_bytes, round_up
 
 if TYPE_CHECKING:
@@ -25,11 +28,10 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.op import Due, GroupWork, Step, WarpPlan
+    from npusim.machines.published.kernel import Turns
 
 
 EngineType = TypeVar("EngineType")
-#: What warp groups that specialise do one after the other.
-Turns = Literal["exponentials", "products"]
 
 SM = "sm"
 #: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few
@@ -49,7 +51,7 @@ REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 #: What kernels of warp groups pay: an iteration, a block's start, what products need that read what was just stored.
 STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
 #: As above.
-SPECIALISED, LIBRARY, COMPARISON = f"{WARPS}.sharing.specialised", f"{WARPS}.library", f"{ALU}.ops.compare"
+LIBRARY = f"{WARPS}.library"
 #: As above.
 FENCE, INSTRUCTION = Charge(f"{WARPS}.sharing.fence_cycles"), f"{WARPS}.sharing.warp_issue_cycles"
 
@@ -325,6 +327,10 @@ CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "launch", *COMPILED})
 
 
+#: The name of a published kernel, or FILE.py:NAME.
+GpuKernelName = Annotated[str, one_of(partial(kernels, GpuKernel))]
+
+
 class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
@@ -356,11 +362,10 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
-    kernel: Literal["triton", "fa2", "fa3", "cudnn", "xformers"] | None = Field(
+    kernel: GpuKernelName | None = Field(
         default=None,
-        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; FlashAttention-2's "
-        "or -3's; cuDNN's; xformers' memory-efficient one; default: one that masks all of its tiles where stages are "
-        "said, else a library's",
+        description="whose kernel, or FILE.py:NAME of one's own; default: one that masks all of its tiles where stages "
+        "are said, else a library's",
     )
 
 

@@ -16,11 +16,11 @@ from npusim.config.engine import GroupMatrixEngine, LanePipe, SharedMemoryPipe, 
 from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
+from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.core import (
     ALU,
     FMA,
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from npusim.ir.op import Charge, GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
-#: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
-#: what is left; a maximum with -127, a shift and an integer addition.
-POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
@@ -70,12 +67,6 @@ WARP_BYTES = WARP_LANES * ACCESS_BYTES
 ROUNDS = 2
 
 
-def polynomial_multiplies(variant: str) -> int:
-    """Return the multiply-adds and additions of a power of two by FlashAttention-4's polynomial, 0 of another way."""
-    name = variant.partition(".")[2]
-    return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name.startswith("fa4") else 0
-
-
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
     """Return the share of work that takes ``cycles`` alone and keeps parts of the core busy for so many of them."""
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
@@ -85,14 +76,18 @@ def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
 BY_ELEMENT = frozenset({"element", "output", "score", "multiply_add"})
 
 
-def _constant(device: DeviceSpec, key: str) -> Quantity:
-    """Return a number of the device file below the core's engines; raise `SpecError` where there is none."""
+def find_constant(device: DeviceSpec, key: str) -> Quantity | None:
+    """Return the number under a key below the core's engines, if the device file has it."""
     node: Any = device.core(SM).engines
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
-    if not isinstance(node, Quantity):
+    return node if isinstance(node, Quantity) else None
+
+
+def _constant(device: DeviceSpec, key: str) -> Quantity:
+    if (constant := find_constant(device, key)) is None:
         raise SpecError(f"{device.name}: cores.{SM}.engines.{key}: missing; a kernel pays it")
-    return node
+    return constant
 
 
 @dataclass
@@ -155,7 +150,7 @@ class GroupModel:
         for charge in work.charges:
             if charge.due not in BY_ELEMENT and (work.consumers or charge.key not in self.issued):
                 constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
-                taken = charge.count / constant if charge.key.endswith("_per_cycle") else charge.count * constant
+                taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
                 tally.add(f"{self.key}.{charge.key}", taken)
                 if taken and engine != WARPS:
                     tally.pipes[engine] = tally.pipes.get(engine, 0.0) + taken
@@ -168,7 +163,7 @@ class GroupModel:
         if work.consumers:
             return None
         charges = [c for c in work.charges if c.key in self.issued]
-        parts = {c.key: c.count * self.constant(c.key).value for c in charges}
+        parts = {c.key: c.times * self.constant(c.key).value for c in charges}
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
             if count and work.generation not in costs:
                 raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles says nothing of {work.generation}")
@@ -183,7 +178,7 @@ class GroupModel:
         if left > max(alone, memory):
             tally.terms[f"{self.key}.{TENSOR}.wgmma.elements_per_cycle"] = left - alone
         count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
-        issued = sum(c.count * self.issued[c.key] for c in charges) + count * s.access_instructions_count.value
+        issued = sum(c.times * self.issued[c.key] for c in charges) + count * s.access_instructions_count.value
         tally.pipes[LSU] = memory
         if tensor:
             tally.pipes[TENSOR] = tensor
@@ -291,7 +286,7 @@ class GroupModel:
         """
         count, is_product = max(s.dst.rows * s.dst.cols for s in steps), steps[0].opcode is Opcode.MATMUL
         count *= steps[0].depth if is_product else 1
-        each = {c.key: c.count * self.constant(c.key).value for c in charges}
+        each = {c.key: c.times * self.constant(c.key).value for c in charges}
         taken = count * (sum(each.values()) * (1 if is_product else self.device.clock_share))
         share = self._lanes_alone(taken, tally)
         for key, cycles in each.items():
@@ -313,7 +308,7 @@ class GroupModel:
         if scores := [c for c in work.charges if c.due == "score"]:
             most = max(elements(o, work) for step in steps for o in step.operands())
             for charge in scores:
-                self._issue(charge.key.rpartition(".")[2], charge.count * most, "", count)
+                self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
