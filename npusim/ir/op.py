@@ -255,9 +255,9 @@ class WarpPlan:
 Generation = Literal["mma", "wgmma"]
 
 
-#: When a kernel pays: at a block's start or end; in an iteration, there for registers that are spilled, or for each
+#: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory, or for each
 #: slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each multiply-add.
-Due = Literal["block", "end", "tile", "spill", "slice", "element", "output", "score", "multiply_add"]
+Due = Literal["block", "end", "tile", "local", "slice", "element", "output", "score", "multiply_add"]
 
 
 class Charge(NamedTuple):

@@ -8,11 +8,11 @@ from statistics import median
 from typing import Any
 
 import pytest
-from npusim.machines.published.fa2 import instructions
 
 import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
+from npusim.machines.published.fa2 import instructions
 from npusim.machines.sm.core import warp_issue
 
 SILICON = Path(__file__).parents[1] / "silicon"

@@ -13,14 +13,16 @@ from npusim.machines.published.fa3 import needs_tma, specialised_charges
 from npusim.machines.published.kernel import GpuKernel, Specialised, tiles
 
 if TYPE_CHECKING:
-    from npusim.machines.published.kernel import Use
+    from npusim.machines.published.kernel import KernelUse
 
+#: Head dims, and rows and keys of all tiles, as the kernels are called.
+HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
 #: Instructions for each score where keys end within a tile and nothing is masked: fitted, decided by three of
 #: h200_cudnn's cases (s1000, s3000, s5676).
 BOUNDS = Charge("ALU.ops.compare", 2.0, "score")
 
 
-def _charges(use: Use) -> tuple[Charge, ...]:
+def _charges(use: KernelUse) -> tuple[Charge, ...]:
     is_ragged = not use.phase.masks and any(r.cols % use.keys for b in use.phase.cells for r in b.runs)
     return (*specialised_charges(use), *((BOUNDS,) if is_ragged else ()))
 
@@ -28,9 +30,11 @@ def _charges(use: Use) -> tuple[Charge, ...]:
 CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
-    tiles={2: dict.fromkeys((64, 128, 192, 256), tiles(128, 128))},
+    tiles={2: dict.fromkeys(HEAD_DIMS, tiles(*TILE))},
     needs=needs_tma,
     order=lambda phase: phase,
-    specialised=Specialised(depth=(2, 2), turns="exponentials", turn_dims={2: (0, 256)}, meets=True, counts="always"),
+    specialised=Specialised(
+        depth=(2, 2), turns="exponentials", turn_dims={2: (0, max(HEAD_DIMS))}, meets=True, counts="always"
+    ),
     charges=_charges,
 )

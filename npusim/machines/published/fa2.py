@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.machines.published.kernel import Layouts, Use
+    from npusim.machines.published.kernel import KernelUse, Layouts
 
 #: Rows, keys and warps of a block by head dim (flash_fwd_launch_template.h).
-TILES: Layouts = {
-    **dict.fromkeys((32, 64), tiles(128, 128, warps=4)),
-    **dict.fromkeys((96, 128), tiles(128, 64, warps=4)),
-    **dict.fromkeys((192, 256), tiles(128, 64, warps=8)),
-}
-#: The same on sm_86 and sm_89: plain, and causal.
+TILES: Layouts = MappingProxyType(
+    {
+        **dict.fromkeys((32, 64), tiles(128, 128, warps=4)),
+        **dict.fromkeys((96, 128), tiles(128, 64, warps=4)),
+        **dict.fromkeys((192, 256), tiles(128, 64, warps=8)),
+    }
+)
+#: Bytes of an element for which they are tried.
+SIZES = 1, 2, 4
+#: Tiles on sm_86 and sm_89: plain, and causal (as above).
 SMALL: tuple[Layouts, Layouts] = ({128: tiles(128, 32, warps=4)}, dict.fromkeys((96, 128), tiles(64, 64, warps=4)))
 #: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
 TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), tiles(64, 64, warps=4)
@@ -62,7 +66,7 @@ def _variants(problem: Problem, device: DeviceSpec) -> Layouts:
     if device.architecture in ("sm_86", "sm_89"):
         return SMALL[problem.causal]
     is_large = device.core("sm").buffer("SMEM").capacity_bytes.value >= TWO_BLOCKS
-    return {256: TWO_BLOCKS_TILE} if is_large else {}
+    return {max(TILES): TWO_BLOCKS_TILE} if is_large else {}
 
 
 def _needs(device: DeviceSpec) -> str:
@@ -90,7 +94,7 @@ def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged
     return loop, around[2 * causal + is_ragged]
 
 
-def code_charges(use: Use) -> tuple[Charge, ...]:
+def code_charges(use: KernelUse) -> tuple[Charge, ...]:
     """Return what a block pays for the instructions around its loop that it waits for.
 
     Nothing where the cache next to the warps holds all, nor where wave after wave of blocks that are all alike walk
@@ -124,7 +128,7 @@ def code_charges(use: Use) -> tuple[Charge, ...]:
 FA2 = GpuKernel(
     name="fa2",
     whose="FlashAttention-2's",
-    tiles=dict.fromkeys((1, 2, 4), TILES),
+    tiles=MappingProxyType(dict.fromkeys(SIZES, TILES)),
     variants=_variants,
     fields=lambda _device: {"stages": None},
     leaves=frozenset({"launch"}),

@@ -7,6 +7,7 @@ mainloop_fwd_sm90_tma_gmma_ws.hpp (UseSchedulerBarrier).
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms import split_rules
@@ -22,8 +23,26 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.machines.published.kernel import Layouts, Use
+    from npusim.machines.published.kernel import KernelUse, Layouts
 
+#: Tiles plain, causal, and with any other mask (hopper/tile_size.h); the same where V has 128 columns or fewer.
+TILES_OF_16_BITS: Layouts = MappingProxyType(
+    {
+        64: tiles(192, 192, 128),
+        96: tiles(192, 144, 144, 128),
+        128: tiles(128, 176, 128),
+        192: tiles(128, 112, 112, 96),
+        256: tiles(128, 80, 80, 64),
+    }
+)
+#: As above.
+NARROW: Layouts = MappingProxyType({192: tiles(128, 128, 128, 96)})
+#: As above.
+TILES_OF_8_BITS: Layouts = MappingProxyType(
+    {64: tiles(192, 160), 96: tiles(192, 128), 128: tiles(128, 224), 192: tiles(128, 160), 256: tiles(128, 128)}
+)
+#: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
+TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
 #: Bytes of the heads whose K and V share L2: of these the longest blocks start first (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
 
@@ -45,7 +64,7 @@ def needs_tma(device: DeviceSpec) -> str:
     )
 
 
-def specialised_charges(use: Use) -> tuple[Charge, ...]:
+def specialised_charges(use: KernelUse) -> tuple[Charge, ...]:
     """Return what an iteration pays, and a block's end for each element of O that a thread holds."""
     at = "WARPS.sharing.specialised"
     return Charge(f"{at}.step_cycles"), Charge(f"{at}.element_cycles", use.value_dim // 2, "end")
@@ -53,7 +72,7 @@ def specialised_charges(use: Use) -> tuple[Charge, ...]:
 
 def _narrow(problem: Problem, _device: DeviceSpec) -> Layouts:
     is_narrow = problem.value_head_dim <= 128 and get_format(problem.dtype).size_bytes == 2  # hopper/tile_size.h
-    return {192: tiles(128, 128, 128, 96)} if is_narrow else {}
+    return NARROW if is_narrow else {}
 
 
 def _packs(problem: Problem, rows: int) -> bool:
@@ -83,16 +102,7 @@ def _section(phase: Phase, block: WorkTile) -> int:
 FA3 = GpuKernel(
     name="fa3",
     whose="FlashAttention-3's",
-    tiles={
-        2: {
-            64: tiles(192, 192, 128),
-            96: tiles(192, 144, 144, 128),
-            128: tiles(128, 176, 128),
-            192: tiles(128, 112, 112, 96),
-            256: tiles(128, 80, 80, 64),
-        },
-        1: {64: tiles(192, 160), 96: tiles(192, 128), 128: tiles(128, 224), 192: tiles(128, 160), 256: tiles(128, 128)},
-    },
+    tiles={2: TILES_OF_16_BITS, 1: TILES_OF_8_BITS},
     variants=_narrow,
     leaves=frozenset({"block_q", "block_kv"}),
     needs=needs_tma,
@@ -100,7 +110,7 @@ FA3 = GpuKernel(
     merge_rows=MERGE_ROWS,
     packs=_packs,
     order=_longest_first,
-    specialised=Specialised(depth=(2, 1), turns="products", turn_dims={2: (0, 128), 1: (128, 256)}, ahead=1),
+    specialised=Specialised(depth=(2, 1), turns="products", turn_dims=TURN_DIMS, ahead=1),
     charges=specialised_charges,
     is_fused=True,
     output_of_8_bits="bfloat16",

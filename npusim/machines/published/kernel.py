@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from npusim.errors import TilingError
 from npusim.formats import get_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
@@ -34,7 +35,7 @@ class KernelTile(NamedTuple):
 
 #: Tiles plain, causal, and with any other mask, and these by head dim as it is computed; others are filled up.
 Layout = tuple[KernelTile, KernelTile, KernelTile]
-Layouts = dict[int, Layout]
+Layouts = Mapping[int, Layout]
 
 
 def tiles(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
@@ -43,7 +44,7 @@ def tiles(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int
     return first, second, third
 
 
-class Use(NamedTuple):
+class KernelUse(NamedTuple):
     """One phase that a kernel runs, on which its charges depend: its whole tile, and blocks that a core holds.
 
     ``head_dim`` and ``value_dim`` are those that it computes.
@@ -145,11 +146,11 @@ class GpuKernel(PublishedKernel):
     packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
     order: Callable[[Phase], Phase] | None = None
     mask_block: int = 0
-    warp_rows: int = 16
+    warp_rows: int = 16  # of a fragment (PTX ISA, mma)
     slice_elements: int = 0
     is_whole: bool = False
     specialised: Specialised | None = None
-    charges: Callable[[Use], Iterable[Charge]] = lambda _use: ()
+    charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
     merge_charges: tuple[Charge, ...] = ()
 
     def head_dim(self, fmt: str, dim: int) -> int:

@@ -10,7 +10,7 @@ from npusim.machines.published.kernel import GpuKernel, warps_of
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.machines.published.kernel import Use
+    from npusim.machines.published.kernel import KernelUse
 
 #: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
 BOUNDS = Charge("ALU.ops.compare", 4.0, "score")
@@ -23,7 +23,7 @@ def _needs(device: DeviceSpec) -> str:
     return "" if is_there else f"is described for sm_75 and later, not for {device.name}"
 
 
-def _charges(use: Use) -> tuple[Charge, ...]:
+def _charges(use: KernelUse) -> tuple[Charge, ...]:
     return (*((LIST,) if use.phase.masks else ()), *((BOUNDS,) if use.is_ragged else ()))
 
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.machines.published.kernel import Use
+    from npusim.machines.published.kernel import KernelUse
 
 #: Warps that are to fit a multiprocessor, which bounds registers (kernel_forward.h, getWarpsPerSm).
 RESIDENT = 12
+#: Tiles of four warps, 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock).
+WARPS, WARP_ROWS, TILES = 4, 32, {64: tiles(64, 64, warps=4), 128: tiles(32, 128, warps=4)}
 #: Instructions of a slice beside products and accesses, and barriers outside of slices: of CUTLASS's example 41
 #: compiled for sm_70 (tests/silicon/xformers.json).
 SLICE_INSTRUCTIONS, BARRIERS = 111, 11
@@ -47,21 +49,21 @@ def _fields(device: DeviceSpec) -> Mapping[str, object]:
     return {"stages": 1, "registers": registers, "spilled_registers": 0}
 
 
-def _charges(_use: Use) -> tuple[Charge, ...]:
+def _charges(_use: KernelUse) -> tuple[Charge, ...]:
     at = "WARPS.sharing"
-    barriers = Charge(f"{at}.barrier_cycles", BARRIERS - 1), Charge(f"{at}.barrier_warp_cycles", 4 * (BARRIERS - 1))
+    barriers = Charge(f"{at}.barrier_cycles", BARRIERS - 1), Charge(f"{at}.barrier_warp_cycles", WARPS * (BARRIERS - 1))
     return Charge(f"{at}.warp_issue_cycles", SLICE_INSTRUCTIONS, "slice"), *barriers
 
 
 XFORMERS = GpuKernel(
     name="xformers",
     whose="xformers' memory-efficient one",
-    tiles={2: {64: tiles(64, 64, warps=4), 128: tiles(32, 128, warps=4)}},
+    tiles={2: TILES},
     fields=_fields,
     leaves=frozenset({"launch", "residents"}),
     needs=_needs,
     refuses=_refuses,
-    warp_rows=32,  # four warps on 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock)
+    warp_rows=WARP_ROWS,
     slice_elements=32,  # ThreadK
     charges=_charges,
 )

@@ -505,7 +505,7 @@ class GroupBlock(ResidentBlock):
         if self.tiling.stages == 1 and operands and not self.tiling.slice_elements:
             n = operands[0]
             slots = (self._slot(self.loaded[n], n, block, tile, first=False, last=True),)
-        spilled = self.work.charged(*self.tiling.due("spill"))
+        spilled = self.work.charged(*self.tiling.due("local"))
         ends_here = not self._waits_at_once  # else after the last product, before what follows it
         if self.keeps_operands and ends_here:
             slots = tuple(self._slot(self.near[n], n, block, tile, first=False, last=True) for n in operands)

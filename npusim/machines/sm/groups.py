@@ -23,7 +23,7 @@ from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
 from npusim.machines.published import cublas, find_kernel
 from npusim.machines.published.fa2 import code_charges
-from npusim.machines.published.kernel import GpuKernel, Use
+from npusim.machines.published.kernel import GpuKernel, KernelUse
 from npusim.machines.sm.core import (
     LIBRARY,
     REGISTER_BYTES,
@@ -183,7 +183,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work, shared)
     size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
     tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
-    use = Use(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
+    use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
     paid = code_charges(use) if published is None and not tile.stages else published.charges(use) if published else ()
     charges, widths = (*tiling.charges, *paid), {phase.loop_axis: tile.keys}
     tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
@@ -259,8 +259,8 @@ def _resident(
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
         far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
-    near = Charge(f"{SPILL}.bytes_per_cycle", round(spilled_bytes * (1 - far)), "spill")
-    spills = near, Charge(f"{SPILL}.far_bytes_per_cycle", round(spilled_bytes * far), "spill")
+    near = Charge(f"{SPILL}.bytes_per_cycle", round(spilled_bytes * (1 - far)), "local")
+    spills = near, Charge(f"{SPILL}.far_bytes_per_cycle", round(spilled_bytes * far), "local")
     tiling = SmTiling(
         groups=groups,
         residents=blocks,

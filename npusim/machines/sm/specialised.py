@@ -20,7 +20,7 @@ from npusim.formats import get_format
 from npusim.ir.op import Charge, GroupWork, Opcode, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.published import kernels
-from npusim.machines.published.kernel import GpuKernel, Use
+from npusim.machines.published.kernel import GpuKernel, KernelUse
 from npusim.machines.sm.block import GroupBlock
 from npusim.machines.sm.core import REDUCTIONS, RF, SM, WARPS, SmTiling, barriers, warp_issue
 from npusim.machines.sm.groups import GROUP_ROWS, GROUP_WARPS
@@ -101,7 +101,7 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         turns=warps.turns if least <= max(dims.values()) <= most_dim else None,
         ahead=warps.ahead,
         meets=warps.meets,
-        charges=tuple(kernel.charges(Use(phase, device, rows, keys, dims["head"], dims["value"]))),
+        charges=tuple(kernel.charges(KernelUse(phase, device, rows, keys, dims["head"], dims["value"]))),
         clears=int(warps.counts == "always" or bool(phase.masks)),
     )
     return (
