@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
+from npusim.config.model import fault_at
+from npusim.config.outside import is_outside
 from npusim.errors import TilingError
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "TilingField",
     "build_tiling",
     "lightest",
+    "one_of",
     "part_of",
     "tile_fields",
     "tiling_fields",
@@ -57,6 +60,20 @@ def lightest(value: Lightest) -> Any:
     which block.  Searches bound points that differ in such fields alone together.
     """
     return {"lightest": value}
+
+
+def one_of(names: Callable[[], Collection[str]]) -> Any:
+    """Return what declares a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
+
+    The names are asked for when they are needed.
+    """
+    return AfterValidator(partial(_check_name, names))
+
+
+def _check_name(names: Callable[[], Collection[str]], value: str) -> str:
+    if not is_outside(value) and value not in (known := names()):
+        raise fault_at("", f"unknown {value!r}{suggest(value, sorted(known))}; one of your own is FILE.py:NAME")
+    return value
 
 
 def part_of(kind: Kind) -> Any:
@@ -177,6 +194,8 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
         kinds = (info.annotation, *(inner if type(None) in inner else ()))
         extra: Any = info.json_schema_extra
         literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+        rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
+        literals += [tuple(rule.args[0]()) for rule in rules if isinstance(rule, partial)]
         fields.append(
             TilingField(
                 name=name,

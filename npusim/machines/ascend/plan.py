@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.blocks import BlockOrder
 from npusim.algorithms.tiling_mask import MaskKind
-from npusim.config.tiling import Field, Tiling, lightest
+from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
+from npusim.machines.published import kernels
+from npusim.machines.published.kernel import AscendKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -297,8 +300,8 @@ class RowsFields(Tiling):
     )
 
 
-#: Whose published kernel is taken.
-KernelName = Literal["cann", "pto", "tilelang"]
+#: The name of a published kernel, or FILE.py:NAME.
+KernelName = Annotated[str, one_of(partial(kernels, AscendKernel))]
 
 
 class VectorFields(Tiling):
@@ -364,8 +367,8 @@ class KernelFields(RegisterFields):
 
     kernel: KernelName | None = Field(
         default=None,
-        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result; "
-        "of a prefill CANN's where the preset is PTO's, with CANN's order and tile",
+        description="whose kernel, or FILE.py:NAME of one's own; default: whose the preset is, printed with the "
+        "result; of a prefill CANN's where the preset's runs by name alone, with CANN's order and tile",
     )
     barriers: Barriers | None = Field(
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"

@@ -31,7 +31,7 @@ from npusim.algorithms.phase import WHOLE, bind
 from npusim.errors import TilingError
 from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, TENSOR, WARPS
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.machines.sm.places import Places, accumulator
 from npusim.machines.sm.turns import Turns
@@ -108,7 +108,8 @@ class ResidentBlock:
         if self.works:
             yield from self._end(stages, self.works, block, tile)
         elif self.tiling.lanes and tile.cols and self.how:
-            step = GroupWork(GROUP_WARPS, generation="mma", is_step=True, barriers=1)
+            step = GroupWork(GROUP_WARPS, generation="mma")
+            step = step.charged(STEP, *barriers(step))
             yield from (TileOp("next", warps, WARPS, (), (), group=step) for warps in self.warps)
 
     def _run(self, run: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
@@ -283,14 +284,8 @@ class ResidentBlock:
 
     def _sliced_product(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield a product that adds up slice by slice, each loaded while the one before is multiplied."""
-        frame, places, works, how, row, queue = (
-            self.frame,
-            self.places,
-            self.works,
-            self.how[s],
-            s.rows[0],
-            self.warps[0],
-        )
+        frame, places, works, how = self.frame, self.places, self.works, self.how[s]
+        (row,), queue, charges = s.rows, self.warps[0], self.tiling.due("slice")
         assert works is not None
         dst = places.part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
@@ -307,7 +302,7 @@ class ResidentBlock:
                 step = Step(Opcode.COPY, places.loaded[n].fill(*shape), (source,), name=n)
                 yield TileOp(f"{frame.label(n)}.load", places.loaders[n], LDG, (step,))
                 step = Step(Opcode.COPY, places.near[n].fill(*shape), (places.loaded[n].front(*shape),))
-                work = works.slice(step.dst, self.tiling.slice_instructions if n == row.srcs[1] else 0)
+                work = works.slice(step.dst).charged(*charges if n == row.srcs[1] else ())
                 yield TileOp(f"{frame.label(n)}.store", queue, LSU, (step,), group=work)
                 operands.append(places.near[n].front(*shape))
             step = Step(Opcode.MATMUL, dst, tuple(operands), replace(how, accumulate=how.accumulate or span[0] > 0))

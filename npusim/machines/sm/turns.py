@@ -17,19 +17,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
 from npusim.ir.op import Opcode, TileOp
 from npusim.ir.tile import Tile
-from npusim.machines.sm.core import REDUCTIONS, RF, WARPS
+from npusim.machines.sm.core import REDUCTIONS, RF, WARPS, barriers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.algorithms.phase import Stage
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import GroupWork, Step
+    from npusim.ir.op import Charge, GroupWork, Step
     from npusim.ir.tile import RingTile
     from npusim.machines.frame import Frame
     from npusim.machines.sm.core import SmCore, SmTiling
@@ -94,7 +94,7 @@ class Turns:
             yield replace(op, handshake=(*handshake, *(ring.fill(*SIGNAL) for ring in self.met[group : group + 1])))
         for group in range(len(self.met)):
             others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
-            yield self._wait("meet", group, others, barriers=1)
+            yield self._wait("meet", group, others, *barriers(self.usual))
 
     def finished(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
         """Yield a block's end, which waits for its last product; that one's queue hands on what the block held."""
@@ -106,7 +106,7 @@ class Turns:
                     yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.usual)
                 slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
             if work is not None and group not in begun:
-                work = replace(work, ends_elements=self.tiling.widths["value"] // 2)
+                work = work.charged(*self.tiling.due("end"))
             begun.add(group)
             yield replace(op, handshake=slots, group=work)
 
@@ -115,13 +115,14 @@ class Turns:
         if not self.tiling.ahead:
             yield from ops
             if s is self.last:
-                yield self._wait("next", group, (), is_step=True)
+                yield self._wait("next", group, (), *self.tiling.due("tile"))
             return
         op, *more = ops
         if more:
             raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
         turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
-        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), barriers=bool(turn))
+        met = barriers(self.usual, bool(turn))
+        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), *met)
         slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
         yield replace(op, queue=self.mma[group], handshake=slots)
 
@@ -135,8 +136,8 @@ class Turns:
             turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
             op, at = ops[0], self._cut(ops[0].steps, tiles)
             assert op.group is not None
-            head = replace(op.group, extra=self.tiling.bounds)
-            tail = replace(op.group, barriers=int(has_turn))
+            head = op.group.charged(*self.tiling.due("score"))
+            tail = op.group.charged(*barriers(op.group, has_turn))
             ops[:1] = [
                 replace(op, steps=op.steps[:at], handshake=scores, group=head),
                 replace(op, steps=op.steps[at:], handshake=(*later, *turn), group=tail),
@@ -145,7 +146,7 @@ class Turns:
             ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
         yield from ops
         if s is end and is_ahead:
-            yield self._wait("next", group, (), is_step=True)
+            yield self._wait("next", group, (), *self.tiling.due("tile"))
 
     def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
         return tuple(
@@ -154,8 +155,8 @@ class Turns:
             if group in (a, b)
         )
 
-    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], **work: Any) -> TileOp:
-        return TileOp(label, self.warps[group], WARPS, (), slots, group=replace(self.usual, **work))
+    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], *charges: Charge) -> TileOp:
+        return TileOp(label, self.warps[group], WARPS, (), slots, group=self.usual.charged(*charges))
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
         """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.tile import Tile
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.sm.core import LDG, LSU, TENSOR
+from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers
 from npusim.machines.sm.group_cost import ACCESS_BYTES
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Stage, Visit, WorkTile
-    from npusim.ir.op import GroupWork, Step
+    from npusim.ir.op import Due, GroupWork, Step
     from npusim.ir.tile import Operand
     from npusim.machines.frame import Frame
     from npusim.machines.sm.core import SmTiling
@@ -44,25 +44,16 @@ class Works:
 
     def start(self, s: Stage) -> GroupWork:
         """Return the work of a block's first operation, laid out as a stage's."""
-        frame, places = self.frame, self.frame.places
-        moved = (n for n, place in places.items() if n in frame.held or place == "out")
-        size = sum(frame.row_bytes(n, frame.phase.sizes[frame.row_axis]) for n in moved)
-        work = self._rows(s)
-        goes_on, each = work.is_specialised and not self.tiling.is_one_wave, max(1, size // self.tiling.groups)
-        return replace(work, block_bytes=each, is_specialised=goes_on, code=self.tiling.code)
+        return self._rows(s).charged(*self.tiling.due("block"))
 
     def iteration(self, copies: int = 0) -> GroupWork:
         """Return the work at an iteration's end, with so many copies a thread of a later tile."""
-        tiling = self.tiling
-        lookups = int(tiling.walks_blocks)
-        return replace(self.usual, is_step=True, barriers=tiling.barriers, lookups=lookups, copies=copies)
+        return replace(self.usual, copies=copies).charged(*self.tiling.due("tile"))
 
     def spills(self) -> GroupWork | None:
         """Return the work of storing registers to local memory and loading them; None where they suffice."""
-        tiling = self.tiling
-        if not (tiling.spilled_bytes or tiling.far_bytes):
-            return None
-        return replace(self.usual, spilled_bytes=tiling.spilled_bytes, far_bytes=tiling.far_bytes)
+        charges = self.tiling.due("local")
+        return self.usual.charged(*charges) if charges else None
 
     def copies(self, block: WorkTile, tile: Visit) -> int:
         """Return how often each thread of a block copies 16 bytes of a tile."""
@@ -78,11 +69,12 @@ class Works:
         if work.repeats > 1 and left not in self.places.near:
             work = replace(work, repeats=1, across=work.repeats)
         if tiling.slice_elements:
-            return replace(work, barriers=1, fences=1)
+            return work.charged(*barriers(work), FENCE)
         is_awaited = not tiling.ahead if work.consumers else not self.places.how[s].accumulate or tiling.stages == 1
-        barriers = 0 if work.is_specialised or left not in self.places.near else 1
+        met = () if work.is_specialised or left not in self.places.near else barriers(work)
         columns, depth = self._width(s.rows[0].dst), self._width(left)
-        return replace(work, is_awaited=is_awaited, barriers=barriers, columns=columns, depth=depth)
+        work = replace(work, is_awaited=is_awaited, columns=columns, depth=depth)
+        return work.charged(*met, *tiling.due("multiply_add"))
 
     def beside(self, s: Stage, work: GroupWork) -> GroupWork:
         """Return work beside which a product goes on, if the warps waited for its start alone."""
@@ -94,22 +86,23 @@ class Works:
         size = rows, columns, frame.size_bytes(left, depth)
         return replace(work, behind=size, across=product.across, repeats=product.repeats)
 
-    def slice(self, slot: Operand, instructions: int) -> GroupWork:
+    def slice(self, slot: Operand) -> GroupWork:
         """Return the work of bringing a slice to shared memory: its rows are parts of a line of the cache."""
         loads = ceil_div(slot.payload_bytes, ACCESS_BYTES * WARP_LANES * self.usual.warps)
         passes = 1 + ceil_div(LINE_BYTES, max(1, slot.payload_bytes // slot.rows))
-        return replace(self.usual, loads=loads, passes=passes, instructions=instructions)
+        return replace(self.usual, loads=loads, passes=passes)
 
     def _rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: what has no axis of the loop is repeated by nobody."""
-        frame, tiling, usual = self.frame, self.tiling, self.usual
-        if tiling.combine_cycles and s in frame.phase.finish:
-            return replace(usual, element_cycles=tiling.combine_cycles, constant="combine_cycles")
+        frame, usual = self.frame, self.usual
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns see where keys end in the part of a stage before its exponentials (`Turns`).
         is_first = not usual.consumers and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
-        work = replace(usual, columns=columns, extra=tiling.bounds if is_first else 0.0)
+        due: list[Due] = ["element"]
+        due += ["output"] if s in frame.phase.finish else []
+        due += ["score"] if is_first else []
+        work = replace(usual, columns=columns).charged(*self.tiling.due(*due))
         if work.repeats == 1:
             return work
         if any(frame.loop_axis in frame.axes(n) for n in names):
@@ -130,4 +123,4 @@ class Works:
             return self.usual
         size = sum(step.dst.payload_bytes for step in steps)
         loads = ceil_div(size, ACCESS_BYTES * WARP_LANES * self.usual.warps)
-        return replace(self.usual, loads=loads, fences=1, barriers=1)
+        return replace(self.usual, loads=loads).charged(*barriers(self.usual), FENCE)
