@@ -76,6 +76,8 @@ class EnginePricing(Transfers):
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorUnit):
             return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, op.pace))
+        if len(op.steps) == 1:
+            return self.of_step(op.steps[0], queue.core, queue.engine)
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -166,8 +168,7 @@ class AscendPricing(EnginePricing):
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation; halves of a tile that leave L0C in one instruction go side by side."""
         queue = self.queues[op.queue]
-        spec, _, _ = self._unit(queue.core, queue.engine)
-        if len(op.steps) < 2 or not isinstance(spec, FixpipeEngine):
+        if len(op.steps) < 2 or not isinstance(self._unit(queue.core, queue.engine)[0], FixpipeEngine):
             return super().of_op(op)
         halves = [self.of_step(step, queue.core, queue.engine) for step in op.steps]
         slowest = max(halves, key=lambda cost: cost.occupancy_cycles)
@@ -355,21 +356,6 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
     span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
     return _group(address, banks), address // span
-
-
-def places_in(tiles: Sequence[tuple[int, int, int]], banks: BankSpec) -> Hashable:
-    """Return what says which rows of some tiles lie in one bank, or group of banks: alike, work on them costs the same.
-
-    Of each tile where it begins, its bytes, and those from row to row, 0 where these vary.
-    """
-    row = banks.row_bytes.value * banks.group_count.value
-    span = row * banks.rows_count.value
-    if any(start // span != (start + size - 1) // span for start, size, _ in tiles):
-        return tuple([start for start, _, _ in tiles])
-    if not all(pitch and pitch % row == 0 for _, _, pitch in tiles):
-        return tuple([(start % row, start // span) for start, _, _ in tiles])
-    groups: dict[int, int] = {}  # all rows of a tile begin in one
-    return tuple([(groups.setdefault(_group(start, banks), len(groups)), start // span) for start, _, _ in tiles])
 
 
 Instructions = list[tuple[str, int]]
