@@ -53,8 +53,8 @@ def work_bound(
 
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
     does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
-    raise it.  It holds wherever tiles lie, without ``is_dealt`` whoever gets which block.  ``known``: the work of bodies
-    by key, of programs that do no more than this one; to be added to.
+    raise it.  It holds wherever tiles lie, without ``is_dealt`` whoever gets which block.  ``known`` is the work of
+    bodies by key, of programs that do no more than this one; what is missing is added.
     """
     device = clocked(program, device)
     works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt)

@@ -19,7 +19,6 @@ from npusim.ir.sameness import ProgramContent
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
-from npusim.timing.engine_arrays import Ints
 from npusim.timing.engine_code import Code
 from npusim.timing.stream import Streams, clocked
 from npusim.timing.summary import times_of
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
+    from npusim.timing.engine_arrays import Ints
     from npusim.timing.result import TimingResult
 
 #: Seconds of a core's work behind which no launch is hidden.

@@ -76,8 +76,6 @@ class EnginePricing(Transfers):
         spec, key, banks = self._unit(queue.core, queue.engine)
         if isinstance(spec, VectorUnit):
             return self._with_tile(op.pace, self._sequence(op.steps, spec, key, banks, op.pace))
-        if len(op.steps) == 1:
-            return self.of_step(op.steps[0], queue.core, queue.engine)
         occupancy = latency = 0
         links: dict[str, int] = {}
         terms: dict[str, float] = {}
@@ -168,7 +166,8 @@ class AscendPricing(EnginePricing):
     def of_op(self, op: TileOp) -> Cost:
         """Return the cost of an operation; halves of a tile that leave L0C in one instruction go side by side."""
         queue = self.queues[op.queue]
-        if len(op.steps) < 2 or not isinstance(self._unit(queue.core, queue.engine)[0], FixpipeEngine):
+        spec, _, _ = self._unit(queue.core, queue.engine)
+        if len(op.steps) < 2 or not isinstance(spec, FixpipeEngine):
             return super().of_op(op)
         halves = [self.of_step(step, queue.core, queue.engine) for step in op.steps]
         slowest = max(halves, key=lambda cost: cost.occupancy_cycles)
