@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.content import Itself
 from npusim.ir.families import distinct, values_of
 from npusim.ir.opaque import OpaqueRange
 from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
@@ -71,29 +70,6 @@ class Outcome(NamedTuple):
     rings: tuple[int, ...]
     held: tuple[int, ...]
     ends: tuple[State, ...]
-
-
-def content_of(
-    program: TileProgram, endpoints: Iterable[Endpoint], shapes: Iterable[Shape], starts: Iterable[State]
-) -> Hashable:
-    """Return what the automaton of a phase without contested tensors depends on, and whether it has races.
-
-    Bodies are known by what they are, not by what is in them: programs share those that have a ``memo_key``.
-    """
-
-    def key_of(part: Part, loops: list[int]) -> Hashable:
-        if isinstance(part, Piece):
-            return part
-        indices = part.indices
-        count = loops.index(id(part)) if isinstance(indices, OpaqueRange) else range(len(indices))
-        return bool(part.name), Itself(part.parts), count
-
-    listed = []
-    for shape in shapes:
-        loops, counts = counts_of(shape)
-        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes(), shape.meets))
-    rings = tuple(tuple(vars(ring).values()) for ring in program.rings)
-    return rings, tuple(endpoints), len(program.queues), tuple(starts), tuple(listed)
 
 
 def counts_of(shape: Shape) -> tuple[list[int], Ints]:

@@ -24,7 +24,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
-from npusim.ir.content import Itself, Known, uncollected
+from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
@@ -204,12 +204,16 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    return _first(Known(device.thing.model_dump_json(), device.thing))
+    first = _first(device.thing.model_dump_json())
+    if not first:
+        first.append(device)
+    return first[0]
 
 
 @lru_cache(maxsize=64)
-def _first(device: Known) -> Itself:
-    return Itself(device.thing)
+def _first(_content: str) -> list[Itself]:
+    """Return a list for the first device of a content."""
+    return []
 
 
 @lru_cache(maxsize=256)

@@ -13,23 +13,23 @@ each vector core goes through its own slices alone.  What is decided elsewhere:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
-from itertools import accumulate, compress
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from npusim.algorithms.blocks import as_free
 from npusim.algorithms.phase import WHOLE, Visit, WorkTile
-from npusim.ir.content import Itself, interned, kept_by_blocks, methods_of
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Body, Item
 from npusim.ir.program import Loop as Repeat
-from npusim.machines.ascend.group import CUBE, FIXP, GM, MTE1, MTE2, RowSlice, pass_on
+from npusim.machines.ascend.group import FIXP, MTE2, RowSlice, pass_on
 from npusim.machines.ascend.parts import Parts
 from npusim.machines.ascend.product import CubeProduct
 from npusim.machines.ascend.rows import VectorShare, rows_stage
 from npusim.machines.ascend.slots import Slots
 from npusim.machines.ascend.succession import overlapping
 from npusim.machines.base import program_phase
-from npusim.machines.frame import Emit, Emitter, Frame, block_at, body, shape_and_place
+from npusim.machines.frame import Frame, block_at, body, shape_and_place
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -46,7 +46,6 @@ class AscendPhase:
 
     def __init__(self, group: AscendGroup, phase: Phase, tiling: AscendTiling) -> None:
         self.group, self.phase, self.tiling = group, phase, tiling
-        first_ring = len(group.allocator.rings)
         self.frame = frame = _frame(Itself(phase))
         self.parts = Parts(frame, tiling)
         slots = Slots(frame, group, tiling, self.parts)
@@ -67,66 +66,19 @@ class AscendPhase:
             for core in (group.vector_cores if listed else ())
         ]
         group.allocator.check()
-        self._content, self.placed = self._contents(first_ring)
-        self._banks = tuple([self._banks_of([s]) for s in self.rows])
-        self.memo_key = interned((self._content, self._banks))
         self.parts.check()
         cuts = self.parts.cuts
         # One function a part for all blocks: bodies are shared by what they are made of.
-        emits = [self._emitter(n, partial(self._stages, cut, self.vectors), cut) for n, cut in enumerate(cuts)]
+        emits = [partial(self._stages, cut, self.vectors) for cut in cuts]
         #: What a block does in each part, with the tiles by which that is behind the first.
         self.lagging = list(zip(emits, self.parts.lags, strict=True))
-        self.start, self.end = self._emitter("start", self._open), self._emitter("finish", self._close)
-        self.opens = [self._emitter(f"start {n}", partial(self._open, part=n)) for n in range(len(cuts))]
-        self.closes = [self._emitter(f"finish {n}", partial(self._close, part=n)) for n in range(len(cuts))]
+        self.opens = [partial(self._open, part=n) for n in range(len(cuts))]
+        self.closes = [partial(self._close, part=n) for n in range(len(cuts))]
 
     @property
     def parts_of_loop(self) -> tuple[Stage, ...]:
         """Stages of the loop over tiles; none where products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
-
-    @cached_property
-    def _works(self) -> tuple[Emitter, ...]:
-        """The loop's stages with what they do: products on the AIC, rows on the first vector core, who has most.
-
-        Products depend on less than the phase: tilings that differ in their slices of rows alone share them.
-        """
-        of_products = interned(("products", self._products_content))
-        emits = {s: partial(self._stages, (s,), self.vectors[:1], is_work=True) for s in self.parts_of_loop}
-        works = ((s, ("work", s.name), emit) for s, emit in emits.items())
-        return tuple(
-            Emitter(of_products, name, emit) if s.is_product else self._emitter(name, emit, [s])
-            for s, name, emit in works
-        )
-
-    def _contents(self, first_ring: int) -> tuple[Hashable, Hashable]:
-        """Return what operations depend on but for addresses, and those: the check looks at them, costs at few.
-
-        All but blocks, coordinates, lengths of tensors, depths of rings.
-        """
-        group, tiling = self.group, self.tiling
-        placed = group.allocator.rings[first_ring:]
-        rings = tuple((r.name, r.space, r.slot_bytes, r.producers, r.consumers, r.flag, r.peeks) for r in placed)
-        tiles = tuple(tuple((n, t.rows, t.cols, t.stride, t.fmt) for n, t in v.tiles.items()) for v in self.vectors)
-        plans = tuple((p.name, p.plan) for p in self.products.values())
-        pace = tiling.barriers, tiling.together, tiling.extra, tiling.code
-        order = tiling.order, tiling.slots, self.parts.is_continuous
-        kinds = AscendPhase, Parts, Slots, CubeProduct, VectorShare
-        by = Itself(group.device), self.frame.content, *map(methods_of, kinds), plans
-        of_products = (not {MTE2, MTE1, CUBE, FIXP}.isdisjoint((*r.producers, *r.consumers)) for r in placed)
-        self._products_content = *by, tuple(compress(rings, of_products))
-        addresses = tuple(t.offset_bytes for v in self.vectors for t in v.tiles.values())
-        content = interned((*by, rings, tiles, tiling.elements, tiling.spilled, pace, order))
-        return content, interned((*(r.space != GM and r.offset_bytes for r in placed), *addresses))
-
-    def _banks_of(self, stages: Sequence[Stage]) -> Hashable:
-        """Return what of addresses the templates and costs of stages depend on: the banks of what rows work on."""
-        names = {n for s in stages if s in self.rows for n in (*self.rows[s].names, *self.rows[s].masks)}
-        return interned(self.vectors[0].banks_of(names)) if names else ()  # vector cores are alike
-
-    def _emitter(self, name: Hashable, emit: Emit, stages: Sequence[Stage] | None = None) -> Emitter:
-        """Return a function of a tile, told apart by its name and the banks of some stages; of all by default."""
-        return Emitter(self._content, (name, self._banks if stages is None else self._banks_of(stages)), emit)
 
     def build(self) -> ProgramPhase:
         """Return the phase of the program."""
@@ -146,8 +98,6 @@ class AscendPhase:
             *self._pieces(),
             blocks=blocks,
             dealt=shares,
-            memo_key=self.memo_key,
-            placed=self.placed,
             body_counts=self._body_counts if self.lagging else None,
             bits=self._bits,
             **more,
@@ -161,11 +111,14 @@ class AscendPhase:
         (p,) = streaming
         return ((p.m_axis, p.plan.m), (p.n_axis, p.plan.n)), [n for n, mode in p.modes.items() if mode != "piece"]
 
-    def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Body, Sequence[int]]]:
-        visits = _visits(Itself(blocks))
-        for work in self._works:
-            for block, visit, counts in visits:
-                yield body(work, block, visit), counts
+    def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
+        """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""
+        for stage in self.parts_of_loop:
+            # Products on the AIC, rows on the first vector core, which has most.
+            work = partial(self._stages, (stage,), self.vectors[:1], is_work=True)
+            is_masked = stage in self.rows and bool(self.rows[stage].masks)
+            for key, block, visit, counts in _visits(Itself(blocks), is_masked):
+                yield (stage.name, key), body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
         """Return what values depend on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
@@ -181,10 +134,10 @@ class AscendPhase:
         elif self.parts.is_continuous:
             yield from self._onward(block)
         elif self.frame.loop_axis:
-            yield Repeat("start", (0,), body(self.start, block, WHOLE))
+            yield Repeat("start", (0,), body(self._open, block, WHOLE))
             is_rolling = self.tiling.order == "rolling"
             yield from self.frame.pipelined(self.lagging, block) if is_rolling else self._grouped(block)
-            yield Repeat("finish", (0,), body(self.end, block, WHOLE))
+            yield Repeat("finish", (0,), body(self._close, block, WHOLE))
         else:
             yield from self._open(block, WHOLE)
             yield from self._stages(self.phase.loops[0].stages, self.vectors, block, WHOLE)
@@ -245,7 +198,7 @@ class AscendPhase:
                 if count and each:
                     static = tuple(emits), shape, each, run.step, run.cols, run.only
                     where = at, first + start, run.col + start * run.step
-                    yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where, self.memo_key))
+                    yield Repeat(self.frame.loop_axis, range(count), Body(_group, static, where))
 
     def _onward(self, block: WorkTile) -> Iterator[Repeat]:
         """Yield a block's tiles in the first part of the pipeline, and what later parts do of it and of those before.
@@ -288,18 +241,21 @@ def _frame(phase: Itself) -> Frame:
     return Frame(phase.thing)
 
 
-@kept_by_blocks(lambda _shapes, blocks: len(blocks.thing))
-def _visits(blocks: Itself) -> list[tuple[WorkTile, Visit, list[int]]]:
-    """Return a tile of each shape, in a block that has it, and how many of them each of the blocks has."""
+@kept_by_blocks(lambda _shapes, blocks, _is_masked: len(blocks.thing))
+def _visits(blocks: Itself, is_masked: bool) -> list[tuple[Hashable, WorkTile, Visit, list[int]]]:
+    """Return the shapes of tiles: each with a tile in a block that has it, and how many of them each of the blocks has.
+
+    Tiles that differ in their masks alone have one shape unless ``is_masked``.
+    """
     shapes: dict[Hashable, tuple[WorkTile, Visit, list[int]]] = {}
     for at, block in enumerate(blocks.thing):
         shape, _ = shape_and_place(block)
         for run in block.runs:
             visit = run.visit(0, 0)
-            key = shape, visit.shape
+            key = shape, visit.shape if is_masked else visit.cols
             _, _, counts = shapes.setdefault(key, (block, visit, [0] * len(blocks.thing)))
             counts[at] += run.count
-    return list(shapes.values())
+    return [(key, *shape) for key, shape in shapes.items()]
 
 
 def _group(static: Any, at: Any, index: int) -> Iterator[Repeat]:

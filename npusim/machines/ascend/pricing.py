@@ -356,21 +356,6 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     return _group(address, banks), address // span
 
 
-def places_in(tiles: Sequence[tuple[int, int, int]], banks: BankSpec) -> Hashable:
-    """Return what says which rows of some tiles lie in one bank, or group of banks: alike, work on them costs the same.
-
-    Of each tile where it begins, its bytes, and those from row to row, 0 where these vary.
-    """
-    row = banks.row_bytes.value * banks.group_count.value
-    span = row * banks.rows_count.value
-    if any(start // span != (start + size - 1) // span for start, size, _ in tiles):
-        return tuple([start for start, _, _ in tiles])
-    if not all(pitch and pitch % row == 0 for _, _, pitch in tiles):
-        return tuple([(start % row, start // span) for start, _, _ in tiles])
-    groups: dict[int, int] = {}  # all rows of a tile begin in one
-    return tuple([(groups.setdefault(_group(start, banks), len(groups)), start // span) for start, _, _ in tiles])
-
-
 Instructions = list[tuple[str, int]]
 
 
