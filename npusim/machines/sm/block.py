@@ -283,14 +283,8 @@ class ResidentBlock:
 
     def _sliced_product(self, s: Stage, block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield a product that adds up slice by slice, each loaded while the one before is multiplied."""
-        frame, places, works, how, row, queue = (
-            self.frame,
-            self.places,
-            self.works,
-            self.how[s],
-            s.rows[0],
-            self.warps[0],
-        )
+        frame, places, works, how = self.frame, self.places, self.works, self.how[s]
+        (row,), queue = s.rows, self.warps[0]
         assert works is not None
         dst = places.part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
