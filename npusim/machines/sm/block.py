@@ -265,7 +265,8 @@ class ResidentBlock:
         if not rows:
             near = set(places.near).difference(self.frame.held)
             views = [places.operand(n, s, block, tile, group, share) for n in row.srcs if n in near]
-            yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
+            awaited = places.awaited(s, block, tile)
+            yield self._op(f"{s.name}.mma", s, group, TENSOR, (), (*views, *awaited))  # type: ignore[arg-type]
             return
         cols = self.frame.cols(row.dst, block, tile)
         dst = places.part(group, row.dst, rows, cols)
