@@ -8,7 +8,7 @@ another never leaves the registers.  Every operation is a run of all instruction
 `ResidentBlock` decides the order: what is loaded and stored when, and which stage follows which on whose rows.  Its
 parts decide the rest, and each alone:
 
-- `places.Places`: where each name lies, as what a stage sees it, who takes a slot and who releases it;
+- `places.BlockPlaces`: where each name lies, as what a stage sees it, who takes a slot and who releases it;
 - `work.Works`: what warps do in an operation beside its steps, where warp groups run concurrently;
 - `turns.Turns`: for what groups wait, where warps specialise.
 
@@ -33,7 +33,7 @@ from npusim.ir.op import Attributes, GroupWork, Opcode, Step, TileOp
 from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
-from npusim.machines.sm.places import Places, accumulator
+from npusim.machines.sm.places import BlockPlaces, accumulator
 from npusim.machines.sm.turns import Turns
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from npusim.ir.tile import Operand, RingTile
     from npusim.machines.frame import Frame, Span
     from npusim.machines.sm.core import SmCore, SmTiling
-    from npusim.machines.sm.places import Slots
+    from npusim.machines.sm.places import Handshake
 
 
 class ResidentBlock:
@@ -64,7 +64,7 @@ class ResidentBlock:
         _check_transposed(frame, core, self.how)
         self.tables = frame.tables(core.row_sum)
         readers = self.turns.mma if self.turns else self.warps
-        self.places = Places(number, frame, core, tiling, self.how, self.warps, readers)
+        self.places = BlockPlaces(number, frame, core, tiling, self.how, self.warps, readers)
         #: All queues of the block.
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *self.warps, *readers)))
         self.works = Works(frame, tiling, work, self.places) if work else None
@@ -202,7 +202,7 @@ class ResidentBlock:
     ) -> Iterator[TileOp]:
         """Yield the loads of a tile; slices of what products add up are loaded as these go on."""
         read, places = {n for s in stages for n in s.read}, self.places
-        before: Slots = ()
+        before: Handshake = ()
         for n in places.visited:
             if n in read and n not in chain and not (self.tiling.slice_elements and n in places.shared):
                 yield self._load(n, block, tile)
@@ -235,7 +235,7 @@ class ResidentBlock:
             after[s] = [n for p in fed for n in places.stored_for(p)]
         return before, after
 
-    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Slots = ()) -> TileOp:
+    def _load(self, n: str, block: WorkTile, tile: Visit, handshake: Handshake = ()) -> TileOp:
         source, ring = self.frame.cut(n, block, tile), self.places.loaded[n]
         slot = ring.fill(source.rows, source.cols, source.fmt, stride=self.places.pitch(n, ring.space))
         step = Step(Opcode.COPY, slot, (source,), name=n)
@@ -266,7 +266,8 @@ class ResidentBlock:
         if not rows:
             near = set(places.near).difference(self.frame.held)
             views = [places.operand(n, s, block, tile, group, share) for n in row.srcs if n in near]
-            yield self._op(f"{s.name}.mma", s, group, TENSOR, (), tuple(views))  # type: ignore[arg-type]
+            awaited = places.awaited(s, block, tile)
+            yield self._op(f"{s.name}.mma", s, group, TENSOR, (), (*views, *awaited))  # type: ignore[arg-type]
             return
         cols = self.frame.cols(row.dst, block, tile)
         dst = places.part(group, row.dst, rows, cols)
@@ -348,7 +349,7 @@ class ResidentBlock:
     # ---------------------------------------------------------------- operations
 
     def _op(
-        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Slots = ()
+        self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Handshake = ()
     ) -> TileOp:
         """Return an operation of a group's queue: its steps in the lanes of the stage's plan, or with its work."""
         if (plan := self._plan(s)) is not None:

@@ -1,6 +1,6 @@
 """Where the names of a phase lie in a resident block, and as what its stages see them.
 
-`Places` decides
+`BlockPlaces` decides
 
 - where an operand stays: in shared memory if products read it, else where the loader leaves it (``near``); whether it
   is copied there or goes through registers (``loaded``); for how many tiles there is room;
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from npusim.machines.sm.core import SmCore, SmTiling
 
 #: What an operation without steps of its own takes or hands on.
-Slots = tuple["RingTile", ...]
+Handshake = tuple["RingTile", ...]
 
 
-class Places:
+class BlockPlaces:
     """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
 
     ``how``: its products, with how the tensor cores multiply; ``readers``: queues that read what is loaded.
@@ -204,7 +204,7 @@ class Places:
         shape, pitch = self.frame.shape(n, block, tile), self.pitch(n, ring.space)
         return ring.front(*shape, first=first, last=last, stride=pitch)
 
-    def released(self, names: tuple[str, ...], block: WorkTile, tile: Visit) -> Slots:
+    def released(self, names: tuple[str, ...], block: WorkTile, tile: Visit) -> Handshake:
         """Return the slots of operands in shared memory, as who releases them alone hands them on."""
         return tuple(self.slot(self.near[n], n, block, tile, first=False) for n in names)
 
@@ -212,7 +212,7 @@ class Places:
         """Return what products among some stages read in shared memory."""
         return tuple(dict.fromkeys(n for s in stages if s.is_product for n in s.rows[0].srcs if n in self.shared))
 
-    def held_slots(self, rows: int, *, first: bool = False, last: bool = False) -> Slots:
+    def held_slots(self, rows: int, *, first: bool = False, last: bool = False) -> Handshake:
         """Return a group's view of what stays in its place for the whole block."""
         frame = self.frame
         return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
@@ -229,7 +229,7 @@ class Places:
         is_kept = self.keeps_operands and n not in self.prepared
         return s in self.leading if self.waits_at_once else s is readers[0], s is readers[-1] and not is_kept
 
-    def awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Slots:
+    def awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
         """Return the tile's other operands, where a product is the first that waits for its copies."""
         if s not in self.leading:
             return ()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from npusim.ir.tile import Operand
     from npusim.machines.frame import Frame
     from npusim.machines.sm.core import SmTiling
-    from npusim.machines.sm.places import Places
+    from npusim.machines.sm.places import BlockPlaces
 
 #: A line of the cache that loads of global memory come through (CUDA C++ Programming Guide, global memory).
 LINE_BYTES = 128
@@ -30,7 +30,7 @@ LINE_BYTES = 128
 class Works:
     """The work of a block's warp groups; ``usual``: of an operation that needs nothing else."""
 
-    def __init__(self, frame: Frame, tiling: SmTiling, usual: GroupWork, places: Places) -> None:
+    def __init__(self, frame: Frame, tiling: SmTiling, usual: GroupWork, places: BlockPlaces) -> None:
         self.frame, self.tiling, self.places = frame, tiling, places
         self.usual = usual if places.how else replace(usual, is_even=True)
 
