@@ -226,8 +226,10 @@ class BlockPlaces:
     def ends(self, n: str, s: Stage) -> tuple[bool, bool]:
         """Return whether a product takes an operand's slot, and whether it releases it: the first and last reader."""
         readers = [p for p in self.how if n in p.rows[0].srcs]
-        is_kept = self.keeps_operands and n not in self.prepared
-        return s in self.leading if self.waits_at_once else s is readers[0], s is readers[-1] and not is_kept
+        if n in self.prepared:
+            return s is readers[0], s is readers[-1]
+        is_first = s in self.leading if self.waits_at_once else s is readers[0]
+        return is_first, s is readers[-1] and not self.keeps_operands
 
     def awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
         """Return the tile's other operands, where a product is the first that waits for its copies."""
