@@ -106,7 +106,7 @@ class Works:
         if tiling.combine_cycles and s in frame.phase.finish:
             return replace(usual, element_cycles=tiling.combine_cycles, constant="combine_cycles")
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
-        # Groups that take turns see where keys end in the part of a stage before its exponentials (`Turns`).
+        # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
         is_first = not usual.consumers and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
         work = replace(usual, columns=columns, extra=tiling.bounds if is_first else 0.0)
