@@ -7,7 +7,7 @@ of the one before: its softmax runs beside that P V.  `WarpTurns` decides
 - which stages follow one another in a group before the next group's (`runs`), and the tiles by which some lag (`cuts`);
 - for what a group waits beside its operands: its turn, the others at a block's start, products that run on.
 
-It adds waits to the operations of the block's loop and changes no step of theirs.  WarpTurns, meetings, and products that
+It adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products that
 warps go on beside are rings without bytes, so that time and the check of races see the same order.
 Sources: as `specialised`.  Left out: lanes keep their parts of row sums till the block ends, where a sum here is one
 number a row.
