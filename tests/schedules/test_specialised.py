@@ -16,7 +16,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.ir.check import check
-from npusim.machines.sm.turns import Turns
+from npusim.machines.sm.turns import WarpTurns
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
@@ -127,7 +127,7 @@ def test_softmax_of_fa3_runs_beside_the_product_of_the_tile_before() -> None:
 
 
 def test_p_that_is_written_before_its_last_product_is_done_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "_cut", lambda _self, steps, _tiles: len(steps))
+    monkeypatch.setattr(WarpTurns, "_cut", lambda _self, steps, _tiles: len(steps))
     with pytest.raises(RaceError, match=r"PV\.mma"):
         check(program_of("fa3", heads=1, seq_q=128, seq_kv=700, head_dim=128), H200.flags)
 

@@ -10,7 +10,7 @@ parts decide the rest, and each alone:
 
 - `places.BlockPlaces`: where each name lies, as what a stage sees it, who takes a slot and who releases it;
 - `work.Works`: what warps do in an operation beside its steps, where warp groups run concurrently;
-- `turns.Turns`: for what groups wait, where warps specialise.
+- `turns.WarpTurns`: for what groups wait, where warps specialise.
 
 Where there are ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots:
 two stages wait for each load from there on, three run one tile ahead.  One stage goes through registers: its first
@@ -34,7 +34,7 @@ from npusim.ir.tile import Tile
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, SM, SMEM, STEP, TENSOR, WARPS, barriers
 from npusim.machines.sm.groups import GROUP_WARPS
 from npusim.machines.sm.places import BlockPlaces, accumulator
-from npusim.machines.sm.turns import Turns
+from npusim.machines.sm.turns import WarpTurns
 from npusim.machines.sm.work import Works
 from npusim.units import chunks
 
@@ -59,7 +59,7 @@ class ResidentBlock:
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
         self.frame, self.tiling, work = frame, tiling, tiling.work
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
-        self.turns = Turns(number, frame, core, tiling, work, self.warps) if work and work.consumers else None
+        self.turns = WarpTurns(number, frame, core, tiling, work, self.warps) if work and work.consumers else None
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in frame.stages if s.is_product}
         _check_transposed(frame, core, self.how)
         self.tables = frame.tables(core.row_sum)

@@ -6,7 +6,7 @@
   is copied there or goes through registers (``loaded``); for how many tiles there is room;
 - what rows make for a product other than from a block's own rows (``prepared``): it has a place in shared memory;
 - which names share registers (``tiles``), group by group;
-- which product takes a slot first, and which releases it (`ends`): nobody else does.
+- which product takes an operand's slot first, and which releases it (`ends`); rows do both at once (`bindings`).
 """
 
 from __future__ import annotations

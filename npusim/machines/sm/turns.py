@@ -2,7 +2,7 @@
 
 One group copies, the others take turns.  cuDNN's groups take turns around their exponentials, so that one multiplies
 while the other computes.  FlashAttention-3's take turns at issuing products, and Q K^T of a tile is issued before P V
-of the one before: its softmax runs beside that P V.  `Turns` decides
+of the one before: its softmax runs beside that P V.  `WarpTurns` decides
 
 - which stages follow one another in a group before the next group's (`runs`), and the tiles by which some lag (`cuts`);
 - for what a group waits beside its operands: its turn, the others at a block's start, products that run on.
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SIGNAL = 1, 1, "int8"
 
 
-class Turns:
+class WarpTurns:
     """Signals among the warp groups of one block; ``usual``: their work in an operation that only waits."""
 
     def __init__(

@@ -96,7 +96,7 @@ class Works:
         """Return the work of rows: what has no axis of the loop is repeated by nobody."""
         frame, usual = self.frame, self.usual
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
-        # Groups that take turns see where keys end in the part of a stage before its exponentials (`Turns`).
+        # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
         is_first = not usual.consumers and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
         due: list[Due] = ["element"]
