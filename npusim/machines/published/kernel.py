@@ -38,7 +38,7 @@ Layout = tuple[KernelTile, KernelTile, KernelTile]
 Layouts = Mapping[int, Layout]
 
 
-def tiles(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
+def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
     """Return the tiles of so many rows by their keys; with a mask as many as without, where nothing else is named."""
     first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
     return first, second, third
