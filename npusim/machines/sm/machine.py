@@ -228,7 +228,8 @@ class SmMachine(Machine):
         if (kernel := kernel_of(tiling)) is not None and kernel.order is not None:
             return kernel.order(phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
-        launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
+        launch = tiling.launch if isinstance(tiling, SmFields) else ""
+        deal = cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
         is_long = len(phase.cells) > ROUNDS * self.places
         heads = self.heads_in_l2(phase) if launch == "longest_first" and is_long else None
         return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=bool(is_compiled and phase.masks))
