@@ -73,7 +73,7 @@ class Specialised:
     depth
         Tiles of K and of V, and of Q, in shared memory; fewer where they do not fit.
     turns, turn_dims
-        What groups do one after the other, and at which head dims, by the bytes of an element.
+        What groups do one after the other, None for nothing, and at which head dims, by the bytes of an element.
     ahead
         Tiles by which Q K^T is issued before P V: 0 or 1.
     meets
@@ -83,11 +83,15 @@ class Specialised:
     """
 
     depth: tuple[int, int]
-    turns: Turns
+    turns: Turns | None
     turn_dims: Mapping[int, tuple[int, int]]
     ahead: int = 0
     meets: bool = False
     counts: Literal["always", "masked"] = "masked"
+
+    def clears(self, phase: Phase) -> bool:
+        """Return whether a memset clears a counter before a phase."""
+        return self.counts == "always" or bool(phase.masks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,9 @@ class PublishedKernel:
     whose: str
     is_fused: bool = False
     output_of_8_bits: str = ""
+
+    def __str__(self) -> str:
+        return self.whose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,7 +304,7 @@ class SmMachine(Machine):
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work
-            kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
+            kind = ResidentBlock if work is None else SpecialisedBlock if tiling.specialised else GroupBlock
             residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             has_products = any(stage.is_product for stage in phase.stages)
@@ -319,7 +319,7 @@ class SmMachine(Machine):
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
-            "clears": sum(t.clears for _, t in listed),
+            "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "occupied": {n: max(t.occupied.get(n, (0, 0)) for _, t in listed) for _, t in listed for n in t.occupied},
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)

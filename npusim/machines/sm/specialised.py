@@ -98,11 +98,8 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         held_depth=held,
         work=GroupWork(GROUP_WARPS, is_specialised=True, consumers=groups),
         widths={phase.loop_axis: keys, **dims},
-        turns=warps.turns if least <= max(dims.values()) <= most_dim else None,
-        ahead=warps.ahead,
-        meets=warps.meets,
+        specialised=warps if least <= max(dims.values()) <= most_dim else replace(warps, turns=None),
         charges=tuple(kernel.charges(KernelUse(phase, device, rows, keys, dims["head"], dims["value"]))),
-        clears=int(warps.counts == "always" or bool(phase.masks)),
     )
     return (
         tiling,
@@ -120,14 +117,16 @@ class SpecialisedBlock(GroupBlock):
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
         loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(tiling.groups)
         products = tuple(s for s in loop if s.is_product)
-        if tiling.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
+        assert tiling.specialised is not None
+        self.way = tiling.specialised
+        if self.way.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
             raise TilingError(
                 f"{frame.phase.name}: softmax runs beside P V of the tile before, which adds up in O itself: a loop of "
                 "two products with rows between them; kernel=cudnn, or a precision with accumulate=chained"
             )
         warps = [f"{SM}.B{number}W{g}" for g in groups]
         #: Queues of products: of their own where a group goes on beside them.
-        self.mma = tuple(f"{w}MMA" for w in warps) if tiling.ahead else tuple(warps)
+        self.mma = tuple(f"{w}MMA" for w in warps) if self.way.ahead else tuple(warps)
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
@@ -135,14 +134,14 @@ class SpecialisedBlock(GroupBlock):
         pairs = {*pairwise(groups), *([(0, tiling.groups - 1)] if tiling.groups > 1 else [])}
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
-            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if tiling.turns is not None
+            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if self.way.turns is not None
         }
         self.met = [
             signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
             for g in groups
-            if tiling.meets and tiling.groups > 1
+            if self.way.meets and tiling.groups > 1
         ]
-        sides = list(zip(warps, self.mma, strict=True)) if tiling.ahead else []
+        sides = list(zip(warps, self.mma, strict=True)) if self.way.ahead else []
         self.issued = {s: [signal(f"{s.name} issued", w, m) for w, m in sides] for s in products}
         self.done = {s: [signal(f"{s.name} done", m, w) for w, m in sides] for s in products}
         super().__init__(number, frame, core, tiling)
@@ -167,12 +166,12 @@ class SpecialisedBlock(GroupBlock):
 
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
         """Return the name whose registers another can take: P's product runs while the next scores come."""
-        return None if self.tiling.ahead and self.frame.places[n] == "up" else super()._below(n, served)
+        return None if self.way.ahead and self.frame.places[n] == "up" else super()._below(n, served)
 
     # ---------------------------------------------------------------- order
 
     def _loop(self, loop: TileLoop, block: WorkTile) -> Iterator[Item]:
-        return self.frame.pipelined(self.parts_of_loop, block) if self.tiling.ahead else super()._loop(loop, block)
+        return self.frame.pipelined(self.parts_of_loop, block) if self.way.ahead else super()._loop(loop, block)
 
     def _tile(self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit) -> Iterator[TileOp]:
         """Yield stages of a tile; rows group by group, as they take turns."""
@@ -188,7 +187,7 @@ class SpecialisedBlock(GroupBlock):
     def _start(self, shares: list[Span]) -> Iterator[TileOp]:
         for group, op in enumerate(super()._start(shares)):
             handshake = op.handshake
-            if self.tiling.ahead:  # no product of the block before runs on
+            if self.way.ahead:  # no product of the block before runs on
                 slots = *handshake, self.done[self.last][group].fill(*SIGNAL)
                 yield TileOp(op.label, self.mma[group], WARPS, (), slots, group=self.work)
                 handshake = ()
@@ -201,7 +200,7 @@ class SpecialisedBlock(GroupBlock):
         begun: set[int] = set()
         for op in super()._finish(block, shares):
             group, slots, work = self.warps.index(op.queue), op.handshake, op.group
-            if self.tiling.ahead:
+            if self.way.ahead:
                 if slots:
                     yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.work)
                 slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
@@ -225,7 +224,7 @@ class SpecialisedBlock(GroupBlock):
     def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
         """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
         ops = list(super()._product(s, block, tile, group, share))
-        if not self.tiling.ahead:
+        if not self.way.ahead:
             yield from ops
             if s is self.last:
                 yield self._wait("next", group, (), *self.tiling.due("tile"))
@@ -245,7 +244,7 @@ class SpecialisedBlock(GroupBlock):
         if not tile.cols:
             yield from ops
             return
-        is_ahead, has_turn = bool(self.tiling.ahead), self.tiling.turns == "exponentials"
+        is_ahead, has_turn = bool(self.way.ahead), self.way.turns == "exponentials"
         ops = ops or [self._wait(s.name, group, ())]
         if s is begin:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
@@ -267,7 +266,7 @@ class SpecialisedBlock(GroupBlock):
 
     def _cut(self, steps: tuple[Step, ...], group: int) -> int:
         """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
-        if self.tiling.ahead:
+        if self.way.ahead:
             (row,) = self.last.rows
             tiles = [self.parts[group][self.frame.storage[n]] for n in (row.srcs[0], row.dst)]
             places = {tile.offset_bytes for tile in tiles}
@@ -281,7 +280,7 @@ class SpecialisedBlock(GroupBlock):
     def _product_work(self, s: Stage) -> GroupWork:
         (row,) = s.rows
         columns, depth = (self._width(n) for n in (row.dst, row.srcs[0]))
-        return replace(self.work, is_awaited=not self.tiling.ahead, columns=columns, depth=depth)
+        return replace(self.work, is_awaited=not self.way.ahead, columns=columns, depth=depth)
 
     def _rows_work(self, s: Stage) -> GroupWork:
         names = [n for n in (*s.written, *s.read) if n in self.frame.phase.names]
