@@ -279,11 +279,9 @@ class AscendMachine(Machine):
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
-    """Return a phase with its blocks in another order, one for all tilings that have it."""
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
 
 
 def _is_attention(phase: Phase) -> bool:
-    """Return whether a phase has products in a loop over tiles."""
     return bool(phase.loop_axis) and any(s.is_product for s in phase.stages)

@@ -337,7 +337,6 @@ class SmMachine(Machine):
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool) -> Phase:
-    """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
     first: Phase = phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
@@ -347,5 +346,4 @@ def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: i
 
 @kept_by_blocks(lambda _order, blocks, *_: len(blocks.thing))
 def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
     return as_free(blocks.thing, cores, residents)

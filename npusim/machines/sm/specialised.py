@@ -210,7 +210,6 @@ class SpecialisedBlock(GroupBlock):
             yield replace(op, handshake=slots, group=work)
 
     def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
-        """Return the slots in which a group takes its turn, and gives it to the next."""
         return tuple(
             (ring.fill if group == a else ring.front)(*SIGNAL, first=takes, last=gives)
             for (a, b), ring in self.turn.items()
@@ -218,7 +217,6 @@ class SpecialisedBlock(GroupBlock):
         )
 
     def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], *charges: Charge) -> TileOp:
-        """Return an operation of a group that waits or hands on alone."""
         return TileOp(label, self.warps[group], WARPS, (), slots, group=self.work.charged(*charges))
 
     def _product(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
