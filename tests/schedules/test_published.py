@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,18 @@ def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
     )
     assert f"kernel={name}: the file's" in ours.notes
     assert ours.cycles == same.cycles
+
+
+def test_what_is_kept_of_a_call_forgets_a_file_that_has_changed(tmp_path: Path) -> None:
+    file, cycles = tmp_path / "ours.py", []
+    for deal in ("round_robin", "balanced"):
+        text = f'OURS = AscendKernel(name="ours", whose="ours", barriers="needed", deal="{deal}")\n'
+        file.write_text(f"from npusim.kernel import AscendKernel\n{text}", encoding="utf-8")
+        call = f"import npusim; print(npusim.run('flash', hw='ascend_910b2', tiling={{'kernel': '{file}:OURS'}}, "
+        code = f"{call}workload='llama2_7b', seq=2048, trace_groups=(), numerics=False).tiling.deal)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        cycles.append(done.stdout.strip())
+    assert cycles == ["round_robin", "balanced"]
 
 
 # ---------------------------------------------------------------- names outside the room
