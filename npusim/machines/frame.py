@@ -348,7 +348,6 @@ class Frame:
 
 
 def _longest(hulls: list[Span]) -> Iterator[Span]:
-    """Yield, of sorted hulls with one beginning, the longest."""
     yield from (a for a, b in zip_longest(hulls, hulls[1:]) if b is None or a[0] != b[0])
 
 
@@ -378,7 +377,6 @@ def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> 
 
 
 def _together(static: Any, at: Any, index: int) -> Iterator[ProgramLoop]:
-    """Yield each part's body at its tile of one step."""
     for (part, pitch, cols, only, shape), (position, number, col) in zip(static, at, strict=True):
         tile = Visit(index + number, index * pitch + col, cols, only)
         yield ProgramLoop("", (0,), body(part, block_at(shape, position), tile))

@@ -19,6 +19,7 @@ from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
 from npusim.machines.published import find_kernel
+from npusim.machines.published.cann import CANN
 from npusim.machines.published.kernel import GpuKernel, PublishedKernel
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
 from npusim.schedules.define import FlashTiling, attention
@@ -41,7 +42,7 @@ class TwoLevelTiling(FlashTiling):
         description="tiles that Q K^T and softmax run ahead of P V",
         json_schema_extra=lightest("least"),
     )
-    kernel: KernelName | None = Field(default="cann", description="whose kernel")
+    kernel: KernelName | None = Field(default=CANN.name, description="whose kernel")
     barriers: Barriers | None = Field(
         default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
     )

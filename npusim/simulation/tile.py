@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
+from npusim.config.outside import is_outside
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
@@ -249,7 +250,10 @@ def remembered(
 
     It is kept there where none but npusim's own files have a part in it, until one of them changes.
     """
-    if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
+    kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
+    is_ours = not any(is_outside(name) for name in kernels if isinstance(name, str))
+    is_ours &= machine_class(device.family).__module__.startswith("npusim.")
+    if schedule.origin or not is_ours:
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, device.model_dump_json(), *map(repr, call)

@@ -17,7 +17,10 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup,
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import (
     AscendTiling,
+    GemmFields,
+    KernelFields,
     RegisterFields,
+    RowsFields,
     VectorFields,
     gemm_tiling,
     piece_plan,
@@ -61,9 +64,17 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
 LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
-def kernel_of(tiling: Any) -> AscendKernel | None:
+def kernel_of(named: Any) -> AscendKernel | None:
     """Return the published kernel that a tiling or a precision names, if any."""
-    return find_kernel(AscendKernel, getattr(tiling, "kernel", None))
+    return find_kernel(AscendKernel, getattr(named, "kernel", None))
+
+
+def attention_fields(tiling: Any) -> KernelFields:
+    """Return what a tiling says of attention, with defaults where it has no such field."""
+    if isinstance(tiling, KernelFields):
+        return tiling
+    own = {n: value for n, value in dict(tiling).items() if n in KernelFields.model_fields}
+    return KernelFields.model_construct(**{"depth": 1, **own})
 
 
 class AscendMachine(Machine):
@@ -77,7 +88,7 @@ class AscendMachine(Machine):
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
-        if getattr(tiling, "nd2nz", None) == "vector" and "nd2nz" not in tiling.model_fields_set:
+        if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
             off = " and ".join(off_rows(problem))
             return tiling, (
                 f"nd2nz=vector: rows of {off} are off 256 bytes; vector cores rearrange them first, as CANN's",
@@ -109,7 +120,8 @@ class AscendMachine(Machine):
         Of a kernel that is nobody else's CANN's tile and order, whatever of its tile is named; with registers slices
         of whole registers in any case.  A product is CANN's too: vector cores make fractals of rows that are off.
         """
-        if isinstance(problem, GemmProblem) and getattr(tiling, "nd2nz", "") is None and off_rows(problem):
+        is_product = isinstance(problem, GemmProblem) and isinstance(tiling, GemmFields)
+        if is_product and tiling.nd2nz is None and off_rows(problem):
             values = {**dict(tiling), "nd2nz": "vector"}
             return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
         if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
@@ -119,14 +131,14 @@ class AscendMachine(Machine):
         if has_registers(self.device):
             fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN.fields["pipeline"]}
             fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
-        elif is_open and getattr(tiling, "kernel", "") is None:
+        elif is_open and attention_fields(tiling).kernel is None:
             preset = kernel_of(precision) or CANN
             # CANN's decode is another kernel, of which no order is known.
             if preset.is_by_name and problem.seq_q >= self.group.fractal:
                 fields = {**CANN.fields, **MEMORY_TILE, "kernel": CANN.name}
                 if "block_kv" in tiling.model_fields_set:  # slices of as many elements
                     fields["vector_rows"] = max(1, cann.SLICE_ELEMENTS // dict(tiling)["block_kv"])
-        if getattr(tiling, "order", "") != "rolling":
+        if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
         made = {n: value for n, value in fields.items() if n in known and n not in named}
@@ -168,35 +180,35 @@ class AscendMachine(Machine):
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
-        deal: Any = getattr(tiling, "deal", "round_robin")
-        if deal == "round_robin" or not _is_attention(phase):
+        if not _is_attention(phase) or (deal := attention_fields(tiling).deal) == "round_robin":
             return phase
         return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
-        t = tiling
+        t = attention_fields(tiling)
         if not _is_attention(phase):
-            if hasattr(t, "block_k") and any(s.is_product for s in phase.stages):
-                return gemm_tiling(phase, t, self.group), ""
-            elements, buffers = phase.slice_elements or SLICE_ELEMENTS, getattr(t, "buffers", PING_PONG)
+            if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
+                return gemm_tiling(phase, tiling, self.group), ""
+            elements = phase.slice_elements or SLICE_ELEMENTS
+            buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
             return AscendTiling(elements=elements, buffers=buffers, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
-            elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
+            elements=slice_elements(t.vector_rows, share, width, elements),
             ahead=self._ahead(t),
-            spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+            spilled=tuple(states) if t.running == "gm" else (),
             code=(code := self._code(t, phase)),
-            order=getattr(t, "order", "rolling"),
-            slots=getattr(t, "slots", PING_PONG),
-            route=getattr(t, "route", None),
-            is_work_list=getattr(t, "deal", "") == "work_list",
-            is_continuous=getattr(t, "pipeline", "") == "core",
+            order=t.order,
+            slots=t.slots,
+            route=t.route,
+            is_work_list=t.deal == "work_list",
+            is_continuous=t.pipeline == "core",
         )
         if code is not None:
-            is_open = code.layout == MASKED_LAYOUT and getattr(t, "layout", None) is None
+            is_open = code.layout == MASKED_LAYOUT and t.layout is None
             return (
                 fields,
                 "layout=nd: with a mask a register holds keys of one row; assumed of CANN's" if is_open else "",
@@ -230,7 +242,7 @@ class AscendMachine(Machine):
         A block is a core's share of C, a tile where nothing is said.
         """
         phases, operands = [], {"a": a, "b": b}
-        for n, t in operands.items() if getattr(tiling, "nd2nz", "") == "vector" else ():
+        for n, t in operands.items() if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" else ():
             if is_off(t.cols, t.fmt) and not t.column:
                 moved = replace(t, name=f"{t.name}_nz", role="workspace", column=self.column(t.fmt))
                 phases.append(copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED))
@@ -241,17 +253,16 @@ class AscendMachine(Machine):
         return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
 
     @staticmethod
-    def _ahead(tiling: Any) -> int:
+    def _ahead(t: KernelFields) -> int:
         """Return how many tiles stages run ahead: in a group those before its last."""
-        depth: int = getattr(tiling, "depth", 1)
-        return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
+        return {"groups": max(0, t.depth - 1), "serial": 0}.get(t.order, t.depth)
 
-    def _code(self, tiling: Any, phase: Phase) -> VectorCode | None:
+    def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
         """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
         if not has_registers(self.device):
             return None
         usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}
-        return VectorCode(*(getattr(tiling, name, None) or value for name, value in usual.items()))
+        return VectorCode(*(getattr(t, name) or value for name, value in usual.items()))
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
@@ -268,11 +279,9 @@ class AscendMachine(Machine):
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
-    """Return a phase with its blocks in another order, one for all tilings that have it."""
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
 
 
 def _is_attention(phase: Phase) -> bool:
-    """Return whether a phase has products in a loop over tiles."""
     return bool(phase.loop_axis) and any(s.is_product for s in phase.stages)

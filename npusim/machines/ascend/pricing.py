@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=16)  # of devices and units
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
-    """Return the memo of operations' costs on a device, by the functions that compute them."""
     return {}
 
 
@@ -187,7 +186,6 @@ class AscendPricing(EnginePricing):
 
 
 def _shape(operand: Source) -> Hashable:
-    """Return what the cost of a step that is no vector unit's depends on."""
     if isinstance(operand, float):
         return operand
     return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
@@ -295,7 +293,6 @@ class _Run:
 
 
 def _where(operand: Operand) -> object:
-    """Return the identity of an operand's bytes: its address, or its cut of global memory."""
     return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 

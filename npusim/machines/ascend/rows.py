@@ -265,7 +265,6 @@ class VectorShare:
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
-        """Return a lasting state while a block's tiles are worked on."""
         width, fmt = self.frame.width(n), self.frame.fmt(n)
         return self.lasting[n].fill(self.rows, width, fmt, first=first, last=last)
 
@@ -350,7 +349,6 @@ class VectorShare:
         return (*bind(s.table[:at], bound, s.name), turn, *after)
 
     def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
-        """Return a slice's place in the share of a spilled state in global memory."""
         ring = self.spilled[n].memory
         view = ring.fill if is_write else ring.front
         whole = view(self.rows, self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
@@ -365,14 +363,12 @@ class VectorShare:
         return rows, self.frame.cols(n, block, tile), self.frame.fmt(n)
 
     def _outside(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> Operand:
-        """Return where a slice of an input comes from, or an output goes to, outside UB."""
         if n not in self.cross:
             return self.frame.cut(n, block, tile, self.frame.rows_of(n, (part.row, part.rows)))
         slot = self._cross(n, block, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, block, tile))
 
     def _share(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> RingTile:
-        """Return a slice of what a product put into UB."""
         cols = self.frame.cols(n, block, tile)
         slot = self.cross[n].front(part.share, cols, self.frame.fmt(n), first=part.first, last=part.last)
         return slot.part(part.at, part.rows)

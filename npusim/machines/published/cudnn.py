@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npusim.ir.op import Charge
 from npusim.machines.published.fa3 import needs_tma, specialised_charges
-from npusim.machines.published.kernel import GpuKernel, Specialised, tiles
+from npusim.machines.published.kernel import GpuKernel, Specialised, layout
 
 if TYPE_CHECKING:
     from npusim.machines.published.kernel import KernelUse
@@ -30,7 +30,7 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 CUDNN = GpuKernel(
     name="cudnn",
     whose="cuDNN's",
-    tiles={2: dict.fromkeys(HEAD_DIMS, tiles(*TILE))},
+    tiles={2: dict.fromkeys(HEAD_DIMS, layout(*TILE))},
     needs=needs_tma,
     order=lambda phase: phase,
     specialised=Specialised(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from npusim.algorithms import split_rules
 from npusim.ir.op import Charge
-from npusim.machines.published.kernel import GpuKernel, KernelTile, tiles, warps_of
+from npusim.machines.published.kernel import GpuKernel, KernelTile, layout, warps_of
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 #: Rows, keys and warps of a block by head dim (flash_fwd_launch_template.h).
 TILES: Layouts = MappingProxyType(
     {
-        **dict.fromkeys((32, 64), tiles(128, 128, warps=4)),
-        **dict.fromkeys((96, 128), tiles(128, 64, warps=4)),
-        **dict.fromkeys((192, 256), tiles(128, 64, warps=8)),
+        **dict.fromkeys((32, 64), layout(128, 128, warps=4)),
+        **dict.fromkeys((96, 128), layout(128, 64, warps=4)),
+        **dict.fromkeys((192, 256), layout(128, 64, warps=8)),
     }
 )
 #: Bytes of an element for which they are tried.
 SIZES = 1, 2, 4
 #: Tiles on sm_86 and sm_89: plain, and causal (as above).
-SMALL: tuple[Layouts, Layouts] = ({128: tiles(128, 32, warps=4)}, dict.fromkeys((96, 128), tiles(64, 64, warps=4)))
+SMALL: tuple[Layouts, Layouts] = ({128: layout(128, 32, warps=4)}, dict.fromkeys((96, 128), layout(64, 64, warps=4)))
 #: As above: from so many bytes of shared memory on two blocks of 64 rows fit where one of 128 does, for heads of 256.
-TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), tiles(64, 64, warps=4)
+TWO_BLOCKS, TWO_BLOCKS_TILE = 4 * 256 * (64 + 128), layout(64, 64, warps=4)
 #: Rows and warps of a block whose keys are cut, and its keys by head dim (flash_api.cpp, num_splits).
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
 #: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).

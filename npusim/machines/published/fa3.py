@@ -16,7 +16,7 @@ from npusim.config.load import list_devices, load_device
 from npusim.formats import get_format
 from npusim.ir.op import Charge
 from npusim.machines.published.fa2 import MERGE_ROWS
-from npusim.machines.published.kernel import GpuKernel, Specialised, tiles, warps_of
+from npusim.machines.published.kernel import GpuKernel, Specialised, layout, warps_of
 from npusim.units import round_up
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 #: Tiles plain, causal, and with any other mask (hopper/tile_size.h); the same where V has 128 columns or fewer.
 TILES_OF_16_BITS: Layouts = MappingProxyType(
     {
-        64: tiles(192, 192, 128),
-        96: tiles(192, 144, 144, 128),
-        128: tiles(128, 176, 128),
-        192: tiles(128, 112, 112, 96),
-        256: tiles(128, 80, 80, 64),
+        64: layout(192, 192, 128),
+        96: layout(192, 144, 144, 128),
+        128: layout(128, 176, 128),
+        192: layout(128, 112, 112, 96),
+        256: layout(128, 80, 80, 64),
     }
 )
 #: As above.
-NARROW: Layouts = MappingProxyType({192: tiles(128, 128, 128, 96)})
+NARROW: Layouts = MappingProxyType({192: layout(128, 128, 128, 96)})
 #: As above.
 TILES_OF_8_BITS: Layouts = MappingProxyType(
-    {64: tiles(192, 160), 96: tiles(192, 128), 128: tiles(128, 224), 192: tiles(128, 160), 256: tiles(128, 128)}
+    {64: layout(192, 160), 96: layout(192, 128), 128: layout(128, 224), 192: layout(128, 160), 256: layout(128, 128)}
 )
 #: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})

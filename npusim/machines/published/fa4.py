@@ -1,18 +1,12 @@
-"""FlashAttention-4, which the schedule ``fa4`` computes: its powers of two by a polynomial, and how it cuts keys.
+"""FlashAttention-4, which the schedule ``fa4`` computes; its powers of two by a polynomial.
 
 Source: Dao-AILab/flash-attention, flash_attn/cute.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from npusim.algorithms import split_rules
 from npusim.formats.unary import POLYNOMIALS
-from npusim.machines.published.kernel import GpuKernel
-
-if TYPE_CHECKING:
-    from npusim.config.device import DeviceSpec
+from npusim.machines.published.kernel import PublishedKernel
 
 #: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
 #: what is left; a maximum with -127, a shift and an integer addition.
@@ -25,15 +19,4 @@ def polynomial_multiplies(variant: str) -> int:
     return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name.startswith("fa4") else 0
 
 
-def _needs(device: DeviceSpec) -> str:
-    return f"is described by the schedule fa4, not by a tile of others on {device.name}; npusim run fa4"
-
-
-FA4 = GpuKernel(
-    name="fa4",
-    whose="FlashAttention-4's",
-    needs=_needs,
-    split_rule=split_rules.fa4,
-    is_fused=True,
-    output_of_8_bits="bfloat16",
-)
+FA4 = PublishedKernel(name="fa4", whose="FlashAttention-4's", is_fused=True, output_of_8_bits="bfloat16")

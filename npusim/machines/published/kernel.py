@@ -38,7 +38,7 @@ Layout = tuple[KernelTile, KernelTile, KernelTile]
 Layouts = Mapping[int, Layout]
 
 
-def tiles(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
+def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
     """Return the tiles of so many rows by their keys; with a mask as many as without, where nothing else is named."""
     first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
     return first, second, third
@@ -73,7 +73,7 @@ class Specialised:
     depth
         Tiles of K and of V, and of Q, in shared memory; fewer where they do not fit.
     turns, turn_dims
-        What groups do one after the other, and at which head dims, by the bytes of an element.
+        What groups do one after the other, None for nothing, and at which head dims, by the bytes of an element.
     ahead
         Tiles by which Q K^T is issued before P V: 0 or 1.
     meets
@@ -83,11 +83,15 @@ class Specialised:
     """
 
     depth: tuple[int, int]
-    turns: Turns
+    turns: Turns | None
     turn_dims: Mapping[int, tuple[int, int]]
     ahead: int = 0
     meets: bool = False
     counts: Literal["always", "masked"] = "masked"
+
+    def clears(self, phase: Phase) -> bool:
+        """Return whether a memset clears a counter before a phase."""
+        return self.counts == "always" or bool(phase.masks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,9 @@ class PublishedKernel:
     whose: str
     is_fused: bool = False
     output_of_8_bits: str = ""
+
+    def __str__(self) -> str:
+        return self.whose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

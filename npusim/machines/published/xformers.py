@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.ir.op import Charge
 from npusim.layout.fragment import WARP_LANES
-from npusim.machines.published.kernel import GpuKernel, tiles, warps_of
+from npusim.machines.published.kernel import GpuKernel, layout, warps_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Warps that are to fit a multiprocessor, which bounds registers (kernel_forward.h, getWarpsPerSm).
 RESIDENT = 12
 #: Tiles of four warps, 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock).
-WARPS, WARP_ROWS, TILES = 4, 32, {64: tiles(64, 64, warps=4), 128: tiles(32, 128, warps=4)}
+WARPS, WARP_ROWS, TILES = 4, 32, {64: layout(64, 64, warps=4), 128: layout(32, 128, warps=4)}
 #: Instructions of a slice beside products and accesses, and barriers outside of slices: of CUTLASS's example 41
 #: compiled for sm_70 (tests/silicon/xformers.json).
 SLICE_INSTRUCTIONS, BARRIERS = 111, 11

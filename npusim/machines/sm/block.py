@@ -59,7 +59,8 @@ class ResidentBlock:
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
         self.frame, self.tiling, work = frame, tiling, tiling.work
         self.warps = tuple(f"{SM}.B{number}W{g}" for g in range(tiling.groups))
-        self.turns = WarpTurns(number, frame, core, tiling, work, self.warps) if work and work.consumers else None
+        way = tiling.specialised
+        self.turns = WarpTurns(number, frame, core, tiling, way, self.warps) if way is not None else None
         self.how = {s: frame.product_attributes(s, core.arithmetic) for s in frame.stages if s.is_product}
         _check_transposed(frame, core, self.how)
         self.tables = frame.tables(core.row_sum)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.op import Due, GroupWork, Step, WarpPlan
-    from npusim.machines.published.kernel import Turns
+    from npusim.machines.published.kernel import Specialised
 
 
 EngineType = TypeVar("EngineType")
@@ -99,18 +99,12 @@ class SmTiling:
         Of what products add up, that comes at once where operands come slice by slice.
     held_depth
         Tiles of operands that stay for a block in shared memory: the next block's come while this one's are read.
-    turns
-        What warp groups do one after the other: exponentials, or the issue of products; none: nothing.
     loaded_tiles
         Of a loop without products that are under way: rows of one tile cover the load of the next.
-    ahead
-        Tiles by which Q K^T is issued before P V, so that softmax runs beside the other's P V: 0 or 1.
-    meets
-        Whether warp groups begin a block together.
+    specialised
+        How warps of a block specialise; none: all do the same.
     widths
         Columns along each axis that a kernel computes, whatever a ragged tile has; none: as many as a tile has.
-    clears
-        Kernels before it that clear a counter.
     charges
         What the kernel pays beside its steps.
     occupied
@@ -128,12 +122,9 @@ class SmTiling:
     stages: int = 0
     slice_elements: int = 0
     held_depth: int = 1
-    turns: Turns | None = None
     loaded_tiles: int = 2
-    ahead: int = 0
-    meets: bool = False
+    specialised: Specialised | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
-    clears: int = 0
     charges: tuple[Charge, ...] = ()
     occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 

@@ -335,7 +335,6 @@ class GroupModel:
         )
 
     def _copied(self, work: GroupWork) -> float:
-        """Return the cycles of shared memory that copies and loads through registers take."""
         return (work.copies + work.loads) * work.passes * work.warps * WARP_BYTES / self.memory_bytes
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:

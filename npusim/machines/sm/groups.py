@@ -327,7 +327,6 @@ def registers_of(
 
 
 def _accesses(fields: GroupFields) -> float:
-    """Return the accesses of an iteration to registers that are spilled as given."""
     return (
         SPILL_ACCESSES * (fields.spilled_registers or 0) if fields.spilled_accesses is None else fields.spilled_accesses
     )

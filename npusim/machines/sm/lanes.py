@@ -272,7 +272,6 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
 
 @cache
 def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> tuple[int, ...]:
-    """Return where lanes read rows of K, or raise `LayoutError`."""
     memory, keys = padded(width, width, padding=padding), instruction(MMA, b="row").b
     return fragment_addresses(keys, arrangement(pairs), memory, access_bytes=access_bytes)
 

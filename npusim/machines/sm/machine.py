@@ -228,7 +228,8 @@ class SmMachine(Machine):
         if (kernel := kernel_of(tiling)) is not None and kernel.order is not None:
             return kernel.order(phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
-        launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
+        launch = tiling.launch if isinstance(tiling, SmFields) else ""
+        deal = cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
         is_long = len(phase.cells) > ROUNDS * self.places
         heads = self.heads_in_l2(phase) if launch == "longest_first" and is_long else None
         return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=bool(is_compiled and phase.masks))
@@ -317,7 +318,7 @@ class SmMachine(Machine):
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
-            "clears": sum(t.clears for _, t in listed),
+            "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "occupied": {n: max(t.occupied.get(n, (0, 0)) for _, t in listed) for _, t in listed for n in t.occupied},
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
@@ -335,7 +336,6 @@ class SmMachine(Machine):
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool) -> Phase:
-    """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
     first: Phase = phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
@@ -345,5 +345,4 @@ def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: i
 
 @kept_by_blocks(lambda _order, blocks, *_: len(blocks.thing))
 def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
     return as_free(blocks.thing, cores, residents)

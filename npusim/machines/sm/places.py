@@ -176,7 +176,8 @@ class BlockPlaces:
     def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
         """Return the name whose registers another can take: of a product's tile, or for a result a state."""
         frame, size = self.frame, self.frame.size_bytes(n, 1)
-        if self.tiling.ahead and frame.places[n] == "up":
+        way = self.tiling.specialised
+        if way is not None and way.ahead and frame.places[n] == "up":
             return None  # P's product runs while the next scores come
         wanted = "down" if frame.places[n] == "up" else "state"
         return next(

@@ -5,6 +5,7 @@ A persistent block goes from tile of work to tile of work, its copies ahead of i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -82,11 +83,8 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         held_depth=held,
         work=GroupWork(GROUP_WARPS, is_specialised=True, consumers=groups),
         widths={phase.loop_axis: keys, **dims},
-        turns=warps.turns if least <= max(dims.values()) <= most_dim else None,
-        ahead=warps.ahead,
-        meets=warps.meets,
+        specialised=warps if least <= max(dims.values()) <= most_dim else replace(warps, turns=None),
         charges=tuple(kernel.charges(KernelUse(phase, device, rows, keys, dims["head"], dims["value"]))),
-        clears=int(warps.counts == "always" or bool(phase.masks)),
     )
     return (
         tiling,

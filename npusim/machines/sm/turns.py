@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from npusim.algorithms.phase import Stage
     from npusim.ir.buffers import Ring
-    from npusim.ir.op import Charge, GroupWork, Step
+    from npusim.ir.op import Charge, Step
     from npusim.ir.tile import RingTile
     from npusim.machines.frame import Frame
+    from npusim.machines.published.kernel import Specialised
     from npusim.machines.sm.core import SmCore, SmTiling
 
 #: The view of a ring without bytes.
@@ -39,21 +40,24 @@ SIGNAL = 1, 1, "int8"
 
 
 class WarpTurns:
-    """Signals among the warp groups of one block; ``usual``: their work in an operation that only waits."""
+    """Signals among the warp groups of one block of a tiling that says how they specialise (``way``)."""
 
     def __init__(
-        self, number: int, frame: Frame, core: SmCore, tiling: SmTiling, usual: GroupWork, warps: tuple[str, ...]
+        self, number: int, frame: Frame, core: SmCore, tiling: SmTiling, way: Specialised, warps: tuple[str, ...]
     ) -> None:
-        self.frame, self.tiling, self.usual, self.warps = frame, tiling, usual, warps
+        self.frame, self.tiling, self.way, self.warps = frame, tiling, way, warps
+        assert tiling.work is not None
+        #: Work in an operation that only waits.
+        self.usual = tiling.work
         loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(tiling.groups)
         products = tuple(s for s in loop if s.is_product)
-        if tiling.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
+        if way.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
             raise TilingError(
                 f"{frame.phase.name}: softmax runs beside P V of the tile before, which adds up in O itself: a loop of "
                 "two products with rows between them; kernel=cudnn, or a precision with accumulate=chained"
             )
         #: Queues of products: of their own where a group goes on beside them.
-        self.mma = tuple(f"{w}MMA" for w in warps) if tiling.ahead else warps
+        self.mma = tuple(f"{w}MMA" for w in warps) if way.ahead else warps
 
         def signal(name: str, producer: str, *consumers: str) -> Ring:
             return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
@@ -61,14 +65,14 @@ class WarpTurns:
         pairs = {*pairwise(groups), *([(0, tiling.groups - 1)] if tiling.groups > 1 else [])}
         #: A turn goes from each group to the next, and from the last to the first.
         self.turn = {
-            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if tiling.turns is not None
+            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if way.turns is not None
         }
         self.met = [
             signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
             for g in groups
-            if tiling.meets and tiling.groups > 1
+            if way.meets and tiling.groups > 1
         ]
-        sides = list(zip(warps, self.mma, strict=True)) if tiling.ahead else []
+        sides = list(zip(warps, self.mma, strict=True)) if way.ahead else []
         self.issued = {s: [signal(f"{s.name} issued", w, m) for w, m in sides] for s in products}
         self.done = {s: [signal(f"{s.name} done", m, w) for w, m in sides] for s in products}
         self.first, self.last = products[0], products[-1]
@@ -77,7 +81,7 @@ class WarpTurns:
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
         #: Q K^T of a tile, P V of the one before, and the rows of the first; with the tiles by which each lags.
-        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if tiling.ahead else ()
+        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if way.ahead else ()
 
     def runs(self, stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
         """Return the stages that a group goes through before the next group's: rows that follow one another."""
@@ -87,7 +91,7 @@ class WarpTurns:
         """Yield a block's start, an operation a group: no product of the block before runs on, and all are there."""
         for group, op in enumerate(ops):
             handshake = op.handshake
-            if self.tiling.ahead:
+            if self.way.ahead:
                 slots = *handshake, self.done[self.last][group].fill(*SIGNAL)
                 yield TileOp(op.label, self.mma[group], WARPS, (), slots, group=self.usual)
                 handshake = ()
@@ -101,7 +105,7 @@ class WarpTurns:
         begun: set[int] = set()
         for op in ops:
             group, slots, work = self.warps.index(op.queue), op.handshake, op.group
-            if self.tiling.ahead:
+            if self.way.ahead:
                 if slots:
                     yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.usual)
                 slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
@@ -112,7 +116,7 @@ class WarpTurns:
 
     def product(self, s: Stage, group: int, ops: Iterable[TileOp]) -> Iterator[TileOp]:
         """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
-        if not self.tiling.ahead:
+        if not self.way.ahead:
             yield from ops
             if s is self.last:
                 yield self._wait("next", group, (), *self.tiling.due("tile"))
@@ -129,7 +133,7 @@ class WarpTurns:
     def rows(self, s: Stage, group: int, operations: Iterable[TileOp], tiles: Mapping[str, Tile]) -> Iterator[TileOp]:
         """Yield rows of a tile: exponentials in the group's turn, or what a running product uses once it is done."""
         ops, (begin, end) = list(operations) or [self._wait(s.name, group, ())], self.section
-        is_ahead, has_turn = bool(self.tiling.ahead), self.tiling.turns == "exponentials"
+        is_ahead, has_turn = bool(self.way.ahead), self.way.turns == "exponentials"
         if s is begin:
             scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
             later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
@@ -160,7 +164,7 @@ class WarpTurns:
 
     def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
         """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
-        if self.tiling.ahead:
+        if self.way.ahead:
             (row,) = self.last.rows
             places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}
             touching = (any(isinstance(o, Tile) and o.offset_bytes in places for o in s.operands()) for s in steps)

@@ -70,7 +70,9 @@ class Works:
             work = replace(work, repeats=1, across=work.repeats)
         if tiling.slice_elements:
             return work.charged(*barriers(work), FENCE)
-        is_awaited = not tiling.ahead if work.consumers else not self.places.how[s].accumulate or tiling.stages == 1
+        is_awaited = not self.places.how[s].accumulate or tiling.stages == 1
+        if tiling.specialised is not None:
+            is_awaited = not tiling.specialised.ahead
         met = () if work.is_specialised or left not in self.places.near else barriers(work)
         columns, depth = self._width(s.rows[0].dst), self._width(left)
         work = replace(work, is_awaited=is_awaited, columns=columns, depth=depth)
@@ -97,7 +99,7 @@ class Works:
         frame, usual = self.frame, self.usual
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
-        is_first = not usual.consumers and s is next((x for x in frame.stages if not x.is_product), None)
+        is_first = self.tiling.specialised is None and s is next((x for x in frame.stages if not x.is_product), None)
         columns = max((self._width(n) for n in names), default=0)
         due: list[Due] = ["element"]
         due += ["output"] if s in frame.phase.finish else []
