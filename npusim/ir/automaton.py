@@ -193,11 +193,11 @@ class Automaton:
 
     def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
-        is_opaque = isinstance(loop.indices, OpaqueRange)
-        count, number, turn = self._counts[id(loop)] if is_opaque else len(loop.indices), 0, (NO_CYCLE, 1)
+        count = self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
+        number, turn = 0, (NO_CYCLE, 1)
         step = 0
         if count > 1:
-            step = 1 if is_opaque else loop.indices[1] - loop.indices[0]
+            step = 1 if isinstance(loop.indices, OpaqueRange) else loop.indices[1] - loop.indices[0]
         inside = loop.values(outer, self.ranges) if self.contested else outer
         seen: dict[State, tuple[int, list[int]]] = {}
         end_of_cycle = -1

@@ -67,7 +67,7 @@ class EnginePricing(Transfers):
         self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
         #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
-        self._steps = _known(Itself(device), type(self))
+        self._steps = _known(Itself(device), Itself(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
