@@ -47,7 +47,7 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
-    node that may follow what lies between.  ``regions`` are its contested regions, operation by operation.
+    node that may follow what lies between, the least where it may be more than one.  ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -178,7 +178,8 @@ class Automaton:
                 continue
             node = self._node(part, cursors, path, outer)
             for tail, hop in tails:
-                self.nodes[tail].successors.setdefault(node, hop)
+                successors = self.nodes[tail].successors
+                successors[node] = min(hop, successors.get(node, hop))
             tails = [(node, NEXT)]
             for endpoint, moved in enumerate(self.nodes[node].advance):
                 cursors[endpoint] += moved
