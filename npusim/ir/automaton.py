@@ -47,7 +47,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
-    node that may follow what lies between, the least where it may be more than one.  ``regions`` are its contested regions, operation by operation.
+    node that may follow what lies between, the least where that differs.  ``regions`` are its contested regions,
+    operation by operation.
     """
 
     piece: Piece
