@@ -15,6 +15,7 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
+from npusim.ir.content import Itself
 from npusim.ir.sameness import ProgramContent
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
@@ -137,7 +138,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         same = task.index
         if is_one and latency <= task.cutoff_us:  # the others lose, whatever they equal
             device, content = candidates[0].plan.device, ProgramContent(candidates[0].program)
-            same = first.setdefault((device.name, bounds[0], content), same)
+            same = first.setdefault((Itself(device), bounds[0], content), same)
         bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""
         groups, earlier = bounds[0].groups if is_narrowed else (), None if same == task.index else same
         work = known if is_one and task.heavier is not None else None

@@ -118,8 +118,3 @@ def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, V
         return called
 
     return decorated
-
-
-def methods_of(kind: Any) -> tuple[object, ...]:
-    """Return the functions of a class as it is now: one that is changed in a running process is another."""
-    return tuple(f for base in getattr(kind, "__mro__", ()) for f in vars(base).values() if callable(f)) or (kind,)

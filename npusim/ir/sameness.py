@@ -9,14 +9,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from npusim.ir.tile import RingTile
 from npusim.ir.walk import Templates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from npusim.ir.program import ProgramPhase, TileProgram
-    from npusim.ir.walk import OpTemplate, Template
+    from npusim.ir.walk import Template
 
 
 class ProgramContent:
@@ -33,9 +32,8 @@ class ProgramContent:
         self.program, phases = program, program.phases
         shares = tuple([(p.name, len(p.blocks), tuple(map(tuple, p.dealt)), p.serves, p.is_joined) for p in phases])
         memory = tuple(program.used_bytes.items()), tuple(program.occupied.items()), tuple(program.tensors.values())
-        rings = tuple([tuple(vars(ring).values()) for ring in program.rings])
         counts = program.flops, program.consumers, program.clears
-        self.outline = program.queues, rings, memory, shares, counts, program.l2, program.pricing
+        self.outline = program.queues, program.rings, memory, shares, counts, program.l2, program.pricing
         self._hash = hash(self.outline)
 
     def __hash__(self) -> int:
@@ -51,11 +49,10 @@ class ProgramContent:
     def operations(self) -> list[Any]:
         """What blocks of each form do, phase by phase: operations and waits, the body of each loop once."""
         templates, listed, bodies = Templates(self.program), list[Any](), dict["Template", int]()
-        rings = {id(ring): number for number, ring in enumerate(self.program.rings)}
         for phase in self.program.phases:
             for form in templates.forms(replace(phase, blocks=phase.alone)):
                 listed.append([a.tobytes() for a in (form.numbers, form.counts, form.which)])
-                listed += _listed(form.template, rings, bodies)
+                listed += _listed(form.template, bodies)
         return listed
 
 
@@ -70,28 +67,13 @@ def _overlap(phase: ProgramPhase) -> Any:
     return phase.succession and phase.succession.meets
 
 
-def _listed(template: Template, rings: Mapping[int, int], bodies: dict[Template, int]) -> Iterator[Any]:
+def _listed(template: Template, bodies: dict[Template, int]) -> Iterator[Any]:
     for part in template.parts:
         if isinstance(part, tuple):
-            yield [_operation(op, rings) for op in part]
+            yield [(op.op, op.waits, op.sets) for op in part]
             continue
         is_new, number = part.body not in bodies, bodies.setdefault(part.body, len(bodies))
         yield part.name, part.indices, part.start, number
         if is_new:
-            yield from _listed(part.body, rings, bodies)
+            yield from _listed(part.body, bodies)
     yield template.moves
-
-
-def _operation(template: OpTemplate, rings: Mapping[int, int]) -> Any:
-    op = template.op
-    steps = [(s.opcode, s.attributes, *(_operand(x, rings) for x in (s.dst, *s.srcs))) for s in op.steps]
-    passed = [_operand(tile, rings) for tile in op.handshake]
-    return op.label, op.queue, op.engine, steps, passed, op.pace, op.group, template.waits, template.sets
-
-
-def _operand(operand: Any, rings: Mapping[int, int]) -> Any:
-    """Return an operand by its content: a ring is an object of one program, so its number stands for it."""
-    if type(operand) is not RingTile:
-        return operand
-    t = operand
-    return rings[id(t.ring)], t.is_producer, t.rows, t.cols, t.stride, t.fmt, t.offset_bytes, t.first, t.last, t.is_peek

@@ -205,16 +205,12 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    first = _first(device.thing.model_dump_json())
-    if not first:
-        first.append(device)
-    return first[0]
+    return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
 @lru_cache(maxsize=64)
-def _first(_content: str) -> list[Itself]:
-    """Return a list for the first device of a content."""
-    return []
+def _of_content(_content: str) -> dict[str, Itself]:
+    return {}
 
 
 @lru_cache(maxsize=256)

@@ -108,11 +108,6 @@ class Streams:
         known = [catch_up(self.device, link) for link in self.device.links]
         return known if any(most for most, _ in known) and has_loops(phase) else [NO_CATCH_UP] * len(known)
 
-    @classmethod
-    def of(cls, program: TileProgram, device: DeviceSpec) -> Streams:
-        """Return the streams of a program, with all that was compiled of them, if they were made just before."""
-        return _streams(Itself(program), Itself(device))
-
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
         if self.scalar_waits:
@@ -186,8 +181,3 @@ class Streams:
         if self.endpoints[endpoint].is_cross_core:
             return flags.cross_core_latency_cycles.value
         return flags.intra_core_latency_cycles.value
-
-
-@lru_cache(maxsize=2)  # of a long program they are large
-def _streams(program: Itself, device: Itself) -> Streams:
-    return Streams(program.thing, device.thing)

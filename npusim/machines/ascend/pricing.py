@@ -16,7 +16,7 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, Registe
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format, stored_format
-from npusim.ir.content import Itself, methods_of
+from npusim.ir.content import Itself
 from npusim.ir.op import ALONE, Opcode, Step, VectorCode
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
@@ -66,7 +66,7 @@ class EnginePricing(Transfers):
         self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
         #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
-        self._steps = _known(Itself(device), *methods_of(type(self)))
+        self._steps = _known(Itself(device), Itself(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
