@@ -422,10 +422,7 @@ def with_finite_starts(phase: Phase) -> Phase:
 
 
 def from_last(phase: Phase) -> Phase:
-    """Return the phase with each block's tiles visited from the last to the first, as FlashAttention-2 and -3 do.
-
-    Sources: flash_attn/src/flash_fwd_kernel.h (n_block = n_block_max - 1), hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp.
-    """
+    """Return the phase with each block's tiles visited from the last to the first."""
     cells = tuple(replace(b, runs=tuple(r.reversed() for r in b.runs[::-1])) for b in phase.cells)
     return with_finite_starts(replace(phase, cells=cells))
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
+from npusim.config.model import fault_at
+from npusim.config.outside import is_outside
 from npusim.errors import TilingError
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "TilingField",
     "build_tiling",
     "lightest",
+    "one_of",
     "part_of",
     "tile_fields",
     "tiling_fields",
@@ -57,6 +60,20 @@ def lightest(value: Lightest) -> Any:
     which block.  Searches bound points that differ in such fields alone together.
     """
     return {"lightest": value}
+
+
+def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
+    """Return what declares a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
+
+    The names, and what each is in words, are asked for when they are needed.
+    """
+    return AfterValidator(partial(_check_name, names))
+
+
+def _check_name(names: Callable[[], Mapping[str, object]], value: str) -> str:
+    if not is_outside(value) and value not in (known := names()):
+        raise fault_at("", f"unknown {value!r}{suggest(value, sorted(known))}; one of your own is FILE.py:NAME")
+    return value
 
 
 def part_of(kind: Kind) -> Any:
@@ -170,15 +187,17 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
         kinds = (info.annotation, *(inner if type(None) in inner else ()))
         extra: Any = info.json_schema_extra
         literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+        rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
+        named: Mapping[str, object] = next((rule.args[0]() for rule in rules if isinstance(rule, partial)), {})
         fields.append(
             TilingField(
                 name=name,
                 default=info.default,
-                description=info.description or "",
+                description="; ".join((info.description or "", *(f"{n}: {one}" for n, one in named.items()))),
                 minimum=limits.get("ge"),
                 maximum=limits.get("le"),
                 multiple_of=limits.get("multiple_of"),
-                choices=literals[0] if literals else (),
+                choices=literals[0] if literals else tuple(named),
                 lightest=extra.get("lightest") if isinstance(extra, dict) else None,
                 kind=extra.get("kind", "tile") if isinstance(extra, dict) else "tile",
                 none=none if isinstance(none, str) else None,

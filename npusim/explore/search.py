@@ -399,7 +399,7 @@ class Search:
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
         for first in opened:
-            del self.bounds[first]
+            self.bounds |= dict.fromkeys(self.families[first].indices, self.bounds[first])
         parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
         self._bound(workers, [part for part in parts if part])
 

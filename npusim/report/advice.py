@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
+from npusim.machines.published import find_kernel
+from npusim.machines.published.kernel import GpuKernel, PublishedKernel
 from npusim.report.text import percent
 from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
@@ -83,7 +85,8 @@ def decoding(record: RunRecord) -> str | None:
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
     lines, fields = [], record.tiling
-    if fields.get("kernel") in ("fa2", "fa3"):  # they cut keys and pack heads by their own rules
+    kernel = find_kernel(PublishedKernel, str(fields.get("kernel")))
+    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:  # it cuts keys and packs heads by its own rules
         return None
     working, groups = len(timing.group_ends), record.device.group_count
     if working < groups:

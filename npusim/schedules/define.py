@@ -35,10 +35,12 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import plan
 from npusim.machines.ascend.plan import KernelFields, VectorFields
 from npusim.machines.base import NodeMachine
+from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published.kernel import PublishedKernel
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
-from npusim.schedules.registry import FLASH_ATTENTION, Schedule, able_devices, changed_fields, for_inputs, multiplies
+from npusim.schedules.registry import Schedule, able_devices, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -177,13 +179,13 @@ def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
     machine, dtype = machine_of(device), getattr(problem, "dtype", "")
-    kernel = (tiling.kernel if isinstance(tiling, GroupFields | KernelFields) else None) or called
+    kernel = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)) or kernels(PublishedKernel).get(called)
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    if kernel in FLASH_ATTENTION and getattr(precision, "output", "") == "input" and p.output != dtype:
+    if kernel is not None and getattr(precision, "output", "") == "input" and p.output != dtype:
         scaled = f" p_scale={p.p_scale:g}" if hasattr(p, "p_scale") else ""
         notes = (*notes, f"output={p.output}{scaled}: as FlashAttention has it for inputs of 8 bits")
     planned = phases(problem, tiling, p, machine)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
     from npusim.ir.program import TileProgram
+    from npusim.machines.published.kernel import PublishedKernel
 
 
 #: What a reference is given, in order.
@@ -339,27 +340,20 @@ class Precision(Protocol):
 PrecisionType = TypeVar("PrecisionType", bound=Precision)
 
 
-#: What FlashAttention's libraries do: one multiply-add before an exponential (flash_attn/src/softmax.h and
-#: hopper/softmax.h, scale_apply_exp2), and of inputs of 8 bits an output in bfloat16 (hopper/flash_api.cpp, out_type).
-#: PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue 121558; measured: 2.11 on an H100, where
-#: what is rescaled has exp2((m - m') c), maxima unscaled).
-FLASH_ATTENTION, OF_8_BITS = frozenset(("fa2", "fa3", "fa4")), "bfloat16"
-
-
 def changed_fields(precision: Precision) -> tuple[str, ...]:
     """Return the fields of a preset that a text changed: its name lists them."""
     return tuple(part.partition("=")[0] for part in precision.name.split(",")[1:])
 
 
-def for_inputs(precision: PrecisionType, fmt: str, kernel: str = "") -> PrecisionType:
-    """Return the same allocation with ``input`` replaced by the inputs' format, and what a named kernel decides."""
+def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | None = None) -> PrecisionType:
+    """Return the same allocation with ``input`` replaced by the inputs' format, and what a ``kernel`` decides."""
     chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
-    if kernel in FLASH_ATTENTION and stored_format(fmt).bits == 8:
-        chosen |= {"output": OF_8_BITS} if "output" in chosen else {}
+    if kernel is not None and kernel.output_of_8_bits and stored_format(fmt).bits == 8:
+        chosen |= {"output": kernel.output_of_8_bits} if "output" in chosen else {}
         is_open = getattr(precision, "p_scale", None) == 1 and "p_scale" not in changed_fields(precision)
         chosen |= {"p_scale": P_SCALE} if is_open else {}
     if getattr(precision, "exponent", None) == "":
-        chosen["exponent"] = "once" if kernel in FLASH_ATTENTION else "scaled"
+        chosen["exponent"] = "once" if kernel is not None and kernel.is_fused else "scaled"
     return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 

@@ -267,9 +267,15 @@ class _Cutting(NamedTuple):
     pack: str
 
 
-def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0) -> Phases:
-    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave, so many rows a block."""
+def phases(
+    problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0, rule: Any = None
+) -> Phases:
+    """Return FlashAttention-2 cut along the keys, by a kernel's ``rule`` where there is one, and the merge of splits.
+
+    ``merge_rows``: of a block of the merge; 0: as many as pay.
+    """
     cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
+    cutting = cutting if rule is None else cutting._replace(splits=rule)
     return _phases(
         problem,
         cutting,
@@ -328,11 +334,12 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
         return splits, ""
     if splits != "auto":
         call = call_of(problem, tiling.block_q, block_kv, device.group_count.value)
-        parts = RULES[splits](call)
+        rule = RULES[splits] if isinstance(splits, str) else splits
+        parts = rule(call)
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
-        note = f"splits={splits}: {counts}"
+        note = f"splits={rule.__name__}: {counts}"
         if call.window:
-            return (lambda block: seen_parts(splits, parts[block.batch], _visited(block, block_kv))), note
+            return (lambda block: seen_parts(rule.__name__, parts[block.batch], _visited(block, block_kv))), note
         return (lambda block: _clipped(parts[block.batch], tiles_of(block))), note
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])

@@ -242,7 +242,7 @@ def simulate_program(
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
-    streams = Streams(program, device, templates) if templates else Streams.of(program, device)
+    streams = Streams(program, device, templates)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all

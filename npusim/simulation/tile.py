@@ -20,11 +20,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
+from npusim.config.outside import is_outside
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
-from npusim.ir.content import Itself, Known, uncollected
+from npusim.ir.content import Itself, uncollected
 from npusim.schedules.define import machine_class, machine_of
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
@@ -209,12 +210,12 @@ def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    return _first(Known(device.thing.model_dump_json(), device.thing))
+    return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
 @lru_cache(maxsize=64)
-def _first(device: Known) -> Itself:
-    return Itself(device.thing)
+def _of_content(_content: str) -> dict[str, Itself]:
+    return {}
 
 
 @lru_cache(maxsize=256)
@@ -252,7 +253,10 @@ def remembered(
 
     It is kept there where none but npusim's own files have a part in it, until one of them changes.
     """
-    if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
+    kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
+    is_ours = not any(is_outside(name) for name in kernels if isinstance(name, str))
+    is_ours &= machine_class(device.family).__module__.startswith("npusim.")
+    if schedule.origin or not is_ours:
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, device.model_dump_json(), *map(repr, call)

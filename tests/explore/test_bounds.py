@@ -14,7 +14,6 @@ from npusim.explore import explore
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.space import SearchRequest, declared
 from npusim.ir.families import families_of
-from npusim.ir.program import program_key
 from npusim.schedules import SCHEDULES, find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.variants import Variants
@@ -60,7 +59,6 @@ def test_bounds_are_never_above_the_simulation(name: str) -> None:
         assert 0.5 * cycles < alone <= cycles
         # Bodies left out once the cutoff is passed only lower it.
         assert work_bound(program, DEVICE, work // 3).cycles <= work
-        assert program_key(program) == program_key(program)
 
 
 def some_problem(rng: random.Random, schedule: Schedule, device: DeviceSpec) -> object:
@@ -97,11 +95,7 @@ def check_some_bounds(rng: random.Random, schedule: Schedule, device: DeviceSpec
     program, on = built.program, built.plan.device
     streams = Streams(program, on)
     exact = METHODS["des" if streams.scalar_waits else "fold"](program, on).cycles
-    bounds = [
-        work_bound(program, on),
-        work_bound(program, on, is_placed=False),
-        work_bound(program, on, is_placed=False, is_dealt=False),
-    ]
+    bounds = [work_bound(program, on), work_bound(program, on, is_dealt=False)]
     alone = 0 if streams.scalar_waits else alone_bound(Code(streams), bounds[0].groups)
     for bound in (*(b.cycles for b in bounds), alone or 1):
         assert 0 < bound <= exact, (request, bound)
@@ -194,10 +188,14 @@ def test_a_familys_bound_is_below_those_of_its_points(name: str, hw: str) -> Non
                 for i in rng.sample(family.indices, 2)
             ]
             lightest = spec.variants.build(spec.variants.named(family.lightest), is_hinted=False)
-            least = work_bound(lightest.program, lightest.plan.device, is_placed=False, is_dealt=family.is_dealt).cycles
+            known: dict[Any, Any] = {}
+            on = lightest.plan.device
+            least = work_bound(lightest.program, on, is_dealt=family.is_dealt, known=known).cycles
             for one in built:
-                cycles = one.timing().cycles
-                assert 0 < least <= work_bound(one.program, one.plan.device).cycles <= cycles
+                cycles, own = one.timing().cycles, work_bound(one.program, one.plan.device).cycles
+                bodies = len(known)
+                assert 0 < least <= work_bound(one.program, one.plan.device, known=known).cycles <= own <= cycles
+                assert len(known) == bodies  # each body of a point is one of its family's program
                 assert cycles < 12 * least
             done += 1
 
@@ -209,9 +207,7 @@ def test_a_bound_of_families_of_blocks_is_that_of_their_shapes(hw: str, monkeypa
     assert all(families_of(b.program.phases[0]) for b in built)
 
     def bounds() -> list[Bound]:
-        return [
-            work_bound(b.program, b.plan.device, is_placed=not r, is_dealt=not r) for b in built for r in (False, True)
-        ]
+        return [work_bound(b.program, b.plan.device, is_dealt=not r) for b in built for r in (False, True)]
 
     by_family = bounds()
     monkeypatch.setitem(work_bound.__globals__, "families_of", lambda _: None)
@@ -235,7 +231,7 @@ def test_a_familys_bound_is_below_those_of_points_whose_sizes_shrink_further() -
         assert {sizes(one) for one in spec.variants.candidates(point)} <= of_family.keys()
         run = spec.variants.built(tuple(point.items()))
         lighter = of_family[sizes(run)]
-        assert work_bound(lighter.program, lighter.plan.device, is_placed=False).cycles <= run.timing().cycles
+        assert work_bound(lighter.program, lighter.plan.device).cycles <= run.timing().cycles
 
 
 def test_a_field_left_open_on_an_axis_is_no_value_of_it() -> None:

@@ -630,7 +630,6 @@ def test_the_waits_of_each_endpoint_for_each_peer_are_needed_or_implied(
     for end in ends:
         for peer in end.peers:
             monkeypatch.setattr("npusim.ir.walk.list_endpoints", partial(_without_peer, ends, end, peer))
-            monkeypatch.setattr("npusim.ir.program.program_key", lambda _program: None)  # checked anew each time
             try:
                 check(program)
             except RaceError:
