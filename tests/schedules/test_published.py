@@ -113,6 +113,13 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             "kernel: mine has no layout for head_dim 64 in float16; the largest is 32",
         ),
         (("sharing.lookup_cycles", "sharing.look"), "h200", {}, r"cores\.sm\.engines\.WARPS\.sharing\.look: missing"),
+        (
+            ('30, "block"', '30, "end"'),
+            "h200",
+            {},
+            "mine pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
+        ),
+        (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
         (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; it has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
     ],
