@@ -494,7 +494,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
         part = item.strip()
         if not part:
             raise TilingError(f"field {text!r}: a value is empty")
-        if ":" in part and "/" not in part and not part.endswith((".py", ".yaml")):
+        if ":" in part and "/" not in part and ".py" not in part and not part.endswith(".yaml"):
             values += _range(text, part)
         else:
             values.append(_value(part))

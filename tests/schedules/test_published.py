@@ -17,6 +17,7 @@ from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tiling_fields
 from npusim.errors import NpusimError
+from npusim.explore.space import parse_field
 from npusim.machines.published import find_kernel, kernels
 from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
 from npusim.schedules import find_schedule
@@ -113,7 +114,14 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             "kernel: mine has no layout for head_dim 64 in float16; the largest is 32",
         ),
         (("sharing.lookup_cycles", "sharing.look"), "h200", {}, r"cores\.sm\.engines\.WARPS\.sharing\.look: missing"),
-        (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; it has OURS"),
+        (
+            ('30, "block"', '30, "end"'),
+            "h200",
+            {},
+            "mine pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
+        ),
+        (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
+        (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
     ],
 )
@@ -128,6 +136,15 @@ def test_what_a_file_cannot_do_is_refused(
             "flash", hw=hw, problem=Problem(**ATTENTION, seq_q=64, seq_kv=64), numerics=False,
             tiling={"kernel": f"{tmp_path / 'mine.py'}:MINE", **fields},
         )  # fmt: skip
+
+
+def test_a_search_takes_one_beside_packaged_ones(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(mine).parent)
+    name, values = parse_field("kernel=fa2,fa3,mine.py:MINE")
+    problem = Problem(**ATTENTION, seq_q=512, seq_kv=512)  # type: ignore[arg-type]
+    found = npusim.explore("flash", {name: values}, hw="h200", problem=problem, exhaustive=True).outcomes
+    times = {str(dict(o.point)["kernel"]): o.cycles for o in found}
+    assert times == {kernel: run_of(kernel).cycles for kernel in ("fa2", "fa3", "mine.py:MINE")}
 
 
 def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def find_kernel(kind: type[KernelType], name: str | None) -> KernelType | None:
     module, wanted = outside.load(name, "a kernel")
     value = getattr(module, wanted, None)
     if not isinstance(value, kind):
-        has = ", ".join(n for n, v in vars(module).items() if isinstance(v, kind)) or f"no {kind.__name__}"
-        raise TilingError(f"kernel: {name}: {wanted or 'no name'} is no {kind.__name__}; it has {has}")
+        has = ", ".join(n for n, v in vars(module).items() if isinstance(v, kind)) or "none"
+        what = f"{wanted} is no {kind.__name__}" if wanted else f"add :NAME of a {kind.__name__}"
+        raise TilingError(f"kernel: {name}: {what}; the file has {has}")
     return value

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
     from npusim.machines.published.kernel import KernelUse, Layouts
 
-#: Tiles plain, causal, and with any other mask (hopper/tile_size.h); the same where V has 128 columns or fewer.
+#: Rows, and keys plain, causal, and with any other mask (hopper/tile_size.h); below, those where V has few columns.
 TILES_OF_16_BITS: Layouts = MappingProxyType(
     {
         64: layout(192, 192, 128),

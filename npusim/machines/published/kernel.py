@@ -182,6 +182,17 @@ class GpuKernel(PublishedKernel):
         call = call_of(problem, *tile, device.group_count.value)
         return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
 
+    def paid(self, use: KernelUse) -> tuple[Charge, ...]:
+        """Return its charges; raise `TilingError` for one at a time that no such kernel comes to."""
+        charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
+        times |= {"local", "element", "output", "multiply_add"} if self.specialised is None else {"end"}
+        times |= {"slice"} if self.slice_elements else set()
+        for charge in charges:
+            if charge.due not in times or (charge.due == "score" and ".ops." not in charge.key):
+                allowed = f"{', '.join(sorted(times))}; for each score one of an engine's ops, such as ALU.ops.compare"
+                raise TilingError(f"kernel: {self.name} pays {charge.key} for each {charge.due}; allowed: {allowed}")
+        return charges
+
     def chosen(self, tiling: Any, problem: Problem, precision: Any, device: DeviceSpec, known: Collection[str]) -> Any:
         """Return a tiling with what it decides of the ``known`` fields: where its rule cuts keys, that of cut keys.
 

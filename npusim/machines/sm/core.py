@@ -50,10 +50,9 @@ ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
 #: What kernels of warp groups pay: an iteration, a block's start, what products need that read what was just stored.
 STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
-#: As above.
-LIBRARY = f"{WARPS}.library"
-#: As above.
-FENCE, INSTRUCTION = Charge(f"{WARPS}.sharing.fence_cycles"), f"{WARPS}.sharing.warp_issue_cycles"
+FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
+#: Keys of a device file: of an instruction beside those of steps, and of libraries' kernels.
+INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
 
 
 def barriers(work: GroupWork, count: int = 1) -> tuple[Charge, ...]:

@@ -126,7 +126,7 @@ class GroupModel:
         work = op.group
         assert work is not None
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
-        tally, is_product = self._besides(work), bool(steps) and steps[0].opcode is Opcode.MATMUL
+        tally, is_product = self._besides(work, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
         whole = tuple(c for c in work.charges if c.due in (("multiply_add",) if is_product else ("element", "output")))
         share: Share | None = None
         if steps and whole:
@@ -144,11 +144,11 @@ class GroupModel:
 
     # ---------------------------------------------------------------- what no step says
 
-    def _besides(self, work: GroupWork) -> Tally:
-        """Return a tally of what is paid by the operation, and of nothing that warps issue beside loads and copies."""
+    def _besides(self, work: GroupWork, has_steps: bool) -> Tally:
+        """Return a tally of what is paid by the operation, but of what warps issue beside loads and copies alone."""
         tally = Tally()
         for charge in work.charges:
-            if charge.due not in BY_ELEMENT and (work.consumers or charge.key not in self.issued):
+            if charge.due not in BY_ELEMENT and (has_steps or work.consumers or charge.key not in self.issued):
                 constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
                 taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
                 tally.add(f"{self.key}.{charge.key}", taken)

@@ -184,7 +184,7 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
     tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
     use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
-    paid = code_charges(use) if published is None and not tile.stages else published.charges(use) if published else ()
+    paid = code_charges(use) if published is None and not tile.stages else published.paid(use) if published else ()
     charges, widths = (*tiling.charges, *paid), {phase.loop_axis: tile.keys}
     tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""

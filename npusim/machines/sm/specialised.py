@@ -84,7 +84,7 @@ def specialised_tiling(kernel: GpuKernel, phase: Phase, device: DeviceSpec) -> t
         work=GroupWork(GROUP_WARPS, is_specialised=True, consumers=groups),
         widths={phase.loop_axis: keys, **dims},
         specialised=warps if least <= max(dims.values()) <= most_dim else replace(warps, turns=None),
-        charges=tuple(kernel.charges(KernelUse(phase, device, rows, keys, dims["head"], dims["value"]))),
+        charges=kernel.paid(KernelUse(phase, device, rows, keys, dims["head"], dims["value"])),
     )
     return (
         tiling,
