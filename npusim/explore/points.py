@@ -133,7 +133,7 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue
-        is_one, known = len(candidates) == 1, dict((task.surveyed and task.surveyed.work) or {})
+        is_one, known = len(candidates) == 1, dict(task.surveyed.work or {}) if task.surveyed else {}
         bounds = [_bound(task, built, known if is_one else None) for built in candidates]
         latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
         same = task.index

@@ -398,9 +398,11 @@ class Search:
         self._is_bounded = True
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
+        parts = []
         for first in opened:
-            self.bounds |= dict.fromkeys(self.families[first].indices, self.bounds[first])
-        parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
+            of_family = self.bounds.pop(first)
+            parts.append(sorted(i for i in self.families.pop(first).indices if i not in self.outcomes))
+            self.bounds |= dict.fromkeys(parts[-1], of_family)
         self._bound(workers, [part for part in parts if part])
 
     def _bound(

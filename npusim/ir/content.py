@@ -1,4 +1,4 @@
-"""Equal contents as one object: what is built of them is compared at every operation."""
+"""Values that are compared by content or by identity, and what is kept of phases as long as it is used."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class ProgramPhase:
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``body_counts`` gives bodies that blocks do, with a key, and how often each of the
+    ``body_counts`` gives bodies that blocks do, each with a key of its own in the phase, and how often each of the
     blocks does them, in whatever order, ``bits`` what stands for all that values depend on; None where a machine does
     not say.  ``succession``: where blocks overlap one another.  ``is_joined``: it is of the launch of the phase before,
     behind a barrier of all cores.

@@ -113,12 +113,12 @@ class AscendPhase:
 
     def _body_counts(self, blocks: Sequence[WorkTile]) -> Iterator[tuple[Hashable, Body, Sequence[int]]]:
         """Yield what blocks do tile after tile, stage by stage, and how often each of them does it."""
-        for stage in self.parts_of_loop:
+        for number, stage in enumerate(self.parts_of_loop):
             # Products on the AIC, rows on the first vector core, which has most.
             work = partial(self._stages, (stage,), self.vectors[:1], is_work=True)
             is_masked = stage in self.rows and bool(self.rows[stage].masks)
             for key, block, visit, counts in _visits(Itself(blocks), is_masked):
-                yield (stage.name, key), body(work, block, visit), counts
+                yield (number, key), body(work, block, visit), counts
 
     def _bits(self) -> Hashable:
         """Return what values depend on: tables, blocks and where sums are cut; not slices, depths, or who runs what."""
