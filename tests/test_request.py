@@ -149,7 +149,7 @@ def test_a_tiling_field_passes_eight_functions_from_the_command_line_to_a_tile()
         )
     finally:
         sys.setprofile(None)
-    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "program_of", "run_plan", "run"]
+    assert passed == ["attention_cells", "_phase", "phases", "_build", "fitted", "program_of", "run_plan", "run"]
 
 
 def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,16 +272,11 @@ def attention(
     _check_names(called, kernel, operands, fields)
     tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
     hooked = None if score is None else with_score(kernel, score, operands)
-    own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())))
-
-    def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        ruled = by_rule(problem, tiling, p, machine)
-        return own.phases(problem, tiling, p, machine) if ruled is None else ruled
-
+    own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())), by_rule)
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
-    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    checked = own.phases if "scale" in kernel.parameters else _without_scale(called, own.phases)
     return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
 
 
@@ -299,9 +294,12 @@ class _Attention:
     sees: Callable[[Any, Any], Sees] | None
     given: Callable[[Any, Any, Any], Mapping[str, Any]] | None
     models: frozenset[str]
+    by_rule: Callable[[Any, Any, Any, Any], Phases | None]
 
-    def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> list[Phase]:
-        """Return the attention, behind the kernels that bring its operands to another format."""
+    def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        """Return the attention, behind the kernels that bring its operands to another format, or what a rule cuts."""
+        if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
+            return ruled
         memo_tiling = tiling if self.sees or self.given else None  # what no field of the tiling changes is made once
         sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
         tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
