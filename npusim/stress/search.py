@@ -24,8 +24,10 @@ from npusim.numerics.inputs import (
     with_padding,
     without_padding,
 )
-from npusim.simulation.plan import ComputedBits, plan_of
+from npusim.simulation.evaluation import bits_of, subject_of
+from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
+from npusim.simulation.result import ComputedBits, result_of
 from npusim.simulation.robustness import other_schedules
 from npusim.simulation.tile import program_of
 from npusim.stress.inputs import Aspect, Point, aspects_of, stressed, words
@@ -133,11 +135,11 @@ class StressedRun:
 
     def bits(self, plan: Plan, program: TileProgram, point: Point, **how: Any) -> NumericResult:
         """Return the bits of a plan's program at a point: of the last `SAMPLE_ROWS` rows unless others are named."""
-        subject, rows = plan.subject(program), self.request.rows
+        subject, rows = subject_of(plan, program), self.request.rows
         plan = replace(plan, exact={}, sources={subject: self.source(plan, subject, point)})
         if rows == "sample" and isinstance(subject, Problem) and not subject.lengths:  # where a block has fewer, too
             rows = range(max(0, subject.seq_q - SAMPLE_ROWS), subject.seq_q)
-        return plan.bits(program, rows=rows, heads=self.heads(subject), **how)
+        return bits_of(plan, program, rows=rows, heads=self.heads(subject), **how)
 
     def heads(self, subject: Problem | KernelOutput) -> Choice:
         """Return the heads that are computed: those named, or as few as have `SAMPLE_ROWS` rows."""
@@ -296,7 +298,7 @@ class _Search:
         """Return the result: the worst input run once more with its ledger, the margin and what holds."""
         trial, worst, ledger = self.trial, self.worst, Ledger(self.limit)
         plan, program = trial.at(worst.point)
-        p, subject, breaks = plan.problem, plan.subject(program), worst.badness > self.limit
+        p, subject, breaks = plan.problem, subject_of(plan, program), worst.badness > self.limit
         diagnose = isinstance(p, Problem) and not (worst.point.get("padding") or trial.request.padding)
         found = trial.bits(plan, program, worst.point, observers=(ledger,), diagnose=diagnose).diagnosis
         source, named = trial.source(plan, subject, worst.point), type(plan.tiling).model_fields
@@ -376,7 +378,7 @@ def _alternatives(plan: Plan, program: TileProgram) -> Iterator[tuple[str, Calla
 
     own = plan.precision.name
     yield from ((preset, partial(changed, plan, preset)) for preset in plan.schedule.precisions if preset != own)
-    for change in alternatives(plan.result(program, None, ComputedBits(), ())):
+    for change in alternatives(result_of(plan, program, None, ComputedBits(), ())):
         if change.kind == "precision":
             kept = [part for part in own.split(",") if part.partition("=")[0] != change.field]
             yield str(change), partial(changed, plan, ",".join((*kept, str(change))))

@@ -12,6 +12,7 @@ from npusim.errors import NpusimError
 from npusim.formats import get_arithmetic
 from npusim.numerics.evaluate import named_choices
 from npusim.numerics.paths import bits_of
+from npusim.simulation import evaluation
 from npusim.simulation.variants import Variant, Variants
 from npusim.validate.diff import Change, HeldOutput, alternatives, comparison
 
@@ -96,7 +97,7 @@ def judge(
     """
     all_held = [comparison(output, request) for output in outputs]
     held = all_held[0]
-    bits = held.plan.bits(held.base.program, rows=request.rows, heads=request.heads)
+    bits = evaluation.bits_of(held.plan, held.base.program, rows=request.rows, heads=request.heads)
     exact = {at: held.plan.exact[*at, len(rows)] for at, rows in bits.rows.items()}
     given = [{(n, h, r): one.out[n, h, r : r + len(rows)] for (n, h, r), rows in bits.rows.items()} for one in all_held]
     total = sum(rows.size for rows in bits.rows.values())
