@@ -19,6 +19,7 @@ from npusim.simulation.request import BitsOptions, Request, SeedOptions, refuse,
 if TYPE_CHECKING:
     from npusim.baseline import CheckOutcome
     from npusim.validate import TimesReport
+    from npusim.validate.judge import Judgement
 
 app = Verbs()
 
@@ -272,7 +273,11 @@ def diff(
 
     request = replace(request, schedule=o.required_schedule(schedule, "diff OUT"))
     if judge:
-        _decide(out, request, is_json=json)
+        from npusim.validate.judge import judge as judged
+
+        with progress("computing other correct kernels") as advance:
+            (judgement,) = judged([out], request, advance)
+        _decide(out, judgement, short_name(request.schedule), is_json=json)
         return
     with progress("trying other choices") as advance:
         difference = search(out, request, advance)
@@ -285,11 +290,7 @@ def diff(
         raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
 
 
-def _decide(out: Path, request: Request, *, is_json: bool) -> None:
-    from npusim.validate.judge import judge
-
-    with progress("computing other correct kernels") as advance:
-        (judgement,) = judge([out], request, advance)
+def _decide(out: Path, judgement: Judgement, schedule: str, *, is_json: bool) -> None:
     show_either(
         is_json,
         lambda: document(
@@ -302,7 +303,7 @@ def _decide(out: Path, request: Request, *, is_json: bool) -> None:
         lambda: [Facts(((str(out), cells(str(judgement))),))],
     )
     if not judgement.is_right:
-        raise CheckFailedError(f"{out}: the output is wrong for the formats of {short_name(request.schedule)}")
+        raise CheckFailedError(f"{out}: the output is wrong for the formats of {schedule}")
 
 
 # ---------------------------------------------------------------- invariant

@@ -25,6 +25,7 @@ from npusim.numerics.inputs import (
     without_padding,
 )
 from npusim.simulation.evaluation import bits_of, subject_of
+from npusim.simulation.naming import folder_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import BitsOptions, Request, takes_options
 from npusim.simulation.result import ComputedBits, result_of
@@ -75,12 +76,17 @@ class PointError:
         return f"{'not finite' if self.rmse is None else f'error {self.rmse:.2g}'} at {words(self.point)}"
 
 
+@dataclass(eq=False)
 class StressedRun:
     """Computes the rows of a request at points of a search; pickles as its request."""
 
-    def __init__(self, request: Request) -> None:
-        self.request, self.seed = replace(request, progress=None), request.seed or 0
-        self._tails: dict[int, tuple[Plan, TileProgram]] = {}
+    request: Request
+    _tails: dict[int, tuple[Plan, TileProgram]] = field(default_factory=dict, init=False)
+
+    @property
+    def seed(self) -> int:
+        """Of the drawn inputs."""
+        return self.request.seed or 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StressedRun, (self.request,)
@@ -224,7 +230,7 @@ def examine(
     """Return what `stress` does for a request."""
     if not budget_s > 0:
         raise SpecError(f"--budget {budget_s}: give seconds above 0")
-    begun, trial = time.monotonic(), StressedRun(request)
+    begun, trial = time.monotonic(), StressedRun(replace(request, progress=None))
     p = trial.base[0].problem
     has_tail = isinstance(p, Problem) and not (request.tensors or p.lengths or p.documents) and request.rows == "sample"
     aspects = aspects_of(over, is_attention=isinstance(p, Problem), has_tail=has_tail)
@@ -316,7 +322,7 @@ class _Search:
             return turned[: ceil_div(t.rows, t.shared_rows)] if t else turned
 
         return Stress(
-            name=plan.folder(),
+            name=folder_of(plan),
             schedule=trial.request.schedule,
             device=plan.device.name,
             precision=plan.precision.name,

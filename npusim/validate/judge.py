@@ -105,7 +105,7 @@ def judge(
     if all(count == total for count in matched):
         return [Judgement(total, total) for _ in outputs]
     kernels: list[Rows] = [bits.rows]
-    for number, kernel in enumerate(_legal(held, request)):
+    for number, kernel in enumerate(_legal(held)):
         kernels += [kernel] if {n: len(x) for n, x in kernel.items()} == {n: len(x) for n, x in exact.items()} else []
         if on_tried:
             on_tried(number + 1, DRAWN)
@@ -138,12 +138,13 @@ def _errors(rows: Rows, exact: Rows, finite: Rows) -> tuple[float, float, float]
     return float(np.sqrt((by_row**2).sum())), float(by_row.max()), max(float(np.abs(e).max()) for e in errors)
 
 
-def _legal(held: HeldOutput, request: Request) -> Iterator[Rows]:
+def _legal(held: HeldOutput) -> Iterator[Rows]:
     """Yield what other correct kernels of the same formats compute: choices drawn together, those that can be built."""
     by_field: dict[str, list[Change]] = {}
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):
             by_field.setdefault(change.field, []).append(change)
+    request = held.request
     rng, variants = np.random.default_rng([request.seed or 0, len(by_field)]), Variants(request)
     seen: set[tuple[Change, ...]] = {()}
     for _ in range(ATTEMPTS * DRAWN):
