@@ -57,7 +57,7 @@ def test_a_search_says_how_long_its_stage_takes() -> None:
     from npusim.simulation.request import Request
 
     told: list[Progress] = []
-    fields = {"block_q": (32, 64, 128), "block_kv": (64, 128, 256), "vector_rows": (8, 16, 32)}
+    fields = {"block_q": (32, 64), "block_kv": (64, 128), "vector_rows": (8, 16)}
     search(Request("flash", workload="smollm2", seq=256, numerics=False), fields, Options(on_progress=told.append))
     of_bounds = [now.remaining_s for now in told if now.stage == "bounds"]
     assert of_bounds[0] is None and all(s is not None and s >= 0 for s in of_bounds[1:])
@@ -82,7 +82,7 @@ def test_a_front_has_a_row_for_each_precision() -> None:
 
 def test_a_search_for_a_front_simulates_each_precision_that_is_named() -> None:
     """In full precision nothing is faster or nearer: its points alone would be left."""
-    call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "hw": "ascend_910b2", "pareto": True}
+    call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "tensor_parallel": 3, "hw": "ascend_910b2", "pareto": True}
     done = explore(
         "flash", {"precision": ("fa2_fp32", "fa16_32", "fa16"), "block_kv": (128, 256)}, dtype="float16", **call
     )
