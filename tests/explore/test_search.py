@@ -235,7 +235,8 @@ def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatc
     bits_of = points._bits_of
     monkeypatch.setattr(points, "_bits_of", lambda job, task: computed.append(task.point) or bits_of(job, task))
     fields = {"depth": [1, 2], "vector_rows": [8, 16], "block_kv": [128, 256], "precision": ["fa2_fp32", "fa16"]}
-    found = explore("flash", fields, seq=256, tensor_parallel=8, pareto=True)
+    held = {"block_q": 64, "deal": "balanced"}
+    found = explore("flash", fields, seq=256, tensor_parallel=8, tiling=held, pareto=True)
     assert len(found.outcomes) == 16
     assert len(computed) == 4  # tiles of keys, and formats
 
