@@ -80,6 +80,7 @@ class Boxed:
         env = {**os.environ, "PYTHONPATH": paths}
         for name in ("CI", "COLUMNS"):
             env.pop(name, None)
+        self._ended: dict[tuple[tuple[str, ...], str], Ended] = {}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=_REPOSITORY
         )
@@ -93,11 +94,16 @@ class Boxed:
         self._process.wait()
 
     def run(self, case: Drawn) -> Ended:
-        """Run a command and return how it ended."""
+        """Run a command and return how it ended; one that names no damaged file is run once, however often it is drawn."""
+        if not case.files and (case.words, case.stdout) in self._ended:
+            return self._ended[case.words, case.stdout]
         assert self._process.stdin is not None and self._process.stdout is not None
         files = {name: base64.b64encode(data).decode() for name, data in case.files.items()}
         print(json.dumps([case.words, files, case.stdout]), file=self._process.stdin, flush=True)
-        return Ended(**json.loads(self._process.stdout.readline()))
+        ended = Ended(**json.loads(self._process.stdout.readline()))
+        if not case.files:
+            self._ended[case.words, case.stdout] = ended
+        return ended
 
 
 def main(template: Path, box: Path) -> None:
