@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 LONGEST_S = 10
 MOST_BYTES = 2 << 30
-#: For what waits on nobody but a crowded machine, and for kernels that are compiled for the first time.
-_CROWDED_S, _COMPILING_S = 60, 120
+#: Seconds: of the clock, with none of a processor, and for kernels that are compiled for the first time.  A crowded
+#: machine may stop a process for a while.
+_CROWDED_S, _IDLE_S, _COMPILING_S = 600, 60, 120
 #: Commands that import and compile what most others need.
 _WARMING = """run flash --seq 64 --report
 run pasa --seq 64 --hw h200 --sensitivity
@@ -187,7 +188,7 @@ def _waited(child: int, stderr: Path) -> tuple[int | None, resource.struct_rusag
         compiling = stderr.exists() and "compiling" in stderr.read_text(errors="replace")
         most = _COMPILING_S if compiling else LONGEST_S
         is_over = busy > most or now - begun > max(most, _CROWDED_S)
-        if is_over or (now - begun > most and now - idle_since > LONGEST_S / 4):
+        if is_over or (now - begun > most and now - idle_since > _IDLE_S):
             os.killpg(child, signal.SIGKILL)
             return None, os.wait4(child, 0)[2]
         time.sleep(0.002 if now - begun < 1 else 0.05)

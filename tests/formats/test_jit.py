@@ -29,7 +29,7 @@ CAST = "import numpy as np, npusim.formats as f; print(f.cast(np.float32([1.5]),
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=True, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=True, timeout=900
     )
 
 
@@ -41,7 +41,7 @@ numba.njit("void(int64[::1])", nogil=True)(lambda x: None)
 for line in sys.stdin:
     code, environment = json.loads(line)
     if not os.fork():
-        signal.alarm(120)  # a code that hangs ends
+        signal.alarm(900)  # a code that hangs ends
         for stream, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream)
         os.environ.update(environment)

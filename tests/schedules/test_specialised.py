@@ -153,7 +153,10 @@ def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository:
 
 @pytest.mark.parametrize(
     "names",
-    [("cudnn_b[13]*s[1-7]???d*", "fa2_*s[1-3]???d*"), pytest.param(("cudnn_b[13]*", "fa2_*"), marks=pytest.mark.exhaustive)],
+    [
+        ("cudnn_b[13]*s[1-7]???d*", "fa2_*s[1-3]???d*"),
+        pytest.param(("cudnn_b[13]*", "fa2_*"), marks=pytest.mark.exhaustive),
+    ],
     ids=["short", "all"],
 )
 def test_times_hold_on_shapes_measured_afterwards(names: tuple[str, str], repository: Path) -> None:
