@@ -95,7 +95,7 @@ class Boxed:
         self._process.wait()
 
     def run(self, case: Drawn) -> Ended:
-        """Run a command and return how it ended; one that names no damaged file is run once, however often it is drawn."""
+        """Run a command and return how it ended; one without damaged files is run once, however often it is drawn."""
         if not case.files and (case.words, case.stdout) in self._ended:
             return self._ended[case.words, case.stdout]
         assert self._process.stdin is not None and self._process.stdout is not None
