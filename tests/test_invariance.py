@@ -271,8 +271,18 @@ def test_rules_change_bits_and_a_prompt_is_another_kernel() -> None:
     assert len(same) < len(found["rule"].tried)
 
 
-@pytest.mark.parametrize("bias", ["shared", "head"])
-@pytest.mark.parametrize("sizes", [{"seq_kv": 600}, {"lengths": (64, 400, 200), "page": 16}])
+UNIFORM, SERVED = {"seq_kv": 600}, {"lengths": (64, 400, 200), "page": 16}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bias"),
+    [
+        (UNIFORM, "shared"),
+        (SERVED, "head"),
+        pytest.param(UNIFORM, "head", marks=pytest.mark.exhaustive),
+        pytest.param(SERVED, "shared", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_query_meets_the_same_row_of_a_bias_whatever_is_beside_it(sizes: dict[str, Any], bias: Any) -> None:
     problem = Problem(heads=3, kv_heads=1, seq_q=1, head_dim=32, causal=True, bias=bias, **sizes)
     found = npusim.invariant(

@@ -96,7 +96,7 @@ class Chain:
         masks = {source ^ lane for lane in range(WARP_LANES) for source, _ in self.sources[lane]}
         return tuple(s for mask in sorted(masks - {0}) for s in self._butterflies(mask))
 
-    @property
+    @cached_property
     def cost(self) -> ChainCost:
         """Instructions for one chained tile of a warp."""
         selects = permutes = 0

@@ -261,7 +261,7 @@ def remembered(
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, device.model_dump_json(), *map(repr, call)
     stamp = cache.digest(cache.package_stamp(), can_compile, *content)
-    name = f"{stamp.hex()[:2]}.{kind}"  # so many files at most
+    name = f"{stamp.hex()[:3]}.{kind}"  # 4096 files at most: a later value takes the place of another
     if (kept := cache.load(name, stamp)) is not None:
         return json.loads(kept)
     value = make()

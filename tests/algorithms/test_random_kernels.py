@@ -76,8 +76,8 @@ def check_all(numbers: range, folder: Path) -> Counter[str]:
 
 
 def test_bits_of_random_kernels_are_those_of_their_lines(tmp_path: Path) -> None:
-    ran = check_all(range(12), tmp_path)
-    assert min(ran[hw] for hw, _ in MACHINES) >= 4
+    ran = check_all(range(6), tmp_path)
+    assert min(ran[hw] for hw, _ in MACHINES) >= 2
 
 
 @pytest.mark.exhaustive

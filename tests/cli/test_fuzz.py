@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-COUNT = 200
+COUNT = 100
 #: What Python calls its errors.  Those that a user's own module can raise as it is imported are named on purpose.
 _RAISED = "|".join(
     name

@@ -109,15 +109,17 @@ EVERYWHERE = sorted(
     for (name, family), schedule in SCHEDULES.items()
     if device.is_timed and family == device.family and not schedule.unsupported(device)
 )
+#: Every second of them, and each schedule once; all of them with ``-m exhaustive``.
+SOME = sorted({*EVERYWHERE[::2], *dict(EVERYWHERE).items()})
 
 
-def test_no_bound_of_any_schedule_on_any_device_is_above_its_time() -> None:
+def test_no_bound_of_any_schedule_is_above_its_time() -> None:
     rng, checked = random.Random(53), Counter[str]()
-    for name, hw in EVERYWHERE:
+    for name, hw in SOME:
         device = load_device(hw)
         checked[name] += any(check_some_bounds(rng, SCHEDULES[name, device.family], device) for _ in range(12))
     assert checked.keys() == {name for name, _ in EVERYWHERE}
-    assert checked.total() > 0.9 * len(EVERYWHERE)  # FP8 has no product on some, and few draws fit others
+    assert checked.total() > 0.9 * len(SOME)  # FP8 has no product on some, and few draws fit others
     assert min(checked.values()) > 0
 
 
@@ -125,7 +127,7 @@ def test_no_bound_of_any_schedule_on_any_device_is_above_its_time() -> None:
 def test_no_bound_of_a_product_is_above_its_time_at_the_clock_that_products_have(hw: str) -> None:
     device, rng = load_device(hw), random.Random(hw)
     schedule = SCHEDULES["gemm", device.family]
-    assert sum(check_some_bounds(rng, schedule, device) for _ in range(40)) > 30
+    assert sum(check_some_bounds(rng, schedule, device) for _ in range(20)) > 14
 
 
 @pytest.mark.exhaustive

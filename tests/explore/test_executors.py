@@ -51,7 +51,7 @@ def test_caller_that_stops_early_leaves_no_worker() -> None:
     next(workers.run(_square, range(100)))
     workers.close()
     for process in multiprocessing.active_children():
-        process.join(10)
+        process.join(300)
     assert not multiprocessing.active_children()
 
 
@@ -73,7 +73,7 @@ def test_killed_search_leaves_no_worker(tmp_path: Path) -> None:
         parent.kill()
         # The pipe ends when nobody holds it any more: neither worker lives.
         assert parent.stdout.read() == ""
-    deadline = time.monotonic() + 10  # a process lets go of its files a moment before it has ended
+    deadline = time.monotonic() + 300  # a process lets go of its files a moment before it has ended
     while any(_is_alive(pid) for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.001)

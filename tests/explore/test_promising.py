@@ -58,7 +58,7 @@ def test_a_search_says_how_long_its_stage_takes() -> None:
     from npusim.simulation.request import Request
 
     told: list[Progress] = []
-    fields = {"block_q": (32, 64, 128), "block_kv": (64, 128, 256), "vector_rows": (8, 16, 32)}
+    fields = {"block_q": (32, 64), "block_kv": (64, 128), "vector_rows": (8, 16)}
     asked = SearchRequest(Request("flash", workload="smollm2", seq=256, numerics=False), ("flash",))
     search(asked.spec(fields), Options(on_progress=told.append))
     of_bounds = [now.remaining_s for now in told if now.stage == "bounds"]
@@ -84,10 +84,10 @@ def test_a_front_has_a_row_for_each_precision() -> None:
 
 def test_a_search_for_a_front_simulates_each_precision_that_is_named() -> None:
     """In full precision nothing is faster or nearer: its points alone would be left."""
-    call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "hw": "ascend_910b2", "pareto": True}
-    done = explore(
-        "flash", {"precision": ("fa2_fp32", "fa16_32", "fa16"), "block_kv": (128, 256)}, dtype="float16", **call
-    )
+    call: dict[str, Any] = {"workload": "smollm2", "seq": 256, "tensor_parallel": 3, "dtype": "float16"}
+    fields = {"precision": ("fa2_fp32", "fa16_32", "fa16"), "block_kv": (128, 256)}
+    held = {"block_q": 64, "depth": 2, "vector_rows": 16, "deal": "balanced"}
+    done = explore("flash", fields, hw="ascend_910b2", tiling=held, pareto=True, **call)
     assert {o.point["precision"] for o in done.front} == {"fa2_fp32", "fa16_32", "fa16"}
 
 

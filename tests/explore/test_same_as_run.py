@@ -59,7 +59,9 @@ def _of_problem(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "problem": GemmProblem(**call["problem"])} if "problem" in call else call
 
 
-@pytest.mark.parametrize("number", range(len(SPACES) * 2))
+@pytest.mark.parametrize(
+    "number", [n if n < len(SPACES) else pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2 * len(SPACES))]
+)
 def test_a_point_of_a_search_is_what_a_run_of_its_fields_gives(number: int) -> None:
     schedule, call, values = SPACES[number % len(SPACES)]
     call, draw = _of_problem(call), random.Random(number)
@@ -94,15 +96,21 @@ def test_what_a_search_calls_the_best_is_no_slower_than_a_run_that_its_space_con
     ("schedule", "hw", "workload", "seq"),
     [
         ("flash", "h200", "llama3_8b", 1024),
-        ("flash", "t4", "smollm2", 512),
         ("volta_flash", "v100", "opt_30b", 512),
-        ("flash", "ascend_910b3", "llama3_8b", 2048),
         ("flash", "ascend_950", "llama3_8b", 1024),
-        ("two_level", "ascend_910b2", "pangu_38b", 1024),
         ("unified", "ascend_910b2", "pangu_38b", 512),
-        ("pasa", "h200", "pangu_38b", 512),
-        ("fp8_attention", "ascend_910b2", "pangu_38b", 512),
+        ("pasa", "ascend_910b2", "pangu_38b", 512),
         ("split_kv", "h200", "llama3_8b", 512),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ("flash", "t4", "smollm2", 512),
+                ("flash", "ascend_910b3", "llama3_8b", 2048),
+                ("two_level", "ascend_910b2", "pangu_38b", 1024),
+                ("pasa", "h200", "pangu_38b", 512),
+                ("fp8_attention", "ascend_910b2", "pangu_38b", 512),
+            )
+        ),
     ],
 )
 def test_a_tile_that_a_run_prints_gives_that_run_again(schedule: str, hw: str, workload: str, seq: int) -> None:
@@ -132,10 +140,12 @@ def test_naming_a_tile_does_not_change_whose_kernel_it_is() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "flash --hw h200 -w pangu_38b --seq 1k -f block_q=64,128 -f block_kv=64,128",
-        "pasa -w pangu_38b --seq 512 -f block_kv=128,256 -f precision=fp16_mean,fp32_mean -C group_count=10",
+        pytest.param(
+            "flash --hw h200 -w pangu_38b --seq 1k -f block_q=64,128 -f block_kv=64,128", marks=pytest.mark.exhaustive
+        ),
+        "pasa --tp 8 --seq 256 -f block_kv=128,256 -f precision=fp16_mean,fp32_mean -C group_count=10",
         "gemm --problem m=300,n=250,k=250 --hw ascend_910b4 -f block_m=64,128",
-        "flash,pasa --seq 512 -f block_kv=128,256 -f depth=1,2",
+        "flash,pasa --tp 8 --seq 256 -f block_kv=128,256 -f depth=1,2",
     ],
 )
 def test_a_search_prints_the_command_that_reproduces_its_best(

@@ -62,7 +62,7 @@ def test_processes_give_what_one_process_gives() -> None:
 
 def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
     fields = {"block_kv": [64, 128], "block_q": [32, 64], "depth": [1, 2], "vector_rows": [4, 32, 64]}
-    pruned, whole = (explore("flash", fields, seq=256, exhaustive=e) for e in (False, True))
+    pruned, whole = (explore("flash", fields, seq=256, tensor_parallel=2, exhaustive=e) for e in (False, True))
     assert pruned.best is not None
     assert whole.best is not None
     assert (pruned.best.point, pruned.best.cycles) == (whole.best.point, whole.best.cycles)
@@ -95,6 +95,7 @@ def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_i
     assert reports[-1].decided == 54
 
 
+@pytest.mark.exhaustive  # a product of the H200 by default: test_brute_force.py
 def test_a_product_at_the_clock_of_products_is_not_pruned_where_it_wins() -> None:
     space = {"block_n": [64, 128, 256], "splits": [1, 2], "stages": [2, 3, 4]}
     asked: dict[str, Any] = {"hw": "h200", "problem": GemmProblem(m=5500, n=2657, k=191)}
@@ -155,13 +156,14 @@ def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run
 
 
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
-    fields = {"seq": [128, 256], "group_count": [12, 24], "block_kv": [64, 128], "vector_rows": [8]}
+    held = {"vector_rows": 8, "block_q": 64, "depth": 2, "deal": "round_robin"}
+    fields = {"seq": [128, 256], "group_count": [12, 24], "block_kv": [64, 128], **{n: [v] for n, v in held.items()}}
     found = explore(["flash", "two_level"], fields, out=tmp_path / "s.sqlite")
     assert len(found.outcomes) == 16
     assert found.setting.scene_names == ("schedule", "seq", "group_count")
     for seq, count in ((128, 12), (256, 24)):
-        keys, rows = {"group_count": str(count)}, {"vector_rows": 8}
-        alone = explore("flash", {"block_kv": [64, 128]}, seq=seq, overrides=keys, tiling=rows)
+        keys = {"group_count": str(count)}
+        alone = explore("flash", {"block_kv": [64, 128]}, seq=seq, overrides=keys, tiling=held)
         wanted = {"schedule": "flash", "seq": seq, "group_count": count}
         same = [o for o in found.feasible if o.point.items() >= wanted.items()]
         assert alone.best is not None
@@ -233,7 +235,8 @@ def test_bits_are_computed_once_for_points_that_cannot_differ_in_them(monkeypatc
     bits_of = points._bits_of
     monkeypatch.setattr(points, "_bits_of", lambda job, task: computed.append(task.point) or bits_of(job, task))
     fields = {"depth": [1, 2], "vector_rows": [8, 16], "block_kv": [128, 256], "precision": ["fa2_fp32", "fa16"]}
-    found = explore("flash", fields, seq=256, pareto=True)
+    held = {"block_q": 64, "deal": "balanced"}
+    found = explore("flash", fields, seq=256, tensor_parallel=8, tiling=held, pareto=True)
     assert len(found.outcomes) == 16
     assert len(computed) == 4  # tiles of keys, and formats
 

@@ -11,8 +11,8 @@ from npusim.config.packaged import list_packaged
 
 ROWS = defaults.rows()
 LONG = [case for case in ROWS if case.call in defaults.LONG]
-#: One of each schedule on each device, and every fifth long call; all of them with ``-m exhaustive``.
-QUICK = [*{(case.schedule, case.hw): case for case in ROWS if case not in LONG}.values(), *LONG[::5]]
+#: One of each schedule on each device, and every tenth long call; all of them with ``-m exhaustive``.
+QUICK = [*{(case.schedule, case.hw): case for case in ROWS if case not in LONG}.values(), *LONG[::10]]
 
 
 def _assert_near_the_best(case: defaults.Case) -> None:

@@ -161,8 +161,8 @@ def assert_told_something(counts: Counter[str]) -> None:
 
 def test_what_the_check_passes_computes_the_same_in_random_legal_orders() -> None:
     counts: Counter[str] = Counter()
-    for seed in range(30):
-        examine(seed, 3, counts, enough=3)
+    for seed in range(15):
+        examine(seed, 3, counts, enough=2)
     assert_told_something(counts)
 
 
@@ -176,10 +176,11 @@ def test_ten_thousand_programs_in_a_hundred_orders_each(record_property: Callabl
     assert_told_something(counts)
 
 
-def test_what_the_check_passes_computes_the_same_in_the_order_of_time() -> None:
+@pytest.mark.parametrize("count", [30, pytest.param(60, marks=pytest.mark.exhaustive)])
+def test_what_the_check_passes_computes_the_same_in_the_order_of_time(count: int) -> None:
     device = apply_overrides(load_device("ascend_910b2"), {"group_count": "1"})
     moved = 0
-    for seed in range(60):
+    for seed in range(count):
         program = drawn(seed)[1]
         if refusal(program):
             continue
@@ -201,4 +202,4 @@ def test_what_the_check_passes_computes_the_same_in_the_order_of_time() -> None:
         assert values_in(phases, by_time) == values_in(phases, program_order), seed
         order = [place for _, place, _ in by_time(phases[0], iter(spans))]
         moved += order != sorted(order)
-    assert moved > 10, "time kept program order: nothing was shown"
+    assert moved > count // 6, "time kept program order: nothing was shown"

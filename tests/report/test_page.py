@@ -367,4 +367,4 @@ def _browsed(file: Path, folder: Path, *options: str) -> subprocess.CompletedPro
     ]
     fixed += ["--disable-component-update", f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=20000"]
     words = [browser, *fixed, "--enable-logging=stderr", *options, "--dump-dom", f"file://{file}"]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=900)

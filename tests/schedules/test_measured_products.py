@@ -28,8 +28,10 @@ SILICON = Path(__file__).parents[2] / "reports" / "silicon"
         ("cudnn_b32*s[56]??d64*", 0.03, 0.07),
         ("flex_b32*", 0.09, 0.11),
         # Their code is larger than the instruction cache: 20 to 42 % too fast without.
-        ("fa2_b32h12s*d64_causal", 0.11, 0.15),
-        ("fa2_b8h16s*d128_causal", 0.07, 0.15),
+        ("fa2_b32h12s[67]*d64_causal", 0.11, 0.15),
+        ("fa2_b8h16s[67]*d128_causal", 0.07, 0.15),
+        pytest.param("fa2_b32h12s*d64_causal", 0.11, 0.15, marks=pytest.mark.exhaustive),
+        pytest.param("fa2_b8h16s*d128_causal", 0.07, 0.15, marks=pytest.mark.exhaustive),
     ],
 )
 def test_calls_are_met(names: str, middle: float, most: float) -> None:

@@ -18,7 +18,6 @@ from npusim.ir.walk import Walker, walk
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
-from npusim.schedules.define import FlashTiling
 from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
 
@@ -80,7 +79,7 @@ def test_a_packed_batch_has_the_bits_of_its_sequences_alone(schedule: str, hw: s
     packed = {n: rng.standard_normal((sum(lengths), 2, 32)).astype(np.float16) for n in "qkv"}
     ends = np.cumsum(lengths)
     how: dict[str, Any] = {"hw": hw, "rows": "all", "heads": "all", "causal": True, "trace_groups": ()}
-    how |= {"tiling": {"splits": 2, "block_kv": 32}} if schedule == "split_kv" else {}
+    how["tiling"] = declared(schedule, hw, **({"splits": 2, "block_kv": 32} if schedule == "split_kv" else {}))
     whole = run(schedule, tensors={**packed, "cu_seqlens": ends}, layout="tnd", **how)
     cut = {n: np.split(x, ends[:-1]) for n, x in packed.items()}
     padded = {n: np.zeros((3, 200, 2, 32), np.float16) for n in "qkv"}
@@ -121,7 +120,7 @@ def test_a_decoding_step_sees_all_keys_of_its_sequence(machine: Machine) -> None
 def test_who_takes_a_block_decides_time_alone(deal: str) -> None:
     problem = Problem(heads=9, seq_q=K, lengths=(100, K, 300), head_dim=64, causal=True)
     found, usual = (
-        run("flash", problem=problem, tiling=FlashTiling.model_validate({"deal": d, "block_q": 64}))
+        run("flash", problem=problem, tiling=declared("flash", "ascend_910b2", deal=d, block_q=64))
         for d in (deal, "round_robin")
     )
     assert np.array_equal(found.output.view(np.uint8), usual.output.view(np.uint8))
@@ -263,7 +262,7 @@ def test_a_tile_of_latents_is_loaded_once_for_both_products(
     both = []
     viewed = Problem(heads=2, kv_heads=1, head_dim=64, value_head_dim=32, values_in_keys=True, **how)
     for latent in (viewed, viewed.model_copy(update={"values_in_keys": False})):
-        tiling = {"block_q": 128, "block_kv": 128 if fields.get("kernel") else 64, **fields}
+        tiling = declared(schedule, hw, block_q=128, block_kv=128 if fields.get("kernel") else 64, **fields)
         program = run(schedule, hw=hw, problem=latent, tiling=tiling, numerics=False, trace_groups=()).program
         read = list(loads(program, "kv"))
         rows = evaluate(program, latent, drawn_source(viewed), rows="all", heads="all").rows
@@ -388,7 +387,7 @@ def test_flash_attention_2_counts_all_keys_and_packs_no_heads_under_a_window() -
 @pytest.mark.parametrize("window", [None, 90])
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_every_rule_runs_on_causal_chunks_too(rule: str, window: int | None) -> None:
-    problem = Problem(heads=4, kv_heads=2, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
+    problem = Problem(heads=2, kv_heads=1, seq_q=40, lengths=(70, 500), head_dim=32, causal=True, window=window)
     tiling = declared("split_kv", "ascend_910b2", splits=rule, block_q=16, block_kv=32)
     done = run("split_kv", problem=problem, tiling=tiling, rows="all", heads="all")
     assert done.numerics.error.rmse < 1e-3

@@ -14,10 +14,10 @@ from npusim.timing.trace_head import first_spans
 @pytest.mark.parametrize(
     ("schedule", "options", "until"),
     [
-        ("flash", {"seq": 4096}, 20_000),
-        ("pasa", {"seq": 8192}, 15_000),
+        ("flash", {"seq": 2048}, 20_000),
+        ("pasa", {"seq": 4096}, 15_000),
         ("pasa", {"seq": 4096}, 60_000),
-        ("volta_flash", {"seq": 8192, "batch": 4}, 20_000),
+        ("volta_flash", {"seq": 4096, "batch": 4}, 20_000),
     ],
 )
 def test_first_operations_are_those_of_the_whole_run(schedule: str, options: dict[str, int], until: int) -> None:
