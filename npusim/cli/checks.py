@@ -290,7 +290,7 @@ def diff(
         raise CheckFailedError(f"{out}: {unequal:,} of {difference.total:,} outputs differ, and {why}")
 
 
-def _decide(out: Path, judgement: Judgement, schedule: str, *, is_json: bool) -> None:
+def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) -> None:
     show_either(
         is_json,
         lambda: document(
