@@ -518,8 +518,8 @@ def test_the_search_for_numbers_finds_those_without_a_source(source: str, count:
 
 
 #: Functions outside ``simulation/`` that take a request: verbs, a search's words, and two examinations of a run.  There
-#: were 27 before a search, a plan and words of a command line were objects of their own.  Four came with the verb stress and
-#: `diff --judge`.
+#: were 27 before a search, a plan and words of a command line were objects of their own.  Four came with stress
+#: and `diff --judge`.
 MOST_OF_REQUESTS = 13
 
 
