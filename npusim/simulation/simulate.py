@@ -106,7 +106,8 @@ def _without_effect(plan: Plan, timing: TimingResult | None) -> Iterator[str]:
         device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
         with suppress(NpusimError):  # the tile is none without this change: the change decides
             _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
-            without = simulate_program(starting_with(program, device, r.l2), device, r.method)
+            program = starting_with(program, device, r.l2)
+            without = simulate_program(program, device, r.method, progress=r.progress)
             if timing is not None and without.latency_s == timing.latency_s:
                 yield f"-C {key}={value} changes no time here: this run takes the same with the device file's number"
 
