@@ -10,13 +10,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import model_validator
-
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared, workspace
-from npusim.config.tiling import Field
+from npusim.config.tiling import Field, model_validator
 from npusim.errors import TilingError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
