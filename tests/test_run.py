@@ -129,6 +129,13 @@ def test_the_launch_is_in_the_latency_and_not_in_the_cycles() -> None:
     assert long.latency_us - plain.latency_us == pytest.approx(1000 - 20)
 
 
+def test_a_changed_number_that_this_run_does_not_hang_on_is_said() -> None:
+    key, other = "launch.kernel_overhead_s", "links.hbm.bytes_per_s"  # h200's products have an overhead of their own
+    changed = npusim.run("flash", hw="h200", seq=300, numerics=False, overrides={key: "1e-6", other: "1e11"})
+    said = f"-C {key}=1e-6 changes no time here: this run takes the same with the device file's number"
+    assert [note for note in changed.notes if note.startswith("-C ")] == [said]
+
+
 # ---------------------------------------------------------------- bad input
 
 

@@ -39,9 +39,9 @@ ScaleIn = Literal["scores", "queries"]
 E4M3 = "float8_e4m3fn"
 #: Powers of two by which a row's maximum grows before sums are rescaled, for 16-bit inputs (FlashAttention-4).
 FA4_GROWTH = 8.0
-#: 2^8, by which FlashAttention-3 and -4 and hpc-ops multiply a P of 8 bits (papers.md section 1.5).
+#: 2^8, by which FlashAttention-3 and -4 and hpc-ops multiply a P of 8 bits (P-Cast, Table 3).
 P_SCALE = 256.0
-#: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (papers.md section 1.1).
+#: P Scale -> P-Cast's "saturation": the largest finite E4M3 value (reports/pcast_numerics, thresholds).
 E4M3_MAX = 448.0
 #: Beyond it a scale or its inverse is no normal float32 number (IEEE 754: exponents -126 to 127).
 MAX_SCALE = 2.0**126

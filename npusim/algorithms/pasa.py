@@ -49,7 +49,7 @@ class PasaPrecision(NamedFormats):
         The entries of M, and K' as the matrix unit's output path stores it.
     is_fixed_reference
         Correct all blocks to the first block's mean, kept as small differences, instead of to a
-        running mean (papers.md section 2.5).
+        running mean (reports/pasa_numerics).
     operands, exp_variant, sum_order, rounding, multiply_add, accumulate, arithmetic, scale_rule
         As in `FlashPrecision`; of K it is K' that is brought to ``operands``.
     """
@@ -101,7 +101,7 @@ class ShiftingMatrix:
         """What is left of a block's mean, times 1 / alpha: a - bn of the rounded entries.
 
         a is the diagonal plus b, b the off-diagonal's size: what M really does to a row
-        (papers.md section 2.2).  Zero or less where rounding takes beta to 1 or beyond.
+        (reports/pasa_numerics, table 3).  Zero or less where rounding takes beta to 1 or beyond.
         """
         b = -self.off_diagonal
         return self.diagonal + b - b * self.keys
@@ -125,7 +125,7 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
     """Return the beta next to ``beta`` whose ideal correction equals that of the rounded matrix.
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in
-    float64 (PASA, equations 20 to 22, simplified in papers.md section 2.1); one step unless the
+    float64 (PASA, equations 20 to 22, simplified in reports/pasa_numerics, table 3); one step unless the
     entries are rounded again (16 at most).  1 or more where they take the whole mean.
     """
     for _ in range(rounds):
@@ -182,7 +182,7 @@ def pasa(
 ) -> Value:
     """PASA (Algorithm 1): scores shifted by their block's mean, corrected to a running mean F of all blocks.
 
-    The mean is the sum of S' / n: a sum of n scores could leave float16's range (papers.md section 2.4).  A row that
+    The mean is the sum of S' / n: a sum of n scores could leave float16's range (reports/pasa_numerics).  A row that
     the mask takes wholly has P = 0 and keeps its m of minus infinity out of every maximum; where it may be hidden
     before it has seen a key, m starts at a finite number, low enough to weigh nothing and to take every correction.
     """

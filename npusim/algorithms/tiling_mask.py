@@ -4,7 +4,7 @@ Query x keeps key y when ``y <= x + offset``.  For a block with top-left corner 
 ``D = r0 + offset - c0``.  The block's mask is the cut of ``tril(2M x 2M)`` whose corner is
 ``(max(D, 0), max(-D, 0))``: exact whenever the block is neither wholly kept (D >= cols - 1) nor
 wholly masked (D <= -rows), provided ``rows + cols - 1 <= 2M`` (FastAttention section 4.1; the
-mapping and its bound: papers.md section 3.1).
+mapping and its bound: reports/tiling_mask).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from npusim.config.messages import explain, suggest
 from npusim.config.model import fault_at
@@ -22,6 +22,7 @@ __all__ = [
     "TilingField",
     "build_tiling",
     "lightest",
+    "model_validator",
     "one_of",
     "part_of",
     "tile_fields",

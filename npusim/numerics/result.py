@@ -91,7 +91,7 @@ class Diagnosis:
     underflow_percent: float | None = None  #: pairs that the mask leaves whose P is zero in the second product
     zeroed_mass_percent: float | None = None  #: mean softmax mass of those pairs: what is really lost
     #: P-Cast's "effective information loss": fraction zeroed times mass, both without the sinks.  It overstates the
-    #: loss, since the pairs zeroed are the smallest (papers.md section 1.2).
+    #: loss, since the pairs zeroed are the smallest (reports/pcast_numerics, table 1).
     product_mass_percent: float | None = None
     clipped_mass_percent: float | None = None  #: mean part of a row's sum that saturation of P cuts
     saturated_count: float | None = None  #: probabilities that the cast cut to the largest finite value

@@ -1,6 +1,6 @@
 """FP8 attention: P cast to E4M3, with the choices of scale, key order and accumulator of real kernels.
 
-The presets follow the kernels' sources where they were seen (papers.md section 1.5; for
+The presets follow the kernels' sources where they were seen (reports/pcast_numerics; for
 ``trtllm_xqa`` and ``sage2`` only the P-Cast paper's Table 3).
 """
 
@@ -117,7 +117,7 @@ def phases(problem: Problem, tiling: Any, precision: Fp8Precision, machine: Any)
         **more,
         p_scale=p_scale,
         factor=p.scale if p.fold else 1.0,
-        unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by (papers.md section 4)
+        unscale=problem.v_scale / p_scale,  # what stored values of V are multiplied by
     )
     # Slices of half the usual size: the cast P needs room in UB beside P itself.
     return [replace(phase, notes=(*phase.notes, *notes), slice_elements=SLICE_ELEMENTS // 2)]

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from npusim.algorithms.blocks import attention_cells, attention_tensors
 from npusim.algorithms.pasa import PasaPrecision, Shift, ShiftingMatrix, optimal_beta, pasa_attention, shift_keys
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared, workspace
-from npusim.config.tiling import Field
+from npusim.config.tiling import Field, model_validator
 from npusim.errors import TilingError
 from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import Blocks, read_operands, schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from npusim.config.problem import Problem
     from npusim.schedules.define import Phases
+
+
+#: The paper's setting: Inva is beta / (1 - beta), and beta the optimum of equations 20 to 22.
+PAPER: Mapping[str, Any] = MappingProxyType({"correction": "ideal", "optimise": True})
 
 
 class PasaOptions(Blocks):
@@ -45,6 +49,21 @@ class PasaOptions(Blocks):
         default="matrix",
         description="where 1/sqrt(d) goes: into M, onto Q before the products, or onto S' after its store",
     )
+    preset: Literal["paper"] | None = Field(
+        default=None, description="paper: correction=ideal and optimise=True, as PASA's section 2.2 and tables have it"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return {**PAPER, **fields} if fields.get("preset") == "paper" else fields
+
+    @model_validator(mode="after")
+    def _agrees_with_preset(self) -> Self:
+        for name, value in PAPER.items() if self.preset else ():
+            if (named := getattr(self, name)) != value:
+                raise ValueError(f"preset=paper is {name}={value}, and {name}={named} is named beside it")
+        return self
 
 
 class PasaTiling(RegisterFields, PasaOptions):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.problem import KernelProblem, Problem
-from npusim.errors import SpecError, TilingError
+from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.ir.check import check
 from npusim.schedules.define import machine_of
 from npusim.schedules.plugins import with_origin
@@ -26,7 +26,7 @@ from npusim.simulation.robustness import (
     finite_choices,
     rows_under,
 )
-from npusim.simulation.tile import program_of
+from npusim.simulation.tile import program_of, starting_with
 from npusim.timing import METHODS, auto
 from npusim.timing.precompile import compiled_before, compiled_meanwhile
 from npusim.timing.stream import Streams
@@ -79,7 +79,11 @@ def run_plan(plan: Plan) -> RunData:
         timing = built.timing(groups, r.progress, r.timeline)
         bits = evaluate_plan(plan, program, others) if r.numerics else ComputedBits()
         presets = _beside(plan, bits.numerics, timing, others) if r.presets and bits.numerics else ()
-    notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
+    notes = (
+        *_notes(program, plan, bits.numerics, timing),
+        *_without_effect(plan, timing),
+        *_other_layers(plan, timing),
+    )
     return result_of(plan, program, timing, bits, notes, presets)
 
 
@@ -93,6 +97,19 @@ def _compiled(plan: Plan) -> AbstractContextManager[object]:
         return compiled_meanwhile("npusim.simulation.warm", *map(str, words))
     is_long = isinstance(problem, Problem) and problem.heads * problem.query_count > LONG_ROWS
     return compiled_before("npusim.simulation.warm") if is_long else nullcontext()
+
+
+def _without_effect(plan: Plan, timing: TimingResult | None) -> Iterator[str]:
+    """Yield a note for each changed number of the device without which the run's own tile takes the same time."""
+    r = plan.request
+    for key, value in (r.overrides or {}).items() if timing else ():
+        device = replace(r, overrides={k: v for k, v in (r.overrides or {}).items() if k != key}).machine()
+        with suppress(NpusimError):  # the tile is none without this change: the change decides
+            _, program = plan.schedule.fitted(plan.problem, plan.tiling, device, plan.precision)
+            program = starting_with(program, device, r.l2)
+            without = simulate_program(program, device, r.method, progress=r.progress)
+            if timing is not None and without.latency_s == timing.latency_s:
+                yield f"-C {key}={value} changes no time here: this run takes the same with the device file's number"
 
 
 def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:

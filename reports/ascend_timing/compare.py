@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from npusim.config.cases import load_measurements
 from npusim.config.load import load_workload
 from npusim.config.problem import LayerProblem, Problem
 from npusim.run import run
 from npusim.simulation.simulate import simulate_program
 from npusim.timing.result import TimingResult
+from npusim.validate.times import Predictor
 from reports.parts.kernel import declared_tiling
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TABLE_7",
+    "TABLE_9",
     "UNFUSED",
     "Beside",
     "Deit",
@@ -27,9 +31,12 @@ __all__ = [
     "Native",
     "Operator",
     "asked_of_host",
+    "by_run",
     "deit",
     "deit_operators",
     "half_reductions",
+    "in_blocks",
+    "int8",
     "layer",
     "native",
     "pasa",
@@ -38,6 +45,7 @@ __all__ = [
 ]
 
 DEVICE = "ascend_910b2"
+NODES = Path(__file__).resolve().parent.parent / "nodes"
 #: The vendor's kernels in CANN: FP32 128 x 512 in slices of 8 rows, FP16 128 x 1024 in slices of 16
 #: (ops-transformer attention/prompt_flash_attention, CVDIFF).
 CANN_FP32: dict[str, Any] = {"block_q": 128, "block_kv": 512, "vector_rows": 8, "kernel": "cann"}
@@ -98,7 +106,7 @@ def pasa(seq: int = 32768) -> dict[str, Beside]:
     return {name: Beside(base / us, best / us, flops / us) for name, us in times.items()}
 
 
-def _chosen(schedule: str, problem: Problem, precision: str) -> float:
+def _chosen(schedule: str, problem: Problem, precision: str | None = None) -> float:
     """Return the latency with the tile that a run takes where none is named."""
     return run(schedule, hw=DEVICE, problem=problem, precision=precision, numerics=False, trace_groups=()).latency_us
 
@@ -115,6 +123,58 @@ def wide() -> float:
     """Return CANN's FP16 kernel over its FP32 kernel, with the tiles of each."""
     problem = attention(32768, 16, causal=False)
     return _us("flash", problem, "fa2_fp32", **CANN_FP32) / _us("flash", problem, "fa16", **CANN_FP16)
+
+
+def by_run() -> dict[str, tuple[float, ...]]:
+    """Return the papers' ratios with the tiles that runs take: FP16 over FP32, PASA, two-level over unified tiling."""
+    problem = attention(32768, 16, causal=False)
+    precisions = ("fa2_fp32", "fa16_32", "fa16")
+    wide, mixed, half = (_chosen("flash", problem, name) for name in precisions)
+    shapes = [attention(seq, heads, causal=True) for heads in (5, 4) for seq in (4096, 8192, 16384)]
+    levels = [_chosen("unified", shape) / _chosen("two_level", shape) for shape in shapes]
+    return {"half": (wide / mixed, wide / half), "levels": (min(levels), max(levels))}
+
+
+#: Tokens of figure 10 whose gains section 5.2.2 prints for PanGu-71B, and blocks of rows, which it does not state.
+FIGURE_10 = (2, 8, 32)
+BLOCKS = (2, 4)
+
+
+def in_blocks() -> dict[str, tuple[float, ...]]:
+    """Return the gains of figure 10, in per cent, as printed and by the number of blocks of rows."""
+    predict, found = Predictor(), {}
+    cases = {case.name: case for case in load_measurements(NODES / "measured_papers.yaml").cases}
+    for thousands in FIGURE_10:
+        case = cases[f"tiling_allreduce_71b_{thousands}k"]
+        cut = [predict.quantity(case.model_copy(update={"tiling": {"blocks": n}}), "speedup") for n in BLOCKS]
+        assert case.measured.speedup is not None
+        found[f"{thousands}K"] = tuple((gain - 1) * 100 for gain in (case.measured.speedup.low, *cut))
+    return found
+
+
+#: FastAttention, Table 9: PanGu-71B, four heads a device, microseconds in FP16 and naive INT8.
+TABLE_9 = {
+    128: (55.01, 42.77),
+    256: (58.84, 50.99),
+    512: (56.65, 57.4),
+    1024: (77.77, 62.36),
+    2048: (113.49, 93.43),
+    4096: (279.94, 222.325),
+}
+#: The least call of Table 9's FP16 rows, as filed with its cases: what the host takes of each.
+HOST_US = 52.0
+
+
+def int8(seq: int) -> tuple[float, ...]:
+    """Return a call of Table 9 in us: in FP16, with products at INT8's rate, and with softmax in float16 as well.
+
+    No program multiplies INT8 here: the second and third are what-ifs of the same program.
+    """
+    problem, key = attention(seq, 4, causal=False), "cores.aic.engines.CUBE.fractals.float16.k_elements"
+    facts = ((None, None), (None, {key: "32"}), ("fa16", {key: "32"}))
+    found = [_run("two_level", problem, precision, overrides) for precision, overrides in facts]
+    launches = [r.timing.launch_s * 1e6 for r in found if r.timing is not None]
+    return tuple(HOST_US + r.latency_us - launch for r, launch in zip(found, launches, strict=True))
 
 
 #: Lists of operators of unfused attention (`npusim.algorithms.unfused.OPERATORS`).

@@ -192,6 +192,7 @@ PEAK, GAINS = 170.0, (1.2, 1.27)
 def _pasa(_found: list[Row]) -> Section:
     """PASA over CANN's kernel and over our own, and FP16 over FP32, with the tiles that are recorded."""
     pasa, wide, half = compare.pasa(), compare.wide(), compare.half_reductions()
+    chosen, blocks = compare.by_run(), compare.in_blocks()
     lanes, trees = (pasa[name] for name in ("fp16_mean", "fp16_mean,sum_order=tree_halves"))
     fields: dict[str, object] = {
         "pasa": table(
@@ -205,9 +206,23 @@ def _pasa(_found: list[Row]) -> Section:
         "below_lanes": f"{(1 - lanes.rate / PEAK) * 100:.0f}",
         "below_trees": f"{(1 - trees.rate / PEAK) * 100:.0f}",
         "wide": number(wide),
+        "mixed_run": number(chosen["half"][0]),
+        "wide_run": number(chosen["half"][1]),
+        "in_blocks": table(
+            ("tokens", "printed, %", *(f"{n} blocks" for n in compare.BLOCKS)),
+            [[tokens, *(f"{gain:.1f}" for gain in gains)] for tokens, gains in blocks.items()],
+        ),
+        **{f"blocks_{n}": "/".join(f"{g[i]:.0f}" for g in blocks.values()) for i, n in enumerate(compare.BLOCKS, 1)},
+        "levels_run": " to ".join(f"{x:.2f}" for x in chosen["levels"]),
         "half": " and ".join(f"{number(gain)} ({name})" for name, gain in half.items()),
     }
-    return fields, {"pasa": pasa, "fp16_over_fp32": wide, "half_reductions": half}
+    return fields, {
+        "pasa": pasa,
+        "fp16_over_fp32": wide,
+        "by_run": chosen,
+        "in_blocks": blocks,
+        "half_reductions": half,
+    }
 
 
 def _short(found: list[Row]) -> Section:
@@ -224,7 +239,14 @@ def _short(found: list[Row]) -> Section:
     slopes = [cann[-1].predicted - cann[0].predicted, cann[-1].measured.low - cann[0].measured.low]
     sixteen = next(r for r in found if r.case.name == "fa_b2b_910b2_16k")
     levels = [r for r in found if r.case.name.startswith("two_level_") and "standard" not in r.case.name]
+    eights = {seq: compare.int8(seq) for seq in compare.TABLE_9}
     fields: dict[str, object] = {
+        "floors_worst": percent(max(abs(r.error) for r in floors)),
+        "floors_long": percent(max(abs(r.error) for r in floors if (r.case.workload.seq_q or 0) >= LENGTHS[0])),
+        "int8": table(
+            ("tokens", "measured INT8, us", "predicted FP16", "products at INT8's rate", "softmax in float16 too"),
+            [[seq, compare.TABLE_9[seq][1], *(number(us, 4) for us in found)] for seq, found in eights.items()],
+        ),
         "floors": table(("tokens", "measured, us", "predicted, us", "of it on the cores, us"), lines),
         "measured_16k": number(sixteen.measured.low),
         "unified_us": f"{unified.kernel_us:.0f}",
@@ -234,7 +256,11 @@ def _short(found: list[Row]) -> Section:
         "levels": percent(max(abs(r.error) for r in levels)),
         "slope": percent(abs(slopes[0] / slopes[1] - 1)),
     }
-    return fields, {"floors": {r.case.name: r.predicted for r in floors}, "asked_of_host": [unified, two]}
+    return fields, {
+        "int8": eights,
+        "floors": {r.case.name: r.predicted for r in floors},
+        "asked_of_host": [unified, two],
+    }
 
 
 def _vision(_found: list[Row]) -> Section:

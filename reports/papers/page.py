@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["STATUSES", "rows", "write"]
 
 #: What may be said of a row, and whether it is met.
-STATUSES = ("reproduced", "partly", "contradicted", "out of reach", "drawing")
+STATUSES = ("reproduced", "partly", "contradicted", "out of reach", "drawing", "open question")
 
 
 def write(folder: Path) -> list[Path]:

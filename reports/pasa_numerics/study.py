@@ -67,7 +67,7 @@ DRAWS = 4
 #: Sample of the RMSE table, a draw: errors are common to blocks of keys, so many heads and few queries.
 SAMPLE_HEADS, SAMPLE_QUERIES = 5, 64
 MAIN = ("FA32", "FA16-32", "FA16", "PASA, mean FP16", "PASA, mean FP32", "PASA, fixed reference")
-#: From here on float16 rounds to infinity: halfway from 65504 to 65536 (papers.md section 2.3).
+#: From here on float16 rounds to infinity: halfway from 65504 to 65536.
 HALF_OVERFLOW = 65520.0
 
 

@@ -52,7 +52,7 @@ HEADS_2: Mapping[int, int] = MappingProxyType({4096: 64, 8192: 64, 16384: 32})
 HEADS, HEADS_GAP = 32, 16
 #: Independent draws into which samples are cut where an error is not had head by head.
 DRAWS = 4
-#: Scales of the sawtooth's table: powers of two, those of papers.md section 1.1, FlashInfer's 448.
+#: Scales of the sawtooth's table: powers of two, those of P-Cast's figure 1, FlashInfer's 448.
 SCALES = (1, 2, 16, 64, 128, 256, 300, 384, 400, 448, 512)
 SAWTOOTH_START, SAWTOOTH_END = 8, 512
 

@@ -1,7 +1,7 @@
 """What P-Cast's claims are in exact terms: thresholds, the sawtooth, and expectations over its model.
 
 The model (P-Cast section 3.1): scores of normal keys N(0, 1), of ``sinks`` keys Delta + N(0, 1).
-Constants and the better form of equation 7 are those of papers.md section 1.1.
+Constants and the better form of equation 7 follow from E4M3's least subnormal (pcast_numerics.md, thresholds).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.numerics.executor import HeadSource
     from npusim.numerics.result import Diagnosis
 
-#: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (papers.md 1.1).
+#: Largest exponent s - m at which E4M3 becomes zero: S P <= 2^-10, the tie included (reports/pcast_numerics).
 E4M3_ZERO = -10 * np.log(2)
 #: The same for float16's smallest subnormal 2^-24: P <= 2^-25.
 HALF_ZERO = -25 * np.log(2)

@@ -139,7 +139,7 @@ def test_a_folded_scale_is_the_scale_whatever_the_base(variant: str, hw: str) ->
 
 
 def pasa_with_a_fixed_reference(q: Any, k: Any, v: Any, keys: int, beta: float) -> Any:
-    """One line after the other in float16, F the mean of the first tile (papers.md section 2.5)."""
+    """One line after the other in float16, F the mean of the first tile (reports/pasa_numerics)."""
     half = np.float16
     matrix = ShiftingMatrix(keys, beta, math.sqrt(q.shape[1]))
     inverse, per_key = half(matrix.correction(is_ideal=False)), half(1 / keys)

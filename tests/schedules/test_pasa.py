@@ -14,11 +14,13 @@ from npusim import formats
 from npusim.algorithms.pasa import ShiftingMatrix, optimal_beta
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, TilingError
 from npusim.ir.check import check
 from npusim.ir.tile import GlobalTile
 from npusim.ir.walk import Walker, walk
 from npusim.run import run
+from npusim.schedules import find_schedule
 
 if TYPE_CHECKING:
     from npusim.simulation.result import RunData
@@ -128,6 +130,18 @@ def test_a_matrix_keeps_what_its_correction_says(beta: float, keys: int, size: i
         whole = matrix.diagonal - matrix.off_diagonal
         found = 1 + matrix.correction(is_ideal=False)
         assert found == pytest.approx(whole / matrix.mean_kept, rel=1e-9)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_the_papers_setting_is_a_preset_that_nothing_beside_it_contradicts(hw: str) -> None:
+    named = {"correction": "ideal", "optimise": True}
+    fields = find_schedule("pasa", load_device(hw).family).tiling
+    built = build_tiling(fields, {"preset": "paper"})
+    assert built == build_tiling(fields, {"preset": "paper", **named})
+    assert build_tiling(fields, named) == built.model_copy(update={"preset": None})
+    assert build_tiling(fields, {}) == fields()
+    with pytest.raises(TilingError, match="preset=paper is correction=ideal, and correction=rounded is named beside"):
+        build_tiling(fields, {"preset": "paper", "correction": "rounded"})
 
 
 def test_an_optimised_beta_is_told() -> None:

@@ -1,4 +1,4 @@
-"""FastAttention's tiling-mask against the mask it stands for, block by block (papers.md section 3.1)."""
+"""FastAttention's tiling-mask against the mask it stands for, block by block (reports/tiling_mask)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_block_too_large_for_the_mask_is_refused_with_the_values() -> None:
 
 
 def test_a_mask_of_512_takes_a_mebibyte() -> None:
-    # papers.md 3.2: (2M)^2 with M = 512 in one byte an element.
+    # reports/tiling_mask: (2M)^2 with M = 512 in one byte an element.
     assert TilingMask(512).tensor().size_bytes == 1 << 20
     assert TilingMask(512).values().nbytes == 1 << 20
 
@@ -151,7 +151,7 @@ def test_a_function_of_ones_own_is_any_set_of_keys_and_says_so_for_each_pair() -
 
 
 def test_half_of_the_causal_blocks_are_skipped() -> None:
-    # papers.md 3.1: S = 4096, b = 128: .4844 skipped, .4844 unmasked, .0312 masked of 32 x 32.
+    # reports/tiling_mask: S = 4096, b = 128: .4844 skipped, .4844 unmasked, .0312 masked of 32 x 32.
     visited = [
         tile for row in range(0, 4096, 128) for tile in visits(kv_runs(KeyRanges(4096, after=0), row, 128, 4096, 128))
     ]

@@ -73,7 +73,7 @@ def test_committed_errors_of_sinks_are_those_computed(committed: dict[str, Any])
 
 
 def test_published_errors_are_ours_where_inputs_are_known(committed: dict[str, Any]) -> None:
-    """P-Cast's table 2 within what a few hundred rows scatter (papers.md section 1.3: 1 to 8 %)."""
+    """P-Cast's table 2 within what a few hundred rows scatter (reports/pcast_numerics: 1 to 8 %)."""
     for factor, published in PUBLISHED_SINKS.items():
         assert 1e5 * committed["sinks"][f"float8_e4m3fn  {factor}"] == pytest.approx(published, rel=0.08)
     ours = committed["sinks"]

@@ -1,4 +1,4 @@
-"""PASA's algebra: exact in float64, what its misprints would do, and table 3 (papers.md section 2)."""
+"""PASA's algebra: exact in float64, what its misprints would do, and table 3 (reports/pasa_numerics)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_float64_pasa_does_not_depend_on_its_options(fields: dict[str, object]) 
 
 
 def test_the_signs_of_line_15_are_right_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both corrections negated the result is off in the first digits (papers.md 2.1: 2e-3 to 1.1)."""
+    """With both corrections negated the result is off in the first digits (reports/pasa_numerics: 2e-3 to 1.1)."""
 
     def flipped(*args: Any) -> Phase:
         phase = pasa_attention(*args)
@@ -127,7 +127,7 @@ def test_table_3_to_all_printed_digits(beta: float) -> None:
 def test_the_entries_at_the_papers_beta() -> None:
     matrix = ShiftingMatrix(128, optimal_beta(0.984375, 128), 1.0)
     b = -matrix.off_diagonal
-    # papers.md 2.2: a = 8191/8192, b = 63/8192 over 128, a - bn = 127/8192.
+    # reports/pasa_numerics: a = 8191/8192, b = 63/8192 over 128, a - bn = 127/8192.
     assert (matrix.diagonal + b) * 8192 == 8191
     assert b * 128 * 8192 == 63 * 128
     assert matrix.correction(is_ideal=False) == 8064 / 127

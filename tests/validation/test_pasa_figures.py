@@ -1,4 +1,4 @@
-"""PASA's published figures on random inputs, and what becomes of its claims (papers.md 2.3 and 2.4)."""
+"""PASA's published figures on random inputs, and what becomes of its claims (reports/pasa_numerics)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def largest_scores(case: Case, seed: int) -> pasa_study.Doubles:
 
 # ------------------------------------------------------------------ table 4
 
-#: Mean and standard deviation of the full shape's percentage over 16 seeds (papers.md 2.3 has the means
+#: Mean and standard deviation of the full shape's percentage over 16 seeds (reports/pasa_numerics has the means
 #: 0.099, 8.15, 0.023, 0.999; of U 20, 20 only five seeds, whose spread of 0.27 is too small by chance).
 SPREAD = {
     ("U", 20.0, 15.0): (0.109, 0.069),
@@ -85,7 +85,7 @@ def test_scores_scaled_before_their_store_do_not_overflow() -> None:
 
 # ------------------------------------------------------------------ RMSE
 
-#: papers.md 2.4, measured with 640 queries x 2 seeds; the columns of the product's own choices: "F32"
+#: reports/pasa_numerics, measured with 640 queries x 2 seeds; the columns of the product's own choices: "F32"
 #: there keeps Delta m in float32 too, here it is float16, which the text gives as 1.07e-3 at U 20, 0.5.
 COLUMNS = ("FA16-32", "PASA, mean FP16", "PASA, mean FP32", "PASA, fixed reference")
 MEASURED: dict[Case, tuple[float, float, float, float]] = {
@@ -134,7 +134,7 @@ def test_pasa_loses_to_fa16_32_at_small_means_against_the_papers_claim(case: Cas
 
 @pytest.mark.parametrize("case", list(MEASURED))
 def test_algorithm_1_all_in_half_precision_loses_everywhere_against_the_papers_claim(case: Case) -> None:
-    # papers.md 2.4: 1.5 to 4.2 times worse at every finite point.
+    # reports/pasa_numerics: 1.5 to 4.2 times worse at every finite point.
     assert rmse(case, "PASA, mean FP16") > 1.3 * rmse(case, "FA16-32")
 
 
@@ -142,7 +142,7 @@ def test_algorithm_1_all_in_half_precision_loses_everywhere_against_the_papers_c
 
 
 def test_the_optimal_beta_is_undone_by_a_scale_in_the_matrix_and_repaired_by_the_exact_correction() -> None:
-    """papers.md 2.2, block drift: 1.34e-3, 5.4e-4, 2.14e-3, 5.45e-4 at d = 128; 1.26e-3 ... at 64."""
+    """reports/pasa_numerics, block drift: 1.34e-3, 5.4e-4, 2.14e-3, 5.45e-4 at d = 128; 1.26e-3 ... at 64."""
     ideal: dict[str, object] = {"correction": "ideal"}
 
     def drift_error(head_dim: int, fields: dict[str, object]) -> float:
@@ -166,7 +166,7 @@ def test_the_optimal_beta_is_undone_by_a_scale_in_the_matrix_and_repaired_by_the
 def test_opposed_means_lose_every_row_of_fa16_32_and_none_of_pasa() -> None:
     posed = given(pasa_study.opposed(30.0, 256))
     assert finite_rmse(allocate(ALLOCATIONS["FA16-32"], *posed)) == "NaN"
-    # papers.md 2.3 gives 4.2e-4 for its prototype.
+    # reports/pasa_numerics gives 4.2e-4 for its prototype.
     accurate = finite_rmse(allocate(ALLOCATIONS["PASA, mean FP32"], *posed))
     assert isinstance(accurate, float)
     assert accurate < 2e-3
@@ -188,7 +188,7 @@ def test_resonance_out_of_phase_overflows_and_the_shift_removes_it() -> None:
     assert plain.error.nan_row_fraction == 1
     assert shifted.error.nan_count == 0
     assert found is not None
-    # Ranges like those of the paper's video model: Q K^T in [-86569, -67503] (papers.md, claim pa15).
+    # Ranges like those of the paper's video model: Q K^T in [-86569, -67503] (PASA, section 3.3.2).
     assert -86569 < found.raw_score_min < found.raw_score_max < -65504
     assert found.resonance_phase_degrees > 179
     assert found.score_min is not None

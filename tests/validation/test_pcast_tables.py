@@ -1,4 +1,4 @@
-"""P-Cast's tables on the product's own FP8 schedule (papers.md sections 1.2 to 1.4).
+"""P-Cast's tables on the product's own FP8 schedule (reports/pcast_numerics).
 
 Samples here are smaller than the page's; tolerances say what that costs.  The page's own figures are
 held to the papers' tolerances as they stand.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEYS, SINKS = 4096, 4
-#: Row standard deviations in points: zeroed at S = 1, mass of normal keys (papers.md 1.2).
+#: Row standard deviations in points: zeroed at S = 1, mass of normal keys (reports/pcast_numerics).
 ROW_DEVIATIONS = {
     5: (18.8, 6.2),
     6: (22.9, 10.6),
@@ -72,7 +72,7 @@ def test_the_product_overstates_the_mass_lost_fourfold_at_a_gap_of_5() -> None:
 
 # ------------------------------------------------------------------ table 2
 
-#: papers.md 1.3, unit 1e-5: mean and standard error for 4096, 8192, 16384 keys.
+#: reports/pcast_numerics, unit 1e-5: mean and standard error for 4096, 8192, 16384 keys.
 MEASURED = {
     "forward, S=1": ((5.58, 0.03), (4.39, 0.03), (3.05, 0.03)),
     "reverse, S=1": ((1.63, 0.02), (0.767, 0.015), (0.308, 0.011)),
@@ -107,7 +107,7 @@ def test_table_2_within_12_percent_and_the_samples_error(keys: int) -> None:
 def test_reverse_over_forward_scale_at_blocks_of_64() -> None:
     found = pcast_study.ratio_of(by_head("reverse, S=1", 4096), by_head("reverse, S=256", 4096))
     assert 1.03 <= found.value <= 1.045
-    # Measured with paired rows: 1.0386 +- .0007 (papers.md 1.3).
+    # Measured with paired rows: 1.0386 +- .0007 (reports/pcast_numerics).
     assert abs(found.value - 1.0386) < 3 * np.hypot(0.0007, found.error)
 
 
@@ -150,7 +150,7 @@ def test_weights_read_from_the_execution_are_those_that_multiply_v() -> None:
 
 @pytest.mark.parametrize(
     ("gap", "scale", "block", "allowance"),
-    # papers.md 1.4: (B - k)/N f, and O(Phi(m - 6.93)) more outside the block at S = 1.
+    # reports/pcast_numerics: (B - k)/N f, and O(Phi(m - 6.93)) more outside the block at S = 1.
     [(7.0, 1.0, 64, 0.12), (7.0, 1.0, 128, 0.12), (12.0, 256.0, 128, 0.02), (7.0, 256.0, 128, 0.001)],
 )
 def test_reverse_order_zeroes_pairs_inside_the_sinks_block(
@@ -167,7 +167,7 @@ def test_reverse_order_zeroes_pairs_inside_the_sinks_block(
 
 
 def test_forward_and_reverse_with_256_differ_little_and_reverse_is_better() -> None:
-    """Appendix B on the sink model: always >= 0, below a hundredth of the error (papers.md 1.4)."""
+    """Appendix B on the sink model: always >= 0, below a hundredth of the error (reports/pcast_numerics)."""
     difference = by_head("forward, S=256", 4096) - by_head("reverse, S=256", 4096)
     assert 0 < difference.mean() < 1e-2 * by_head("reverse, S=256", 4096).mean()
 

@@ -1,4 +1,4 @@
-"""P-Cast's exact statements: thresholds, sawtooth, closed forms (papers.md section 1.1)."""
+"""P-Cast's exact statements: thresholds, sawtooth, closed forms (reports/pcast_numerics)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_worst_step_is_what_the_cast_really_does_at_worst() -> None:
 
 
 def test_the_closed_form_is_neither_bound_of_the_expected_fraction() -> None:
-    """papers.md 1.2: 4.5 points below at a gap of 5, up to 4.8 above from 6 to 9."""
+    """reports/pcast_numerics: 4.5 points below at a gap of 5, up to 4.8 above from 6 to 9."""
     errors = {
         gap: 100 * (theory.closed_form(gap, 1, 4) - theory.expectation(gap, 1, 4, 4096).zeroed)
         for gap in (5, 6, 7, 8, 9)
@@ -100,7 +100,7 @@ def test_the_closed_form_is_neither_bound_of_the_expected_fraction() -> None:
 
 @pytest.mark.parametrize(
     ("gap", "zeroed", "mass", "lost"),
-    # papers.md 1.2: expectation of the fraction, the normal keys' mass, the mass truly zeroed.
+    # reports/pcast_numerics: expectation of the fraction, the normal keys' mass, the mass truly zeroed.
     [(5, 22.9, 87.8, 4.9), (6, 52.9, 73.6, 15.0), (7, 81.6, 52.2, 24.8), (8, 95.9, 30.0, 22.9), (9, 99.5, 14.2, 13.3)],
 )
 def test_expectations_over_the_sinks(gap: int, zeroed: float, mass: float, lost: float) -> None:

@@ -1,4 +1,4 @@
-"""FastAttention's tiling-mask: exact mapping, skipped work and memory (papers.md sections 3.1 and 3.2)."""
+"""FastAttention's tiling-mask: exact mapping, skipped work and memory (reports/tiling_mask)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_the_fraction_skipped_is_a_half_less_half_a_block(tokens: int, block: in
 
 
 def test_wide_blocks_skip_less() -> None:
-    """(128, 512) at 4096 tokens: .4375 / .4375 / .125 (papers.md 3.1)."""
+    """(128, 512) at 4096 tokens: .4375 / .4375 / .125 (reports/tiling_mask)."""
     assert visits(4096, 128, 512) == pytest.approx((0.4375, 0.4375, 0.125))
 
 
 def test_memory_of_the_masks() -> None:
-    """papers.md 3.2: a full FP16 mask of 64K is 8 GiB; M = 512 in bytes is 1 MiB, 512 x 512 is 256 KiB."""
+    """reports/tiling_mask: a full FP16 mask of 64K is 8 GiB; M = 512 in bytes is 1 MiB, 512 x 512 is 256 KiB."""
     assert 65536**2 * 2 == 8 << 30
     assert TilingMask(DEFAULT_M).tensor().size_bytes == 1 << 20
     assert TilingMask(256).tensor().size_bytes == 256 << 10
