@@ -15,7 +15,20 @@ from npusim.report import page
 from tests.cli.transcripts import anew, blocks, shown
 
 COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
-TOPICS = ("ci", "cluster", "compare", "device", "diff", "measurements", "schedule", "scope", "tile", "trace", "triton")
+TOPICS = (
+    "ci",
+    "cluster",
+    "compare",
+    "device",
+    "diff",
+    "measurements",
+    "schedule",
+    "scope",
+    "tile",
+    "trace",
+    "triton",
+    "tune",
+)
 
 
 def test_there_is_a_guide_for_each_thing_that_users_do() -> None:
@@ -35,7 +48,7 @@ LONG = ("ci", "compare", "diff", "tile")
     "topic", [pytest.param(t, marks=[pytest.mark.exhaustive] if t in LONG else []) for t in TOPICS]
 )
 def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if topic == "triton":
+    if topic in ("triton", "tune"):
         pytest.importorskip("triton", reason="npusim[triton] is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
