@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.invariance import invariant
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
-    from npusim.schedules.triton import triton
+    from npusim.tune.hooks import triton
 
 __all__ = [
     "NpusimError",
@@ -47,7 +47,7 @@ _HOMES = MappingProxyType(
         "formats": "npusim.formats",
         "invariant": "npusim.invariance",
         "run": "npusim.run",
-        "triton": "npusim.schedules.triton",
+        "triton": "npusim.tune.hooks",
     }
 )
 _SUBMODULES = frozenset({"errors", "formats"})

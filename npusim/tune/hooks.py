@@ -187,3 +187,15 @@ def perf_model(hw: str | None = None) -> Callable[..., float]:
     ``hw`` as in `prune`.  A configuration that is not predicted has 0.0, so that it is measured.
     """
     return Pruner(hw, 1, "any").perf_model
+
+
+class TritonKernels:
+    """``npusim.triton``: called, the name of a launch (`npusim.schedules.triton`); beside that an autotuner's hooks."""
+
+    __call__ = staticmethod(launch_name)
+    prune = staticmethod(prune)
+    perf_model = staticmethod(perf_model)
+
+
+#: What users call ``npusim.triton``.
+triton = TritonKernels()

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+import npusim
 from npusim.cli.app import app
 from npusim.config.problem import KernelProblem
 from npusim.errors import SpecError
 from npusim.simulation.request import Request
 from npusim.tune.configurations import configurations_of
-from npusim.tune.hooks import perf_model, prune
 from npusim.tune.prediction import kept, lettered, predict_all, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+prune, perf_model = npusim.triton.prune, npusim.triton.perf_model
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
 KERNELS = Path(__file__).parent / "tuned_kernels.py"
 SOFTMAX = f"{KERNELS}::softmax[P](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C)"
