@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from npusim.invariance import invariant
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
-    from npusim.schedules.triton import triton
     from npusim.stress import stress
+    from npusim.tune.hooks import triton
 
 __all__ = [
     "NpusimError",
@@ -50,7 +50,7 @@ _HOMES = MappingProxyType(
         "invariant": "npusim.invariance",
         "run": "npusim.run",
         "stress": "npusim.stress",
-        "triton": "npusim.schedules.triton",
+        "triton": "npusim.tune.hooks",
     }
 )
 _SUBMODULES = frozenset({"errors", "formats"})

@@ -123,7 +123,8 @@ def run(schedule: str, **options: Unpack[RunOptions]) -> RunResult:
     l2
         What L2 holds when the kernel starts, if not what the file of the device says: ``"clean"``, nothing of use;
         ``"dirty"``, lines of something else still to be written back, as benchmarks leave them that fill a buffer
-        before each call; ``"warm"``, the inputs, which have to fit it.
+        before each call; ``"warm"``, the inputs, which have to fit it; ``"steady"``,
+        what launches like it left, so that each moves what it reads and writes.
     eager
         Of ``standard``: every operator a kernel, as frameworks run it.
     method

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
-    ("report", "explore", "invariance", "validate", "stress", "baseline", "pytest_plugin"),
+    ("report", "explore", "tune", "invariance", "validate", "stress", "baseline", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
 )
@@ -44,6 +44,8 @@ WITHIN = frozenset(
         ("machines", "algorithms"),
         ("report", "validate"),
         ("report", "explore"),
+        ("report", "tune"),
+        ("tune", "explore"),
         ("pytest_plugin", "baseline"),
         ("pytest_plugin", "explore"),
         ("baseline", "report"),
@@ -519,8 +521,8 @@ def test_the_search_for_numbers_finds_those_without_a_source(source: str, count:
 
 #: Functions outside ``simulation/`` that take a request: verbs, a search's words, and two examinations of a run.  There
 #: were 27 before a search, a plan and words of a command line were objects of their own.  Four came with stress
-#: and `diff --judge`.
-MOST_OF_REQUESTS = 13
+#: and `diff --judge`, two with tune.
+MOST_OF_REQUESTS = 15
 
 
 def test_few_functions_outside_simulation_take_a_request() -> None:

@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import checks, compare, explore, formats, guide, inputs, layout, measure, program, run, stress, warm
+from npusim.cli import (
+    checks,
+    compare,
+    explore,
+    formats,
+    guide,
+    inputs,
+    layout,
+    measure,
+    program,
+    run,
+    stress,
+    tune,
+    warm,
+)
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
@@ -22,7 +36,8 @@ INTERRUPTED = 130
 
 #: In the order of the help text.
 VERBS = (
-    *("run", "compare", "diff", "report", "explore", "invariant", "stress", "check", "validate", "import", "calibrate"),
+    *("run", "compare", "diff", "report", "explore", "tune", "invariant", "stress", "check", "validate", "import"),
+    "calibrate",
     *("export", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
@@ -129,7 +144,7 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for module in (run, compare, explore, checks, measure, layout, formats, guide, program, stress, warm):
+for module in (run, compare, explore, checks, measure, layout, formats, guide, program, stress, warm, tune):
     app.add_typer(module.app)
 for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
     app.add_typer(verbs)

@@ -69,8 +69,9 @@ class GlobalMemorySpec(SpecModel):
     request_min_bytes: PositiveWhole = Field(description="transfers are split into requests of this at least")
 
 
-#: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, or the inputs.
-L2State = Literal["clean", "dirty", "warm"]
+#: What L2 holds when a kernel starts: nothing of use, lines of something else still to be written back, the inputs, or
+#: what launches like it left, one behind the other on other inputs: each then moves what it reads and writes.
+L2State = Literal["clean", "dirty", "warm", "steady"]
 
 
 class L2Spec(SpecModel):

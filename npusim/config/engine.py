@@ -417,6 +417,13 @@ class LocalMemoryPipe(SpecModel):
         return max(1, self.capacity_bytes.value - next((s for s in sizes if s >= needed_bytes), sizes[-1]))
 
 
+class TurnoverPipe(SpecModel):
+    """How fast a multiprocessor ends blocks and begins others in their place."""
+
+    model: Literal["turnover"]
+    block_cycles: Positive = Field(description="from a block's end to that of the next, if blocks do nothing")
+
+
 class SyncProductSpec(SpecModel):
     """Products of one warp, operands in its registers (mma.sync)."""
 
@@ -593,6 +600,7 @@ EngineSpec = Annotated[
     | SharedMemoryPipe
     | WarpIssue
     | GroupMatrixEngine
-    | LocalMemoryPipe,
+    | LocalMemoryPipe
+    | TurnoverPipe,
     Field(discriminator="model"),
 ]

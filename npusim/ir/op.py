@@ -273,6 +273,25 @@ class Charge(NamedTuple):
     due: Due = "tile"
 
 
+class CodeWork(NamedTuple):
+    """What each warp of a compiled kernel does for a block, by its machine code.
+
+    ``alone_cycles``: that a warp takes if no other works, but for what it loads first and for barriers.  Counts of
+    instructions: ``issued`` in all; of these ``narrow`` ones on the pipe of half the width and ``special`` functions,
+    accesses to ``shared`` memory and to spilled registers (``local``), ``barriers``.  ``is_ahead``: a loop loads a row
+    while it works on the one before.  All 0: an operation whose work another one has.
+    """
+
+    alone_cycles: float = 0.0
+    issued: int = 0
+    narrow: int = 0
+    special: int = 0
+    shared: int = 0
+    barriers: int = 0
+    local: int = 0
+    is_ahead: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class GroupWork:
     """How a group of warps executes an operation where groups run concurrently, and what else it does.
@@ -302,6 +321,8 @@ class GroupWork:
         Of whole tiles, which a kernel computes whatever a ragged one has: of results, and those that a product adds up.
     charges
         What it pays beside its steps.
+    code
+        What its warps do by their machine code, whatever its steps are; none: what the steps say.
     """
 
     warps: int
@@ -321,6 +342,7 @@ class GroupWork:
     columns: int = 0
     depth: int = 0
     charges: tuple[Charge, ...] = ()
+    code: CodeWork | None = None
 
     def charged(self, *charges: Charge) -> GroupWork:
         """Return the same work, which pays ``charges`` more."""

@@ -46,7 +46,7 @@ class Transfers:
     def residency(self) -> Residency:
         """Which share of each tensor's bytes comes from beyond L2; found when first asked for."""
         l2, known = self.device.memory.l2, self._program.residencies
-        writes_back = l2.writes is not None and l2.writes.value == "back"
+        writes_back = l2.writes is not None and l2.writes.value == "back" and self._program.l2 != "steady"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
         by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes
         if by not in known:

@@ -28,6 +28,7 @@ from npusim.config.tiling import Tiling, with_fields
 from npusim.errors import FormatError, SpecError
 from npusim.formats.exponential import LOG2_E
 from npusim.machines.ascend.plan import KernelFields
+from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
@@ -349,7 +350,8 @@ def _phase_of(
     if is_approximate and capability != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if machine.has_groups:
-        return _told(launch, phase, made, tiling, machine, blocks.at_once)
+        phase, lies = _told(launch, phase, made, tiling, machine, blocks.at_once)
+        return phase, with_code(lies, made.body, phase, math.prod(grid), device)
     if not blocks.piece or not device.is_timed:
         return phase
     fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)

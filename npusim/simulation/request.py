@@ -258,8 +258,9 @@ class Request:
     )
     l2: L2State | None = _where(
         "--l2",
-        "What L2 holds when the kernel starts: nothing of use, others' lines still to be written back, or the inputs.",
-        choices=("clean", "dirty", "warm"),
+        "What L2 holds when the kernel starts: nothing of use, others' lines still to be written back, the inputs, or "
+        "what launches like it left.",
+        choices=("clean", "dirty", "warm", "steady"),
         shown="the device's",
         needs="device time",
     )

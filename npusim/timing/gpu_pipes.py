@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from npusim.config.engine import GroupMatrixEngine, WarpIssue
+from npusim.config.engine import GroupMatrixEngine, TurnoverPipe, WarpIssue
 from npusim.ir.program import Share
 from npusim.timing.link import AFTER_ALL, Alarm, Wake
 from npusim.timing.result import QueueUse, Span
@@ -186,7 +186,10 @@ class ProcessorSharing:
 
 
 def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
-    """Return the pipes of one core group that its queues share: ``sm.TENSOR``; none on an Ascend."""
+    """Return the pipes of one core group that its queues share: ``sm.TENSOR``; none on an Ascend.
+
+    That of blocks which end is one of compiled rows alone: other programs' blocks pay their start.
+    """
     cores = dict.fromkeys(
         queue.core for queue in program.queues if isinstance(device.engine(queue.core, queue.engine), WarpIssue)
     )
@@ -194,7 +197,7 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
         f"{core}.{name}"
         for core in cores
         for name, engine in device.core(core).engines.items()
-        if not isinstance(engine, WarpIssue)
+        if not isinstance(engine, WarpIssue) and (program.has_own_rows or not isinstance(engine, TurnoverPipe))
     )
 
 

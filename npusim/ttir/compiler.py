@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from npusim import cache
 from npusim.config.document import read_text
 from npusim.errors import SpecError
+from npusim.machines.sm.code import body_of
 from npusim.ttir.text import Locations
 
 #: Releases whose TTIR is read, and whose registers are those measured; 3.9 has no block pointers and spills more.
@@ -64,6 +65,7 @@ class Compiled:
     ``fuses``: whether multiplications and additions were contracted.  ``down``: warps down the rows of its products.
     ``orders``: in which order each of its reductions adds, one after another (`npusim.formats.reductions`).
     ``accesses``: instructions of a loop around products that store or load spilled registers, of the one with most.
+    ``body``: what a warp of a kernel without products runs for a block (`npusim.machines.sm.code`).
     """
 
     ttir: str
@@ -74,6 +76,7 @@ class Compiled:
     down: int = 0
     orders: str = ""
     accesses: int = 0
+    body: str = ""
 
 
 @lru_cache(maxsize=64)
@@ -199,7 +202,8 @@ def _compile(
     fuses = "fma.rn" in made.asm["ptx"]
     orders = " ".join(_orders(made.asm["ttgir"]))
     shared, down_rows = made.metadata.shared, int(down[1]) if down else 0
-    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, _accesses(told) if stack else 0)
+    accesses, body = _accesses(told) if stack else 0, body_of(told, architecture)
+    return Compiled(ttir, registers, stack // 4, shared, fuses, down_rows, orders, accesses, body)
 
 
 def _accesses(sass: str) -> int:
@@ -265,6 +269,47 @@ def _module(path: str, _digest: str) -> ModuleType:
     finally:
         sys.path.remove(folder)
     return module
+
+
+def decorators_of(source: Source) -> Iterator[tuple[str, Any]]:
+    """Yield ``autotune`` with the configurations, and ``heuristics`` with the functions, of a kernel's decorators.
+
+    Beside what `_module` has, those statements of the file are executed that the decorators need.  Raises `SpecError`
+    where they cannot be evaluated.
+    """
+    _release()
+    tree, names = _tree(source.path), dict(_module(source.path, _content(source.path)).__dict__)
+    kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
+    for decorator in kernel.decorator_list:
+        kind = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
+        if not isinstance(decorator, ast.Call) or kind not in ("autotune", "heuristics"):
+            continue
+        wanted = "configs" if kind == "autotune" else "values"
+        value = next((k.value for k in decorator.keywords if k.arg == wanted), None) or decorator.args[0]
+        try:
+            for node in _needed(tree, value):
+                exec(compile(ast.Module([node], []), source.path, "exec"), names)
+            yield kind, eval(compile(ast.Expression(value), source.path, "eval"), names)
+        except Exception as error:  # noqa: BLE001 - a user's expression, whatever it raises
+            at = f"{source.path}:{decorator.lineno}: @{ast.unparse(decorator.func)}"
+            raise SpecError(f"{at}: {wanted} cannot be evaluated here: {error}; give -f FIELD=VALUES") from None
+
+
+def _needed(tree: ast.Module, expression: ast.expr) -> list[ast.stmt]:
+    """Return a file's plain functions and assignments that an expression needs, in their order."""
+    defined: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not _is_kernel(node):
+            defined[node.name] = node
+        elif isinstance(node, ast.Assign):
+            defined |= {t.id: node for t in node.targets if isinstance(t, ast.Name)}
+    wanted, waiting = list[ast.stmt](), list[ast.AST]([expression])
+    while waiting:
+        for name in (n.id for n in ast.walk(waiting.pop()) if isinstance(n, ast.Name)):
+            if name in defined and defined[name] not in wanted:
+                wanted.append(defined[name])
+                waiting.append(defined[name])
+    return [node for node in tree.body if node in wanted]
 
 
 def function_of(path: str, name: str) -> Any:

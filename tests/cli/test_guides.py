@@ -28,6 +28,7 @@ TOPICS = (
     "tile",
     "trace",
     "triton",
+    "tune",
 )
 
 
@@ -48,7 +49,7 @@ LONG = ("ci", "compare", "diff", "stress", "tile")
     "topic", [pytest.param(t, marks=[pytest.mark.exhaustive] if t in LONG else []) for t in TOPICS]
 )
 def test_a_guides_examples_do_what_it_says(topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if topic == "triton":
+    if topic in ("triton", "tune"):
         pytest.importorskip("triton", reason="npusim[triton] is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)

@@ -240,6 +240,12 @@ WRONG = (
     ("explore flash -f depth=1 -w pangu", "no workload named 'pangu'. Did you mean"),
     ("explore flash -f depth=1 --out file/a.csv", "file/a.sqlite: cannot be written: file is not a"),
     ("explore flash -f depth=1 --method x -j1", "method 'x': there are auto, des, block,"),
+    # -------------------- tune
+    ("tune flash", "flash: no @triton.autotune to take configurations from; give -f FIELD=VALUES"),
+    ("tune flash -f blok=1 -j1", "no configuration has a time: blok: unknown tiling field"),
+    ("tune nope.py::k[1](x)", "nope.py: no such file"),
+    ("tune flash -f block_kv=64 --seq 256 --bits Z -j1", "--bits Z: allowed: any, same, or a class: "),
+    ("tune flash -f block_kv=64 --sizes seq=x -j1", "--sizes seq=x: write whole numbers: 4096, 4k"),
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),
@@ -394,5 +400,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 19
+    assert len(verbs) == 20
     assert set(verbs) <= {command.split()[0] for command in commands}

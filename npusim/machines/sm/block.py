@@ -67,7 +67,8 @@ class ResidentBlock:
         readers = self.turns.mma if self.turns else self.warps
         self.places = BlockPlaces(number, frame, core, tiling, self.how, self.warps, readers)
         #: All queues of the block.
-        self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *self.warps, *readers)))
+        storers = (self.places.storer,) if self.places.left else ()
+        self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, work, self.places) if work else None
         # One function a loop, or a part of it, for all blocks: bodies are shared by what they are made of.
         self.tiles = {loop: partial(self._tile, loop.stages) for loop in frame.phase.loops}
@@ -85,6 +86,9 @@ class ResidentBlock:
         for loop in frame.phase.loops:
             yield from frame.pipelined(self.cuts, block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
         yield from turns.finished(finish) if turns else finish
+        if self.works and self.tiling.code and (ends := self.tiling.due("end")):
+            for warps in self.warps:
+                yield TileOp("end", warps, WARPS, (), (), group=self.works.usual.charged(*ends))
 
     def _shares(self, rows: int) -> list[Span]:
         """Return first row and rows of each warp group; none where there are more groups than rows."""
@@ -344,7 +348,15 @@ class ResidentBlock:
                 yield self._put(n, block, tile, group, share, made)
             if self.frame.places[n] == "out":
                 where = self.frame.cut(n, block, tile, share)
-                step = Step(Opcode.COPY, where, (self.places.part(group, n, share[1], where.cols),))
+                part = self.places.part(group, n, share[1], where.cols)
+                if n in self.places.left and self.works:  # warps go on once it is handed over
+                    shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n]
+                    step, idle = Step(Opcode.COPY, ring.fill(*shape), (part,)), self.works.idle()
+                    yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), group=idle)
+                    step = Step(Opcode.COPY, where, (ring.front(*shape),))
+                    yield TileOp(f"{self.frame.label(n)}.store", self.places.storer, LDG, (step,))
+                    continue
+                step = Step(Opcode.COPY, where, (part,))
                 yield self._op(f"{self.frame.label(n)}.store", s, group, LDG, (step,))
 
     # ---------------------------------------------------------------- operations

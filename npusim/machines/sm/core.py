@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Due, GroupWork, Step, WarpPlan
+    from npusim.ir.op import CodeWork, Due, GroupWork, Step, WarpPlan
     from npusim.machines.published.kernel import Specialised
 
 
@@ -40,6 +40,8 @@ RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
 ALU, SPILL = "ALU", "SPILL"
+#: How fast a multiprocessor ends blocks.
+RETIRE = "RETIRE"
 REGISTER_BYTES = REGISTER_BITS // 8
 #: Steps on the pipe of special functions, whatever operation they stand in.
 SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.TANH, Opcode.ERF})
@@ -106,6 +108,8 @@ class SmTiling:
         Columns along each axis that a kernel computes, whatever a ragged tile has; none: as many as a tile has.
     charges
         What the kernel pays beside its steps.
+    code
+        What warps do for a block by their machine code, where rows were compiled; none: what steps say.
     occupied
         Bytes that resident blocks take of each memory, and bytes there, where registers are no tiles of a buffer.
     """
@@ -125,6 +129,7 @@ class SmTiling:
     specialised: Specialised | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
     charges: tuple[Charge, ...] = ()
+    code: CodeWork | None = None
     occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def due(self, *when: Due) -> tuple[Charge, ...]:
@@ -325,11 +330,7 @@ class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
     warps: int = Field(
-        default=4,
-        ge=4,
-        le=32,
-        multiple_of=4,
-        description="of a block, stacked down its rows; each sub-core has as many",
+        default=4, ge=1, le=32, description="of a block, stacked down its rows; below 4 of kernels without products"
     )
     stages: int | None = Field(
         default=2,
@@ -375,6 +376,13 @@ class BlockFields(Tiling):
 class SmFields(GroupFields, BlockFields):
     """Tile, warps and layouts of attention; what describes lanes, on devices whose file has warps."""
 
+    warps: int = Field(
+        default=4,
+        ge=4,
+        le=32,
+        multiple_of=4,
+        description="of a block, stacked down its rows; each sub-core has as many",
+    )
     q: Literal["auto", "registers", "shared"] = Field(
         default="auto", description="where Q stays; auto: in registers if they suffice"
     )

@@ -30,6 +30,7 @@ from npusim.machines.sm.core import (
     REDUCTIONS,
     SM,
     SPECIAL,
+    SPILL,
     STEP,
     TENSOR,
     WARPS,
@@ -41,7 +42,7 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import Charge, GroupWork, Step, TileOp
+    from npusim.ir.op import Charge, CodeWork, GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
 #: One whole pipe, as shares count it.
@@ -55,6 +56,8 @@ MATRIX_BYTES = 32
 GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
+#: Bytes of a lane's spilled register.
+LANE_BYTES = 4
 #: Accesses to shared memory of a reduction across warps, and its steps for rows of a lane (hopper.md sections 2, 3).
 CROSS_ACCESSES = 13
 #: Barriers of such a reduction: their warps pass by the way of accesses (9 BAR an iteration, hopper.md section 2).
@@ -129,7 +132,9 @@ class GroupModel:
         tally, is_product = self._besides(work, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
         whole = tuple(c for c in work.charges if c.due in (("multiply_add",) if is_product else ("element", "output")))
         share: Share | None = None
-        if steps and whole:
+        if steps and work.code is not None:
+            share = self._coded(work.code, work, tally)
+        elif steps and whole:
             share = self._whole(steps, whole, tally)
         elif is_product:
             share = self._product(steps[0], work, tally)
@@ -309,7 +314,7 @@ class GroupModel:
             most = max(elements(o, work) for step in steps for o in step.operands())
             for charge in scores:
                 self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
-        warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
+        warps, s = self._warps(work), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
         lone = max(s.warp_issue_cycles.value * count.issued + waited, narrow * warps, count.issued * warps, 1.0)
@@ -333,6 +338,27 @@ class GroupModel:
             special=special,
             memory=count.shared * work.warps + moved,
         )
+
+    def _warps(self, work: GroupWork) -> float:
+        """Return the warps of a sub-core; of fewer than sub-cores rows take as much of each on average."""
+        return work.warps / self.subcores if work.is_even else ceil_div(work.warps, self.subcores)
+
+    def _coded(self, code: CodeWork, work: GroupWork, tally: Tally) -> Share:
+        """Account for a block of rows by its machine code, instructions on sub-cores that warps are dealt out to."""
+        if not code.issued:
+            return shared(1)
+        warps, s, wide = work.warps / self.subcores, self.sharing, ceil_div(work.warps, self.subcores)
+        narrow = code.narrow * WARP_LANES / self.lanes[ALU if ALU in self.lanes else FMA].lanes_count.value
+        special = code.special * WARP_LANES / self.lanes[MUFU].lanes_count.value
+        lone = code.alone_cycles + code.barriers * (s.barrier_cycles.value + work.warps * s.barrier_warp_cycles.value)
+        lone, memory = max(lone, wide * max(code.issued, narrow, special)), float(code.shared * work.warps)
+        if code.local and (local := find_constant(self.device, f"{SPILL}.bytes_per_cycle")):
+            taken = code.local * LANE_BYTES * WARP_LANES * work.warps / local.value
+            memory, lone = memory + taken, lone + taken
+        tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
+        tally.pipes |= {FMA: code.issued * warps, ALU: narrow * warps, MUFU: special * warps, LSU: memory}
+        issued, compare = code.issued * warps, narrow * warps
+        return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)
 
     def _copied(self, work: GroupWork) -> float:
         return (work.copies + work.loads) * work.passes * work.warps * WARP_BYTES / self.memory_bytes

@@ -238,6 +238,8 @@ def _resident(
 ) -> tuple[SmTiling, Occupancy]:
     """Return the tiling of a block, and how many of it a core holds."""
     issue, (size, stages, groups) = warp_issue(device), shape
+    if fields.warps % issue.subcores_count.value and any(s.is_product for s in phase.stages):
+        raise TilingError(f"warps: {fields.warps} for products; allowed: multiples of {issue.subcores_count.value}")
     most, overhead = issue.thread_registers_count.value, issue.overhead_registers_count.value
     count = registers.count + registers.spilled
     if count > MOST_REGISTERS * most:
@@ -437,9 +439,8 @@ class GpuRowsFields(Tiling):
     elements: int = Field(default=4096, ge=256, description="of a block; one row at least where rows are summed up")
     warps: int | None = Field(
         default=None,
-        ge=4,
+        ge=1,
         le=32,
-        multiple_of=4,
         description="of a block; default: 4, from 2,048 elements on 8, from 8,192 on 16, from 32,768 on 32",
     )
 

@@ -58,9 +58,11 @@ class BlockPlaces:
                     "them here; give the kernel the tensor twice, under two names"
                 )
         loader, is_product = f"{SM}.B{number}{LDG}", work is not None and work.is_specialised and not work.consumers
-        #: The queue that loads each operand; in a library's product the copies of A wait for none of B.
+        #: The queue that loads each operand; in a library's product the copies of A wait for none of B,
+        #: in compiled rows none for another.
         self.loaders = dict.fromkeys(frame.operands, loader)
-        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
+        apart = frame.operands if tiling.code else frame.visited if is_product else ()
+        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(apart)}
         #: Operands of the loop that are loaded.
         self.visited = tuple(n for n in frame.visited if n not in frame.views)
         #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
@@ -77,6 +79,14 @@ class BlockPlaces:
         self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
         who = f"{frame.prefix}B{number}"
         self._place_operands(who)
+        #: Stores that warps do not wait for: the queue, and what waits there, two tiles at most.
+        self.storer = f"{SM}.B{number}STG"
+        self.left: dict[str, Ring] = {}
+        for n in (n for n, place in frame.places.items() if place == "out" and tiling.code):
+            size = frame.size_bytes(n, frame.height(n) * frame.width(n))
+            self.left[n] = core.allocator.ring(
+                RF, f"{who} {frame.label(n)} stored", size, 2, producers=warps, consumers=(self.storer,)
+            )
         self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(tiling.groups)]
 
     # ---------------------------------------------------------------- operands

@@ -28,7 +28,7 @@ class SmPricing(Transfers):
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         super().__init__(program, device)
         self.sharing = warp_issue(device).sharing
-        self._cold = cold_reads(program, self.sharing.in_step_count.value)
+        self._cold = cold_reads(program, self.sharing.in_step_count.value) if not program.has_own_rows else None
 
     @cached_property
     def _groups(self) -> GroupModel:
@@ -52,7 +52,7 @@ class SmPricing(Transfers):
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
 
     def _miss_share(self, tensor: str) -> float:
-        return self._cold.get(tensor, 0.0)
+        return self.residency.read_misses[tensor] if self._cold is None else self._cold.get(tensor, 0.0)
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes on each link: those of L2 count for less where many cores read them together."""

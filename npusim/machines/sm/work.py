@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from npusim.ir.op import CodeWork
 from npusim.ir.tile import Tile
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.sm.core import FENCE, LDG, LSU, TENSOR, barriers
@@ -44,7 +45,12 @@ class Works:
 
     def start(self, s: Stage) -> GroupWork:
         """Return the work of a block's first operation, laid out as a stage's."""
-        return self._rows(s).charged(*self.tiling.due("block"))
+        work = self.idle() if self.tiling.code else self._rows(s)
+        return work.charged(*self.tiling.due("block"))
+
+    def idle(self) -> GroupWork:
+        """Return the work of an operation of compiled rows whose instructions stand in another's."""
+        return replace(self.usual, code=CodeWork())
 
     def iteration(self, copies: int = 0) -> GroupWork:
         """Return the work at an iteration's end, with so many copies a thread of a later tile."""
@@ -97,6 +103,9 @@ class Works:
     def _rows(self, s: Stage) -> GroupWork:
         """Return the work of rows: what has no axis of the loop is repeated by nobody."""
         frame, usual = self.frame, self.usual
+        if self.tiling.code is not None:  # the whole block's is that of its first stage
+            is_begin = s is next(iter((*frame.stages, *frame.phase.finish)))
+            return replace(usual, code=self.tiling.code) if is_begin else self.idle()
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns see where keys end in the part of a stage before its exponentials (`WarpTurns`).
         is_first = self.tiling.specialised is None and s is next((x for x in frame.stages if not x.is_product), None)

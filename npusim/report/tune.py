@@ -1,0 +1,102 @@
+"""Configurations ranked: the table of ``npusim tune``, its JSON, and the picks of several shapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
+from npusim.tune.prediction import Configuration, Prediction, kept, lettered, ranked
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Predictions of configurations at one shape; ``bits``: as of `npusim.tune.prediction.kept`."""
+
+    name: str
+    shape: str
+    device: str
+    configurations: Sequence[Configuration]
+    predictions: Sequence[Prediction]
+    bits: str = "any"
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the configurations that ``bits`` leaves, best first."""
+        return kept(self.predictions, self.bits, 0 if self.predictions[0].us is not None else None)
+
+    @property
+    def letters(self) -> dict[int, str]:
+        """Class of bits of each configuration with a time."""
+        return lettered(self.predictions, ranked(self.predictions))
+
+    def row(self, number: int) -> dict[str, Any]:
+        """Return what is said of one configuration."""
+        p = self.predictions[number]
+        return {
+            "configuration": self.configurations[number].label(),
+            "us": p.us,
+            "bits": self.letters[number],
+            "registers": p.registers,
+            "spilled": p.spilled,
+            "limit": p.limit,
+            "limit_share": p.limit_share,
+        }
+
+    def pick(self) -> dict[str, Any]:
+        """Return the best configuration of the shape, for a build script."""
+        best = self.order[0]
+        fields = dict(self.configurations[best].fields)
+        return {"shape": self.shape, "device": self.device, **self.row(best), "fields": fields}
+
+
+_TABLE = Columns(
+    Column("configuration", "configuration"),
+    Column("us", "us", ",.2f", ">"),
+    Column("bits", "bits"),
+    Column("registers", lambda r: r["registers"], align=">"),
+    Column("spilled", "spilled", align=">"),
+    Column("limit", lambda r: f"{r['limit']} {percent(r['limit_share'])}"),
+)
+
+
+def tuning_table(tuning: Tuning, top: int) -> Iterator[Block]:
+    """Yield the best ``top`` configurations, the best of each class of bits, and what has no time, by reason."""
+    order, listed = tuning.order, tuning.configurations
+    without = [p.reason for p in tuning.predictions if p.us is None]
+    shape = f" {tuning.shape}" if tuning.shape else ""
+    yield Heading(f"{tuning.name}{shape}: {len(listed)} configurations, {len(without)} without a time", tuning.device)
+    grid: Grid = _TABLE.grid([tuning.row(i) for i in order[:top]])
+    yield grid
+    facts: list[Fact] = [(f"class {letter}", (Cell(text),)) for letter, text in _classes(tuning)]
+    facts += [("no time", tuple(Cell(f"{n}: {reason}") for reason, n in Counter(without).items()))] if without else []
+    yield Facts(tuple(facts))
+
+
+def _classes(tuning: Tuning) -> Iterator[tuple[str, str]]:
+    """Yield the classes of bits, each with its size, its best and what staying in it costs."""
+    letters, order = tuning.letters, ranked(tuning.predictions)
+    best_us = tuning.predictions[order[0]].us or 0.0
+    for letter, count in Counter(letters.values()).items():
+        first = next(i for i in order if letters[i] == letter)
+        us = tuning.predictions[first].us or 0.0
+        known = "not proved equal to one another" if letter == "?" else f"equal bits for finite inputs, {count} of them"
+        cost = f"{(us / best_us - 1) * 100:.1f} % slower than the best" if us > best_us else "the best time"
+        reference = ", that of the first configuration" if letters.get(0) == letter else ""
+        yield letter, f"{known}{reference}; best: {tuning.configurations[first].label()}, {cost}"
+
+
+def tuning_document(tunings: Sequence[Tuning]) -> dict[str, object]:
+    """Return the rankings as JSON data, best first, with the reasons of what has no time."""
+    shapes = [
+        {
+            "shape": t.shape,
+            "device": t.device,
+            "ranking": [t.row(i) for i in t.order],
+            "without": {t.configurations[i].label(): p.reason for i, p in enumerate(t.predictions) if p.us is None},
+        }
+        for t in tunings
+    ]
+    return document("tuning", shapes=shapes)

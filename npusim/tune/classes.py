@@ -1,0 +1,121 @@
+"""Classes of equal bits, by structure: programs of one class compute the same value of every output element.
+
+A key has what decides a value: instructions with their attributes, formats, starts, constants, the order of each sum,
+and sizes along axes that are summed up or walked while a state is carried.  Blocks of rows and columns, stages, warps
+behind products and placement are left out: no element looks at another's row or column, but along those axes.
+
+Left out too: tiles that a mask hides whole, which one block of rows visits and another does not.  They add zeros to
+sums that are finite, so that classes hold for finite inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from npusim.formats.reductions import LANES
+from npusim.ir.op import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from npusim.algorithms.phase import Instruction, Phase, Stage, TileLoop
+    from npusim.ir.program import TileProgram
+
+#: Elements that one instruction of a matrix unit adds up, in the name of its arithmetic.
+_DEPTH = re.compile(r"\.k(\d+)\.")
+
+
+def class_key(program: TileProgram, arithmetic: str) -> str:
+    """Return what programs for one problem share that give every output the same bits, as a digest.
+
+    ``arithmetic``: of products that name none, the device's.  Empty where the form of a phase is not known.
+    """
+    parts = list[str]()
+    for phase in program.phases:
+        frame = getattr(phase.footprint, "frame", None)
+        if frame is None:
+            return ""
+        parts += _parts(cast("Phase", frame.phase), arithmetic)
+    text = re.sub(r"<function ([\w.]+) at 0x[0-9a-f]+>", r"\1", "\n".join(parts))
+    return "" if " at 0x" in text else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
+    """Yield what decides the values of a phase."""
+    yield repr((phase.arithmetic or arithmetic, dict(phase.constants), phase.finite_starts, phase.operator))
+    yield repr({n: (name.axes, name.fmt, name.start) for n, name in phase.names.items()})
+    yield repr({axis: phase.sizes[axis] for axis in sorted(_deciding(phase, arithmetic))})
+    for loop in phase.loops:
+        yield repr((loop.axis, [_rows(s, phase) for s in loop.stages]))
+    yield repr([_rows(s, phase) for s in phase.finish])
+    # Where loops begin, and whether they go up or down, decides the order of what they carry.
+    yield repr(sorted({(r.col % r.cols, r.step > 0) for cell in phase.cells for r in cell.runs}))
+
+
+def _rows(stage: Stage, phase: Phase) -> list[Any]:
+    return [(r.opcode.name, r.dst, r.srcs, r.only, _attributes(r, phase)) for r in stage.rows]
+
+
+def _attributes(row: Instruction, phase: Phase) -> str:
+    """Return an instruction's attributes but for lanes and cost; of the order of a sum the normal form."""
+    a = replace(row.attributes, warp=None, share=1.0, comparisons=0, lookups=0)
+    if row.opcode is Opcode.ROW_SUM and (axes := phase.names[row.srcs[0]].axes):
+        a = replace(a, order=normal_order(a.order, phase.sizes[axes[-1]]))
+    return str(a)
+
+
+def normal_order(order: str, size: int) -> str:
+    """Return the order of a sum of so many elements without the lanes and warps that hold copies of others' elements.
+
+    >>> normal_order("lanes_1x32x16", 128)
+    'lanes_1x32x4'
+    """
+    if (layout := LANES.fullmatch(order)) is None:
+        return order
+    neighbours, lanes, warps = map(int, layout.groups())
+    whole = 1 << (size - 1).bit_length()  # a compiler's tile has a power of two
+    lanes = min(lanes, max(1, whole // neighbours))
+    return f"lanes_{neighbours}x{lanes}x{min(warps, max(1, whole // (neighbours * lanes)))}"
+
+
+def _deciding(phase: Phase, arithmetic: str) -> set[str]:
+    """Return the axes whose sizes in a block or tile decide values."""
+    axes = set[str]()
+    for loop in phase.loops:
+        if loop.axis and not _only_chains(loop, phase, arithmetic):
+            axes.add(loop.axis)
+    for stage in (*(s for loop in phase.loops for s in loop.stages), *phase.finish):
+        for row in stage.rows:
+            if row.opcode is Opcode.MATMUL:
+                left, right = (set(phase.names[n].axes) for n in row.srcs)
+                axes |= (left & right) - set(phase.names[row.dst].axes) - _chained(phase, arithmetic)
+            elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):
+                axes |= set(phase.names[row.srcs[0]].axes) - set(phase.names[row.dst].axes)
+    return axes
+
+
+def _chained(phase: Phase, arithmetic: str) -> set[str]:
+    return {loop.axis for loop in phase.loops if loop.axis and _only_chains(loop, phase, arithmetic)}
+
+
+def _only_chains(loop: TileLoop, phase: Phase, arithmetic: str) -> bool:
+    """Return whether a loop does nothing but add products up in one accumulator each, instruction after instruction.
+
+    Then its tiles are of no matter, where they hold whole instructions of the matrix unit.
+    """
+    rows = [row for stage in loop.stages for row in stage.rows]
+    states = {n for n, name in phase.names.items() if name.start is not None}
+    read = {n for row in rows for n in row.srcs}
+    depths = [int(k) for k in _DEPTH.findall(phase.arithmetic or arithmetic)]
+    chains = [r for r in rows if r.dst in states]
+    is_plain = all(r.opcode is Opcode.MATMUL and r.attributes.accumulate for r in chains)
+    return (
+        bool(chains)
+        and is_plain
+        and not states & read
+        and bool(depths)
+        and not any(phase.sizes[loop.axis] % k for k in depths)
+    )

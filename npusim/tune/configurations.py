@@ -1,0 +1,132 @@
+"""Configurations to try: those of a kernel's own `@triton.autotune` and `@triton.heuristics`, or of fields given.
+
+A recorded call (``calls.npz::k``) has a launch and configurations of its own: `configurations_of` is where it comes in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import SpecError, one_line
+from npusim.schedules.triton import arguments_of, launch_of, names_of
+from npusim.ttir.compiler import decorators_of, source_of
+from npusim.tune.prediction import Configuration
+
+if TYPE_CHECKING:
+    from npusim.simulation.request import Request
+
+#: Options of a configuration beside constexprs: tiling fields, by Triton's name.
+OPTIONS: Mapping[str, str] = MappingProxyType({"num_warps": "warps", "num_stages": "stages"})
+#: Values of options that Triton has where nobody says others: what a prediction knows.
+_PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"num_ctas": 1, "maxnreg": None, "ir_override": None, "minRegAutoWS": None, "maxRegAutoWS": None}
+)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A kernel's own configurations, each the values of constexprs and options by Triton's names, and heuristics."""
+
+    configurations: tuple[Mapping[str, Any], ...]
+    heuristics: Mapping[str, Any]
+
+
+def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> list[Configuration]:
+    """Return the configurations of a request: every combination of ``axes``, else those of the kernel's decorator.
+
+    Raises `SpecError` where there are neither, or the decorator cannot be evaluated.
+    """
+    if axes:
+        names = list(axes)
+        points = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
+        if "::" in request.schedule and request.schedule.partition("::")[0].endswith(".py"):
+            return [_Base(request).launched(p, {}) for p in points]
+        named = dict(request.tiling or {})
+        return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
+    path, mark, launch = request.schedule.partition("::")
+    if not mark or not path.endswith(".py") or ";" in launch:
+        raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")
+    tuned = tuned_of(path, launch.partition("[")[0].strip())
+    if not tuned.configurations:
+        raise SpecError(f"{request.schedule}: its kernel has no @triton.autotune; give -f FIELD=VALUES")
+    return [_Base(request).launched(c, tuned.heuristics) for c in tuned.configurations]
+
+
+def tuned_of(path: str, name: str) -> Tuned:
+    """Return what decorators of a kernel say, evaluated with the functions and constants of its file.
+
+    Raises `SpecError` where they cannot be.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise SpecError(f"{path}: no such file")
+    source = source_of(str(file.resolve()), name, file.stat().st_mtime_ns)
+    configurations, heuristics = list[Mapping[str, Any]](), dict[str, Any]()
+    for kind, given in decorators_of(source):
+        if kind == "autotune":
+            configurations += [_values(c) for c in given]
+        else:
+            heuristics |= dict(given)
+    return Tuned(tuple(configurations), heuristics)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """Return a ``triton.Config``'s values by Triton's names, without options that say what is so anyway."""
+    options = {n: v for n, v in config.all_kwargs().items() if n not in config.kwargs}
+    return {**config.kwargs, **{n: v for n, v in options.items() if v != _PLAIN.get(n, ...)}}
+
+
+def _with(launch: str, constants: Mapping[str, Any]) -> str:
+    """Return a launch's text with other values of keywords; an option that is no parameter is refused when it is read.
+
+    Raises `SpecError` for a text that is no launch.
+    """
+    try:
+        call = ast.parse(launch.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise SpecError(f"{launch}: {error.msg}") from None
+    if not isinstance(call, ast.Call):
+        raise SpecError(f"{launch}: a launch is name[grid](arguments)")
+    call.keywords = [k for k in call.keywords if k.arg not in constants]
+    call.keywords += [ast.keyword(n, ast.Constant(v)) for n, v in constants.items()]
+    return ast.unparse(call)
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The request whose launch configurations change."""
+
+    request: Request
+
+    def launched(self, values: Mapping[str, Any], heuristics: Mapping[str, Any]) -> Configuration:
+        """Return the launch with a configuration's values in place of its own."""
+        values = {OPTIONS.get(n, n): v for n, v in values.items()}
+        options = {n: v for n, v in values.items() if n in OPTIONS.values()}
+        constants = {n: v for n, v in values.items() if n not in options}
+        path, _, launch = self.request.schedule.partition("::")
+        if heuristics:
+            constants |= self.worked_out(_with(launch, {**dict.fromkeys(heuristics, 0), **constants}), heuristics)
+        tiling = {**dict(self.request.tiling or {}), **options}
+        changed = replace(self.request, schedule=f"{path}::{_with(launch, constants)}", tiling=tiling)
+        return Configuration(values, changed)
+
+    def worked_out(self, launch: str, heuristics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what heuristics say of a launch's arguments, numbers and tensors by parameter."""
+        path = str(Path(self.request.schedule.partition("::")[0]).resolve())
+        made = launch_of(launch, path, Path(path).stat().st_mtime_ns)
+        names = {**names_of(self.request.problem), **dict(made.constants)}
+        arguments = {**arguments_of(made, names), **made.options}
+        worked = dict[str, Any]()
+        for name, function in heuristics.items():
+            try:
+                worked[name] = function({**arguments, **worked})
+            except Exception as error:  # noqa: BLE001 - a user's function, whatever it raises
+                why = f"{name}: {one_line(error)}; give its value in the launch, and -f"
+                raise SpecError(f"{path}: @triton.heuristics: {why}") from None
+        return worked

@@ -1,0 +1,167 @@
+"""Times, registers and classes of bits of configurations, each a request of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from npusim.errors import BufferOverflowError, NpusimError, SpecError, one_line
+from npusim.explore.executors import Lost, executor
+from npusim.simulation.plan import plan_of
+from npusim.simulation.simulate import BuiltPlan
+from npusim.simulation.tile import program_of
+from npusim.tune.classes import class_key
+
+if TYPE_CHECKING:
+    from npusim.simulation.request import Request
+    from npusim.timing.result import TimingResult
+
+Fields = Mapping[str, object]
+#: Share of the least time within which configurations are taken to be as fast: times of memory-bound kernels on a chip
+#: lie as near to one another (issue 57), so that a rule decides between them.
+TIE = 0.03
+#: How the limit of what waits for memory beyond the cores begins.
+MEMORY = "memory"
+_ROOM = re.compile(r"(\d+) resident blocks of (\d+) warps \(limit: [\w ]+\), (\d+) registers a thread")
+_SPILLED = re.compile(r"registers [\w ]+, (\d+) spilled")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Values of fields, and the request whose run has them."""
+
+    fields: Fields
+    request: Request
+
+    def label(self) -> str:
+        """Return the values in words: ``BM=64 warps=4``."""
+        return " ".join(f"{n}={v}" for n, v in self.fields.items())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a configuration gives, or why it has no time.
+
+    ``us``: of the cores, without a launch; ``key``: of its class of bits (empty: not known); ``registers`` of a thread
+    and those ``spilled``, where a compiler or the estimate says them; ``warps``: resident on a core; ``limit``: what is
+    busy longest, and its share.  ``reason``: why there is no time; ``fits``: whether a larger device would do.
+    """
+
+    us: float | None = None
+    key: str = ""
+    registers: int | None = None
+    spilled: int = 0
+    warps: int = 0
+    limit: str = ""
+    limit_share: float = 0.0
+    reason: str = ""
+    fits: bool = True
+
+
+def predict(configuration: Configuration) -> Prediction:
+    """Return the prediction of one configuration; what cannot be read, compiled or placed has a reason, no time."""
+    try:
+        plan, program = program_of(
+            plan_of(replace(configuration.request, numerics=False), is_bare=True), is_hinted=False
+        )
+        timing = BuiltPlan(plan, program).timing()
+        if timing is None:
+            raise SpecError(f"{plan.device.name} has no timing model: nothing to compare")
+    except NpusimError as error:
+        return Prediction(reason=one_line(error), fits=not isinstance(error, BufferOverflowError))
+    notes = " ".join(program.notes)
+    room, spilled = _ROOM.search(notes), _SPILLED.search(notes)
+    registers, warps = (int(room[3]), int(room[1]) * int(room[2])) if room else (None, 0)
+    limit, share = _limit(timing, plan.device)
+    us = timing.cycles / timing.clock_hz * 1e6
+    key = class_key(program, _arithmetic(plan.device))
+    return Prediction(us, key, registers, int(spilled[1]) if spilled else 0, warps, limit, share)
+
+
+def _arithmetic(device: Any) -> str:
+    """Return the names of the arithmetic that products have which name none."""
+    units = (getattr(e, "arithmetic", None) for core in device.cores.values() for e in core.engines.values())
+    return " ".join(str(q.value) for unit in units if isinstance(unit, dict) for q in unit.values())
+
+
+def _limit(timing: TimingResult, device: Any) -> tuple[str, float]:
+    """Return the pipe or link that is busy for the largest share of the time, and the share."""
+    shares = {
+        name: size / (device.links[name].bytes_per_s.value * timing.cycles / timing.clock_hz)
+        for name, size in timing.link_bytes.items()
+        if name in device.links
+    }
+    for group in timing.queues:
+        for queue in group:
+            if queue.is_pipe:
+                name = queue.queue.rpartition(".")[2]
+                shares[name] = max(shares.get(name, 0.0), queue.busy_cycles / max(1, timing.cycles))
+    best = max(shares, key=lambda n: shares[n], default="")
+    return (f"{MEMORY} ({best})" if best in device.links else best), shares.get(best, 0.0)
+
+
+def predict_all(
+    configurations: Sequence[Configuration], jobs: int = 1, advance: Callable[[int, int], object] | None = None
+) -> list[Prediction]:
+    """Return the predictions, in ``jobs`` processes, which compile beside one another too."""
+    made: dict[int, Prediction] = {}
+    with executor(max(1, min(jobs, len(configurations)))) as workers:
+        tasks = [replace(c, request=replace(c.request, progress=None)) for c in configurations]
+        for number, done in workers.run(predict, tasks):
+            made[number] = Prediction(reason=done.reason) if isinstance(done, Lost) else done
+            if advance:
+                advance(len(made), len(tasks))
+    return [made[i] for i in range(len(configurations))]
+
+
+def ranked(predictions: Sequence[Prediction]) -> list[int]:
+    """Return the numbers of those with a time, the best first.
+
+    Where memory limits the best, those within `TIE` of it are as fast: of them come first those without spills, then
+    those with more resident warps, then the faster.
+    """
+    known = [i for i, p in enumerate(predictions) if p.us is not None]
+    times = {i: predictions[i].us or 0.0 for i in known}
+    best = min(known, key=lambda i: times[i], default=0)
+    within = times[best] * (1 + TIE * (predictions[best].limit.startswith(MEMORY))) if known else 0.0
+
+    def order(i: int) -> tuple[bool, bool, int, float, int]:
+        p, is_tied = predictions[i], times[i] <= within
+        return not is_tied, is_tied and p.spilled > 0, -p.warps if is_tied else 0, times[i], i
+
+    return sorted(known, key=order)
+
+
+def lettered(predictions: Sequence[Prediction], order: Iterable[int]) -> dict[int, str]:
+    """Return a letter for each class of bits in the order of ``order``; ``?`` where it is not known."""
+    letters: dict[str, str] = {}
+    named = {}
+    for i in order:
+        key = predictions[i].key
+        named[i] = letters.setdefault(key, _letter(len(letters))) if key else "?"
+    return named
+
+
+def _letter(number: int) -> str:
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+
+
+def kept(predictions: Sequence[Prediction], bits: str, reference: int | None = None) -> list[int]:
+    """Return the numbers that ``bits`` leaves, best first: ``any``; ``same``: the class of ``reference``, else best's;
+    else a letter of `lettered`.
+
+    Raises `SpecError` for a letter that no class has.
+    """
+    order = ranked(predictions)
+    if bits == "any" or not order:
+        return order
+    letters = lettered(predictions, order)
+    if bits == "same":
+        first = order[0] if reference is None else reference
+        wanted = predictions[first].key
+        return [i for i in order if (predictions[i].key == wanted if wanted else i == first)]
+    if bits not in letters.values():
+        raise SpecError(f"--bits {bits}: allowed: any, same, or a class: {', '.join(dict.fromkeys(letters.values()))}")
+    return [i for i in order if letters[i] == bits]

@@ -1,0 +1,73 @@
+"""What a warp does by its machine code: the walk of stalls and scoreboards, counts, what has no body."""
+
+from __future__ import annotations
+
+from npusim.machines.sm.code import body_of, code_work
+from npusim.tune.classes import normal_order
+
+NONE = 7
+
+
+def word(name: str, stall: int, result: int = NONE, operands: int = NONE, waits: int = 0) -> str:
+    return f"{name}:{stall | result << 5 | operands << 8 | waits << 11:x}"
+
+
+def line(at: int, text: str, control: int) -> str:
+    return f"        /*{at:04x}*/  {text} ;  /* 0x{0:016x} */\n  /* 0x{control << 41:016x} */\n"
+
+
+def test_code_without_scoreboards_takes_its_stalls() -> None:
+    # The load's wait is the engine's, not the walk's.
+    body = " ".join(["once", word("LDG", 1, result=0), word("FADD", 4, waits=1), word("FMUL", 5), word("IADD3", 2)])
+    work = code_work(body, (), 29.0, 262.0)
+    assert work.alone_cycles == 4 + 5 + 2
+    assert (work.issued, work.narrow, work.special, work.is_ahead) == (4, 1, 0, False)
+
+
+def test_results_are_waited_for_by_their_scoreboards() -> None:
+    body = " ".join(
+        [
+            "once",
+            word("LDG", 1, result=0),
+            word("MUFU", 1, result=1, waits=1),
+            word("SHFL", 1, result=2, waits=2),
+            word("LDG", 1, result=3, waits=4),
+            word("FADD", 4, waits=8),
+        ]
+    )
+    work = code_work(body, (("MUFU", 17.0), ("SHFL", 24.0)), 29.0, 262.0)
+    assert work.alone_cycles == 17 + 24 + 262 + 4  # a second load, behind the first, comes from L2
+    assert (work.special, work.shared) == (1, 1)
+
+
+def test_a_loop_that_loads_the_next_row_is_known() -> None:
+    ahead = " ".join(["loop", word("FADD", 4, waits=1), word("LDG", 1, result=0), word("FMUL", 6)])
+    assert code_work(ahead, (), 29.0, 262.0).is_ahead is True
+    at_once = " ".join(["loop", word("LDG", 1, result=0), word("FADD", 4, waits=1), word("FMUL", 6)])
+    work = code_work(at_once, (), 29.0, 262.0)
+    assert (work.is_ahead, work.alone_cycles) == (False, 10.0)
+
+
+def test_the_body_is_the_loop_that_loads_and_products_have_none() -> None:
+    nop = line(0x40, "NOP", 0)
+    code = (
+        line(0x00, "MOV R1, c[0x0][0x28]", 0x3F1)
+        + line(0x10, "LDG.E R2, [R4.64]", NONE << 8 | 1)
+        + line(0x20, "FADD R2, R2, R2", 0xFE4)
+        + line(0x30, "@P0 BRA 0x10", 0xFE5)
+        + nop
+        + line(0x50, "EXIT", 0xFE5)
+    )
+    assert [w.partition(":")[0] for w in body_of(code, "sm_90").split()] == ["loop", "LDG", "FADD", "BRA"]
+    straight = code.replace("@P0 BRA 0x10", "FADD R3, R3, R3")
+    assert body_of(straight, "sm_90").split()[0] == "once"
+    assert len(body_of(straight, "sm_90").split()) == 1 + 5
+    assert body_of(code, "sm_100") == ""
+    assert body_of(code.replace("FADD R2, R2, R2", "HGMMA.64x8x16.F32 R2"), "sm_90") == ""
+
+
+def test_an_order_of_sums_has_a_normal_form() -> None:
+    assert normal_order("lanes_1x32x16", 128) == "lanes_1x32x4"
+    assert normal_order("lanes_4x32x8", 4096) == "lanes_4x32x8"
+    assert normal_order("lanes_4x32x1", 16) == "lanes_4x4x1"
+    assert normal_order("mma_lanes", 16) == "mma_lanes"

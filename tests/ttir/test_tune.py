@@ -1,0 +1,214 @@
+"""`npusim tune` and what Triton's autotuner calls: times against a chip's, classes of bits against its hashes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.config.problem import KernelProblem
+from npusim.errors import SpecError
+from npusim.simulation.request import Request
+from npusim.tune.configurations import configurations_of
+from npusim.tune.prediction import kept, lettered, predict_all, ranked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+prune, perf_model = npusim.triton.prune, npusim.triton.perf_model
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
+KERNELS = Path(__file__).parent / "tuned_kernels.py"
+SOFTMAX = f"{KERNELS}::softmax[P](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C)"
+NORM = f"{KERNELS}::rms_norm[R](tensor(R, C), tensor(R, C), tensor(C), tensor(R).to('float32'), C, 1e-6, BLOCK=C)"
+PRODUCT = (
+    f"{KERNELS.with_name('plain_kernels.py')}::matmul[cdiv(M, BM) * cdiv(N, BN)](tensor(M, K), tensor(K, N), "
+    "tensor(M, N), M, N, K, BM=64, BN=64, BK=32, GROUP=8)"
+)
+#: Microseconds of an H100 by warps (1, 2, 4, 8, 16) and programs; graphs of launches, 1.3 us apart (tutorial 02's
+#: softmax, 4096 x 1000 of float32).
+SOFTMAX_US = {
+    132: (58.3, 45.0, 40.4, 38.9, 40.3),
+    264: (34.3, 28.1, 25.5, 25.0, 25.4),
+    528: (21.0, 18.2, 17.1, 17.0, 17.5),
+    1056: (15.0, 14.3, 14.0, 13.9, 16.7),
+}
+#: The same of a norm of 4096 x 4096 in float16, a block a row.
+NORM_US = (25.8, 25.5, 25.1, 24.8, 24.8)
+GAP_US = 1.3
+
+
+def request_of(launch: str, hw: str = "h100", **sizes: int) -> Request:
+    return Request(launch, hw=hw, problem=KernelProblem.of(sizes), l2="steady")
+
+
+def test_row_kernels_are_met_and_ranked_as_on_the_chip() -> None:
+    measured, predicted = list[float](), list[float]()
+    for programs, times in SOFTMAX_US.items():
+        made = predict_all(configurations_of(request_of(SOFTMAX, R=4096, C=1000, P=programs), {}))
+        measured += times
+        predicted += [(p.us or 0.0) + GAP_US for p in made]
+    errors = [abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)]
+    assert median(errors) <= 0.1, errors
+    assert max(errors) <= 0.23, errors  # 132 programs are too long
+    assert measured[min(range(len(measured)), key=predicted.__getitem__)] <= 1.05 * min(measured)
+    apart = [
+        (measured[i] - measured[j]) * (predicted[i] - predicted[j]) > 0
+        for i, j in combinations(range(len(measured)), 2)
+        if max(measured[i], measured[j]) > 1.02 * min(measured[i], measured[j])
+    ]
+    assert 2 * sum(apart) / len(apart) - 1 >= 0.85  # Kendall's tau
+
+
+def test_a_kernel_bound_by_memory_says_so_and_ties_go_to_more_warps() -> None:
+    made = predict_all(configurations_of(request_of(NORM, R=4096, C=4096), {"warps": (1, 2, 4, 8, 16)}))
+    assert all(abs(((p.us or 0.0) + GAP_US) / us - 1) <= 0.07 for p, us in zip(made, NORM_US, strict=True))
+    assert {p.limit for p in made} == {"memory (hbm)"}
+    # The least time is that of one warp, which is no faster than others by more than the tie.
+    assert NORM_US[ranked(made)[0]] <= 1.01 * min(NORM_US)
+    # As the chip's hashes: each number of warps adds a row up in another order.
+    assert len(set(lettered(made, ranked(made)).values())) == 5
+
+
+def test_classes_of_bits_of_products_and_attention_are_the_chips() -> None:
+    axes = {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "warps": (4, 8)}
+    made = predict_all(configurations_of(request_of(PRODUCT, M=512, N=512, K=512), axes))
+    assert {p.key for p in made} == {made[0].key}  # one hash of 72 configurations
+    assert made[0].key
+    attention = (
+        f"{KERNELS.with_name('kernels.py')}::plain[seq_q // BM, batch * heads](q, k, v, o, scale * log2e, seq_kv, "
+        "D=head_dim, BM=128, BN=64, CAUSAL=causal)"
+    )
+    request = Request(attention, hw="h100", seq=256, l2="steady")
+    listed = configurations_of(request, {"BM": (64, 128), "BN": (32, 64), "warps": (4, 8)})
+    by_keys: dict[object, set[str]] = {}
+    for configuration, p in zip(listed, predict_all(listed), strict=True):
+        by_keys.setdefault(configuration.fields["BN"], set()).add(p.key)
+    assert [len(keys) for keys in by_keys.values()] == [1, 1]
+    assert by_keys[32] != by_keys[64]
+
+
+def test_the_verb_takes_decorators_and_writes_picks(tmp_path: Path) -> None:
+    words = ["tune", SOFTMAX, "--problem", "R=512,C=500", "--sizes", "P=132,264", "--hw", "h100", "-j1"]
+    out = tmp_path / "picks.json"
+    shown = CliRunner().invoke(app, [*words, "--bits", "same", "-o", str(out)])
+    assert shown.exit_code == 0, shown.output
+    picks = json.loads(out.read_text())
+    assert [pick["shape"] for pick in picks] == ["P=132", "P=264"]
+    # The class of the first configuration has one warp.
+    assert [pick["fields"] for pick in picks] == [{"warps": 1, "stages": 3}] * 2
+    assert "class A" in shown.stdout
+    wrong = CliRunner().invoke(app, [*words, "--bits", "Z"])
+    assert wrong.exit_code == 2
+    assert "allowed: any, same, or a class: A" in wrong.output
+
+
+def test_a_kernel_without_configurations_is_refused_by_name() -> None:
+    with pytest.raises(SpecError, match=r"no @triton.autotune; give -f"):
+        configurations_of(request_of(NORM, R=16, C=256), {})
+    with pytest.raises(SpecError, match=r"no @triton.autotune to take configurations from"):
+        configurations_of(Request("flash"), {})
+
+
+# ---------------------------------------------------------------- Triton's own autotuner
+
+
+class Block:
+    """What of a tensor an autotuner and a launch look at."""
+
+    def __init__(self, *shape: int, dtype: str = "torch.float32") -> None:
+        self.shape, self.dtype = shape, dtype
+
+    def stride(self) -> tuple[int, ...]:
+        return (*self.shape[1:], 1)
+
+    def is_contiguous(self) -> bool:
+        return True
+
+
+def refuse(*_: object, **__: object) -> Sequence[float]:
+    raise AssertionError("measured")
+
+
+class Launched:
+    """A kernel that an autotuner launches: its configuration is noted, nothing runs."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.calls = kernel, list[dict[str, Any]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def run(self, *_: object, **options: Any) -> None:
+        self.calls.append(options)
+
+
+def tuner_of(name: str, **prune_by: Any) -> tuple[Any, Launched]:
+    """Return Triton's autotuner of a kernel, whose driver refuses to measure."""
+    import triton
+
+    from npusim.ttir.compiler import _content, _module
+
+    path = str(KERNELS)
+    launched = Launched(_module(path, _content(path)).__dict__[name])
+    configs = [triton.Config({"BLOCK": 512}, num_warps=w) for w in (1, 2, 4, 8)]
+    tuner = triton.runtime.Autotuner(
+        launched, launched.kernel.arg_names, configs, ["n_cols"], None, None, do_bench=refuse, **prune_by
+    )
+    return tuner, launched
+
+
+def call(tuner: Any, grid: object = (264,)) -> None:
+    tuner.run(Block(512, 500), Block(512, 500), 512, 500, grid=grid, warmup=False)
+
+
+def test_triton_takes_one_configuration_that_is_left_without_measuring() -> None:
+    tuner, launched = tuner_of("softmax", prune_configs_by={"early_config_prune": prune("h100", top=1)})
+    call(tuner)
+    call(tuner, grid=lambda meta: (meta["BLOCK"] // 2,))  # known by its key
+    assert [options["num_warps"] for options in launched.calls] == [tuner.best_config.num_warps] * 2
+    assert "_bench" not in vars(tuner)
+    with pytest.raises(AssertionError, match="measured"):
+        call(tuner_of("softmax", prune_configs_by={"early_config_prune": prune("h100", top=2)})[0])
+
+
+def test_bits_same_leaves_one_class_whatever_is_measured() -> None:
+    tuner, _ = tuner_of("softmax")
+    prune("h100", top=4, bits="same").bind(tuner)
+    tuner.nargs = dict(zip(tuner.arg_names, (Block(512, 500), Block(512, 500), 512, 500), strict=False))
+    left = tuner.prune_configs({"grid": (264,), "warmup": False})
+    assert len(left) == 1  # each number of warps has an order of sums of its own
+    with pytest.warns(UserWarning, match="differ in bits"):
+        prune("h100", top=3).bind(tuner)
+        assert len(tuner.prune_configs({"grid": (264,), "warmup": False})) == 3
+
+
+def test_perf_model_ranks_for_top_k() -> None:
+    tuner, _ = tuner_of("softmax", prune_configs_by={"perf_model": perf_model("h100"), "top_k": 2})
+    tuner.nargs = dict(zip(tuner.arg_names, (Block(512, 500), Block(512, 500), 512, 500), strict=False))
+    assert len(tuner.prune_configs({"grid": (264,), "warmup": False})) == 2
+
+
+def test_what_is_not_predicted_stays_and_nothing_is_raised() -> None:
+    tuner, _ = tuner_of("gathered")
+    pruner = prune("h100", top=1).bind(tuner)
+    arguments = {"Out": Block(512), "In": Block(512), "At": Block(512, dtype="torch.int32")}
+    with pytest.warns(UserWarning, match="tensor of int32"):
+        assert pruner(tuner.configs, arguments, grid=(1,)) == tuner.configs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert pruner(tuner.configs, arguments, grid=(1,)) == tuner.configs
+    with pytest.warns(UserWarning, match="whose configurations"):
+        assert prune("h100")(tuner.configs, arguments, grid=(1,)) == tuner.configs
+
+
+def test_kept_names_the_classes_there_are() -> None:
+    assert kept([], "any") == []
