@@ -600,7 +600,6 @@ class Trace:
     exponent_factor: float = 1.0
     left_line: int = 0  #: where a loop was left before its end
     walks: tuple[str, ...] = ()  #: axes along which one loop goes at once
-    visited: set[str] = field(default_factory=set)  #: names of operands that a loop walks
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()
@@ -669,7 +668,6 @@ class Trace:
         self.name_variables(frame)
         self.loop, self.loop_frame, self._walked, self._views = len(self.axes), frame, operands, set(views)
         self.axes.append(axis)
-        self.visited |= {x.name for x in operands}
         self._numbers = {n: x for n, x in frame.f_locals.items() if isinstance(x, int | float)}
         self._held = {
             n: x

@@ -54,7 +54,6 @@ class Tables(NamedTuple):
     finish: tuple[Stage, ...]
     constants: Mapping[str, float]
     per_tile: Callable[[Visit], Mapping[str, float]]
-    still: frozenset[str]
     precision_fields: tuple[str, ...] | None = None
 
 
@@ -69,14 +68,19 @@ class Kernel:
         *,
         finite_starts: bool = False,
         walks: str = "",
+        still: str = "",
     ) -> None:
-        self.finite_starts, self.walks = finite_starts, tuple(walks.split())
+        self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
         known = [a for of in self.axes.values() for a in of.split()]
         if unknown := [a for a in self.walks if a not in known]:
             self.fail(f"walks={walks!r}: no operand has the axis {unknown[0]}")
+        if wrong := sorted(n for n in self.still if not {*self.axes.get(n, "").split()}.intersection(self.walks)):
+            self.fail(
+                f"still={still!r}: {wrong[0]} is no operand with an axis that tiles walk ({walks or 'walks: none'})"
+            )
 
     def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
         """Return this kernel called by a function, which takes further ``parameters`` and operands with ``axes``."""
@@ -87,6 +91,7 @@ class Kernel:
             {**self.axes, **axes},
             finite_starts=self.finite_starts,
             walks=" ".join(self.walks),
+            still=" ".join(self.still),
         )
         like.parameters = self.parameters.union(parameters)
         return like
@@ -137,6 +142,7 @@ class Kernel:
             masks=masks,
             values=values or {},
             walks=self.walks,
+            still=self.still,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
             finite_starts=self.finite_starts,
             **tables._asdict(),
@@ -195,7 +201,7 @@ class Kernel:
 
 
 def kernel(
-    *, results: str = "out", finite_starts: bool = False, walks: str = "", **axes: str
+    *, results: str = "out", finite_starts: bool = False, walks: str = "", still: str = "", **axes: str
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields.
 
@@ -204,9 +210,10 @@ def kernel(
     Default: they start as written, and such a row is NaN, -Inf - -Inf.
 
     ``walks``: axes along which one loop goes at once, as ``"row token"``: the queries and the keys of one chunk.
-    Default: a loop goes along one axis.
+    Default: a loop goes along one axis.  ``still``: operands with such an axis of which every tile, or block, reads the
+    same, from the first row or column on: the decay within a chunk.
     """
-    return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks)
+    return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 
 
 def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:
@@ -347,8 +354,8 @@ class _Lowering:
             left, right = e.read[:2]
             if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
                 self.kernel.fail(
-                    f"{right} is the right factor of a product: that is an operand, or made of operands of the tile or "
-                    "of a state in a loop; make it in a kernel of its own before",
+                    f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
+                    "a loop, or of a state; make it in a kernel of its own before",
                     e,
                 )
             if left.kind != "operand" and e.attributes.transpose_a and not self.is_recurrent:
@@ -417,8 +424,6 @@ class _Lowering:
             finish=finish,
             constants=self.constants,
             per_tile=PerTile(tuple(self.numbers.items())) if self.numbers else nothing_per_tile,
-            still=frozenset(o.name for o in operands.values() if self.trace.walks and o.kind == "operand")
-            - self.trace.visited,
         )
 
     def _stage_name(self, group: list[Event]) -> str:

@@ -339,7 +339,7 @@ class Phase:
     walks
         Axes along which its loop goes at once; none: along the loop's own.
     still
-        Operands that no loop walks although they have such an axis: each tile reads them from their first row on.
+        Operands with such an axis of which every tile, or block, reads the same, from the first row or column on.
     """
 
     name: str

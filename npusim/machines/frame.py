@@ -204,7 +204,7 @@ class Frame:
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
         if n in self.phase.still or n in self.phase.by_tile:  # of a ragged tile its first rows and columns
-            top, left = (0 if a in self.walked else at for a, at in zip_longest(axes, (top, left)))
+            top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
             top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks

@@ -123,6 +123,7 @@ class VectorShare:
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
+        self.single = self._single(stages)
         for s in stages:
             self._place_ends(s)
         for s in stages:
@@ -144,6 +145,18 @@ class VectorShare:
         """Return the rows of a name's largest tile that this core works on."""
         return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
 
+    def _single(self, stages: Sequence[RowsStage]) -> set[str]:
+        """Return inputs with one slot, beside products: vectors, of which there is little, and what has no second flag.
+
+        Where a state is a factor, tiles follow one another, and all have one.
+        """
+        frame, flags = self.frame, self.group.device.flags
+        inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
+        tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
+        twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
+        spare = flags.usable_event_ids_count.value - len(inputs) if flags else len(twice)
+        return {n for n in inputs if frame.phase.is_recurrent or n not in twice[: max(0, spare)]}
+
     def _place_ends(self, s: RowsStage) -> None:
         """Place the rings through which a stage's inputs come and its outputs go."""
         frame, core, ring = self.frame, self.core, self.group.ring
@@ -156,9 +169,7 @@ class VectorShare:
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
                 # Ping-pong where slice follows slice; one slot in an update (CATLASS).
-                is_vector = len(frame.axes(n)) == 1 or frame.axes(n)[0] == ONE  # little to wait for, a flag for each
-                is_streamed = s.outputs and not is_vector and not frame.phase.is_recurrent
-                depth = self.depth if self.is_alone or is_streamed else 1
+                depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
             if n not in s.moved and n not in self.outs:
