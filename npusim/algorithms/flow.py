@@ -65,7 +65,11 @@ def flow(phase: Phase) -> dict[str, Place]:
 def is_visited(phase: Phase, n: str, axis: str) -> bool:
     """Return whether a loop along ``axis`` goes along an operand or result, tile after tile."""
     bound = phase.tensors.get(n)
-    return axis in (*phase.names[n].axes, bound.axis if isinstance(bound, Stacked) else None)
+    if n in phase.by_tile:
+        return axis == phase.loop_axis
+    along = phase.walked if axis == phase.loop_axis else (axis,)
+    axes = *phase.names[n].axes, bound.axis if isinstance(bound, Stacked) else None
+    return n not in phase.still and not set(along).isdisjoint(axes)
 
 
 def widest(phase: Phase, n: str) -> str:

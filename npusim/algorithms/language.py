@@ -12,6 +12,7 @@ import operator
 import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -314,7 +315,12 @@ class Transposed:
 
 
 class Product:
-    """``a @ b`` until it is stored, or added to a state by the matrix unit."""
+    """``a @ b``, or a sum of such, until it is stored, or added to a state by the matrix unit.
+
+    ``terms``: the products that one accumulator adds up, one after the other.
+    """
+
+    terms: tuple[Product, ...]
 
     def __init__(self, a: Value | Transposed, b: Value | Transposed) -> None:
         left, right = (x.operand if isinstance(x, Transposed) else x for x in (a, b))
@@ -336,30 +342,45 @@ class Product:
             fail(f"{a} @ {b}: both axes of the product are {outer}; take the operand twice, its axes named apart")
         self.a, self.b, self.axes = left, right, (a.axes[0], outer)
         self.how = Attributes(transpose_a=isinstance(a, Transposed), transpose_b=isinstance(b, Transposed))
-        self.frame, self.line = kernel_frame(), kernel_frame().f_lineno
+        self.frame, self.line, self.terms = kernel_frame(), kernel_frame().f_lineno, (self,)
         TRACE.get().unstored.append(self)
 
     def to(self, fmt: str) -> Value:
-        """Return it stored in ``fmt``, rounded once."""
-        return self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
+        """Return it stored in ``fmt``, rounded once; a sum in float32, in which its accumulator adds up."""
+        if len(self.terms) > 1 and fmt != "float32":
+            fail(f"({self}).to({fmt!r}): a sum of products is stored as its accumulator has it: .to('float32')")
+        total = self._record(Value(self.axes, _checked(fmt), "product"), self.how, ())
+        for t in self.terms[1:]:
+            value = Value(t.axes, fmt, "product", onto=total)
+            total = t._record(value, replace(t.how, accumulate=True), (total,))
+        return total
 
     def onto(self, total: Value) -> Value:
         """Return ``total`` with it added by the matrix unit."""
         if total.axes != self.axes:
             fail(f"{total} + a product of {' x '.join(self.axes)}: their axes differ")
-        return self._record(Value(self.axes, total.fmt), replace(self.how, accumulate=True), (total,))
+        for t in self.terms:
+            total = t._record(Value(self.axes, total.fmt), replace(t.how, accumulate=True), (total,))
+        return total
 
     def _record(self, dst: Value, attributes: Attributes, more: tuple[Value, ...]) -> Value:
-        TRACE.get().unstored.remove(self)
+        TRACE.get().unstored.remove(self.terms[0])
         return TRACE.get().record(Opcode.MATMUL, dst, (self.a, self.b, *more), attributes)
 
-    def __add__(self, other: Any) -> Value:
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Product):
+            if other.axes != self.axes:
+                fail(f"{self} + {other}: their axes differ")
+            total = copy(self)
+            total.terms = *self.terms, *other.terms
+            return total
         return self.onto(other) if isinstance(other, Value) else self.refuse()
 
     def __str__(self) -> str:
-        flags = self.how.transpose_a, self.how.transpose_b
-        left, right = (x.written() + ".T" * is_t for x, is_t in zip((self.a, self.b), flags, strict=True))
-        return f"{left} @ {right}"
+        factors = [
+            (t.a.written() + ".T" * t.how.transpose_a, t.b.written() + ".T" * t.how.transpose_b) for t in self.terms
+        ]
+        return " + ".join(f"{left} @ {right}" for left, right in factors)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name) if name.startswith("__") else self.refuse()
@@ -512,6 +533,9 @@ def tiles(*operands: Value, axis: str = "") -> Iterator[Any]:
     trace, frame = TRACE.get(), sys._getframe(1)
     if not operands or not all(isinstance(x, Value) and x.kind == "operand" for x in operands):
         fail(f"tiles of {operands or 'nothing'}: it walks operands, the kernel's arguments", frame)
+    if trace.walks:  # of what has none of its axes there is one matrix a tile
+        is_along = any(a in trace.walks for x in operands for a in x.axes)
+        axis = axis or (trace.walks[-1] if is_along else "")
     shared = [a for a in operands[0].axes if all(a in x.axes for x in operands)]
     shared = [a for a in shared if a != trace.row_axis] or shared
     axis = axis or (shared[-1] if len(operands) == 1 or len(shared) == 1 else "")
@@ -575,6 +599,7 @@ class Trace:
     loop_frame: FrameType | None = None
     exponent_factor: float = 1.0
     left_line: int = 0  #: where a loop was left before its end
+    walks: tuple[str, ...] = ()  #: axes along which one loop goes at once
 
     def __post_init__(self) -> None:
         self._walked: tuple[Value, ...] = ()

@@ -61,17 +61,38 @@ class Kernel:
     """A function in the language of kernels; `phase` binds its operands."""
 
     def __init__(
-        self, function: Callable[..., Any], results: str, axes: Mapping[str, str], *, finite_starts: bool = False
+        self,
+        function: Callable[..., Any],
+        results: str,
+        axes: Mapping[str, str],
+        *,
+        finite_starts: bool = False,
+        walks: str = "",
+        still: str = "",
     ) -> None:
-        self.finite_starts = finite_starts
+        self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
+        known = [a for of in self.axes.values() for a in of.split()]
+        if unknown := [a for a in self.walks if a not in known]:
+            self.fail(f"walks={walks!r}: no operand has the axis {unknown[0]}")
+        if wrong := sorted(n for n in self.still if not {*self.axes.get(n, "").split()}.intersection(self.walks)):
+            self.fail(
+                f"still={still!r}: {wrong[0]} is no operand with an axis that tiles walk ({walks or 'walks: none'})"
+            )
 
     def wrapped(self, function: Callable[..., Any], parameters: Iterable[str], axes: Mapping[str, str]) -> Kernel:
         """Return this kernel called by a function, which takes further ``parameters`` and operands with ``axes``."""
         function.__name__ = self.__name__
-        like = Kernel(function, " ".join(self.results), {**self.axes, **axes}, finite_starts=self.finite_starts)
+        like = Kernel(
+            function,
+            " ".join(self.results),
+            {**self.axes, **axes},
+            finite_starts=self.finite_starts,
+            walks=" ".join(self.walks),
+            still=" ".join(self.still),
+        )
         like.parameters = self.parameters.union(parameters)
         return like
 
@@ -109,6 +130,8 @@ class Kernel:
             OperandForm(n, tensor_of(r).fmt, tensor_of(r).name, tensor_of(r).role)
             for n, r in zip(self.results, results, strict=True)
         )
+        if len({sizes[a] for a in self.walks}) > 1:
+            self.fail(f"walks: tiles of {' and '.join(f'{sizes[a]} {a}s' for a in self.walks)}; one loop has one size")
         rest = tuple((n, x) for n, x in bound.items() if n in self.parameters)
         tables = _tables(self, label, tuple(symbols), outs, rest, precision_choices(bound.get("p")))
         phase = Phase(
@@ -118,6 +141,8 @@ class Kernel:
             tensors={**tensors, **dict(zip(self.results, results, strict=True))},
             masks=masks,
             values=values or {},
+            walks=self.walks,
+            still=self.still,
             arithmetic=arithmetic or getattr(bound.get("p"), "arithmetic", ""),
             finite_starts=self.finite_starts,
             **tables._asdict(),
@@ -128,7 +153,7 @@ class Kernel:
         self, symbols: Sequence[tuple[str, tuple[OperandForm, ...]]], rest: Mapping[str, Any]
     ) -> tuple[Trace, list[Value]]:
         """Run the function on symbols; return what it did, and its results."""
-        trace = Trace(row_axis=next(iter(self.axes.values())).split()[0])
+        trace = Trace(row_axis=next(iter(self.axes.values())).split()[0], walks=self.walks)
         token = TRACE.set(trace)
         try:
             returned = self.function(**rest, **{n: self._symbol(n, of) for n, of in symbols})
@@ -175,14 +200,20 @@ class Kernel:
         raise ProgramError(f"{where}: {self.__name__}: {why}")
 
 
-def kernel(*, results: str = "out", finite_starts: bool = False, **axes: str) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(
+    *, results: str = "out", finite_starts: bool = False, walks: str = "", still: str = "", **axes: str
+) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a kernel of a function: the axes of each operand and mask, and the names of what it returns or yields.
 
     ``finite_starts``: where a mask may hide all keys of a tile from a row, states that the function starts at -Inf
     start at the lowest finite number (`npusim.algorithms.phase.with_finite_starts`), and a note of the run says so.
     Default: they start as written, and such a row is NaN, -Inf - -Inf.
+
+    ``walks``: axes along which one loop goes at once, as ``"row token"``: the queries and the keys of one chunk.
+    Default: a loop goes along one axis.  ``still``: operands with such an axis of which every tile, or block, reads the
+    same, from the first row or column on: the decay within a chunk.
     """
-    return lambda function: Kernel(function, results, axes, finite_starts=finite_starts)
+    return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 
 
 def _listed(outputs: Any, loop: int | None) -> list[tuple[Any, int | None]]:
@@ -277,9 +308,13 @@ class _Lowering:
         self.kernel, self.trace, self.events, self.results = kernel, trace, trace.events, results
         if choices[O.ADD].variant == "once":
             _fuse(self.events, results)
-        _gather(self.events, trace.carried)
-        for c in trace.carried:
-            _sink(self.events, c)
+        in_loops = [e for e in self.events if e.opcode is O.MATMUL and e.loop is not None]
+        self.is_recurrent = any(_is_of_state(s) for e in in_loops for s in e.read[:2])
+        _sink_tiles(self.events)
+        if not self.is_recurrent:  # else a tile begins where the one before ends: nothing runs ahead
+            _gather(self.events, trace.carried)
+            for c in trace.carried:
+                _sink(self.events, c)
         for c in trace.carried:
             _carry(self.events, c)
         self.at = {e: i for i, e in enumerate(self.events)}
@@ -317,19 +352,20 @@ class _Lowering:
             if e.opcode is not O.MATMUL:
                 continue
             left, right = e.read[:2]
-            if right.kind != "operand" and (e.loop is None or not self.is_of_operands(right)):
+            if right.kind != "operand" and (e.loop is None or not (self.is_of_operands(right) or _is_of_state(right))):
                 self.kernel.fail(
                     f"{right} is the right factor of a product: that is an operand, or made of operands of the tile in "
-                    "a loop; make it in a kernel of its own before",
+                    "a loop, or of a state; make it in a kernel of its own before",
                     e,
                 )
-            if left.kind != "operand" and e.attributes.transpose_a:
+            if left.kind != "operand" and e.attributes.transpose_a and not self.is_recurrent:
                 self.kernel.fail(
                     f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "
-                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T",
+                    "the tile with its axes exchanged, from k @ q.T instead of q @ k.T; a loop in which a state is a "
+                    "factor transposes what rows make, too",
                     e,
                 )
-            if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):
+            if left.kind != "operand" and e.loop is not None and not self.is_recurrent and self.is_of_operands(left):
                 self.kernel.fail(
                     f"{left} is the left factor of a product in a loop and made of operands alone: make it in a kernel "
                     "of its own before, for all tiles at once",
@@ -494,12 +530,21 @@ class _Lowering:
         reader = next((e.dst for e in self.events if v in e.read), None)
         if reader is None:
             return "t"
+        if reader.onto is v and not reader.name:  # the next term of a sum of products
+            return self._called_after(reader)
         base = (
             reader.name
             or self.name_of.get(reader)
             or (self._called_after(reader) if reader.onto is None else self.name_of[reader.onto])
         )
         return f"{base}_in" if v.kind == "product" else base
+
+
+def _is_of_state(v: Value, seen: frozenset[Value] = frozenset()) -> bool:
+    """Return whether a value is made of a state's tile: by the loop's tiles before."""
+    if v.kind == "state" or v.state is not None:
+        return len(v.axes) > 1
+    return v.event is not None and v not in seen and any(_is_of_state(s, seen | {v}) for s in v.event.read)
 
 
 def _label(v: Value, called: str) -> str:
@@ -547,6 +592,20 @@ def _fuse(events: list[Event], results: list[Value]) -> None:
                 break
 
 
+def _sink_tiles(events: list[Event]) -> None:
+    """Move a tile that rows behind a product read first to those rows: past a product vectors alone are carried.
+
+    What reads a state stays: its next value is written in its place.
+    """
+    for e in [e for e in reversed(events) if e.loop is not None and e.opcode is not O.MATMUL]:
+        at = events.index(e)
+        reader = next((i for i, f in enumerate(events) if i > at and e.dst in f.read), at)
+        between = any(f.opcode is O.MATMUL for f in events[at:reader])
+        is_rows = events[reader].opcode is not O.MATMUL and events[reader].loop == e.loop
+        if between and is_rows and len(e.dst.axes) > 1 and not any(s.root.kind == "state" for s in (e.dst, *e.read)):
+            events.insert(reader - 1, events.pop(at))
+
+
 def _gather(events: list[Event], carried: list[Carried]) -> None:
     """Move what a product neither makes nor needs, but reads a tile made before it, to where that tile is.
 
@@ -568,8 +627,19 @@ def _gather(events: list[Event], carried: list[Carried]) -> None:
         for e in reversed(later):  # with what it is made of
             if e not in moved and any(e.dst in m.read for m in moved):
                 moved.append(e)
+        while stays := [e for e in moved if _is_kept(e, moved, later, carried)]:  # a tile does not go past a product
+            moved = [e for e in moved if e not in stays]
         first = [e for e in events[at + 1 :] if e in moved]
         events[at:] = [*first, p, *(e for e in events[at + 1 :] if e not in first)]
+
+
+def _is_kept(e: Event, moved: list[Event], later: list[Event], carried: list[Carried]) -> bool:
+    """Return whether rows that stay behind a product would read a tile of what is moved before it."""
+    if any(c.new is e.dst or c.old in e.read for c in carried):
+        return False
+    stay = [f for f in later if f not in moved and f.opcode is not O.MATMUL]
+    is_read = len(e.dst.axes) > 1 and any(e.dst in f.read for f in stay)
+    return is_read or any(f.dst in e.read for f in stay)
 
 
 def _sink(events: list[Event], c: Carried) -> None:

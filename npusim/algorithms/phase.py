@@ -336,6 +336,10 @@ class Phase:
         Operations that count for its rate (None: those of the problem); a note for every result.
     precision_fields
         Attributes of the precision that its kernel reads; None: not known.
+    walks
+        Axes along which its loop goes at once; none: along the loop's own.
+    still
+        Operands with such an axis of which every tile, or block, reads the same, from the first row or column on.
     """
 
     name: str
@@ -358,6 +362,34 @@ class Phase:
     flops: int | None = None
     notes: tuple[str, ...] = ()
     precision_fields: tuple[str, ...] | None = None
+    walks: tuple[str, ...] = ()
+    still: frozenset[str] = frozenset()
+
+    @property
+    def walked(self) -> tuple[str, ...]:
+        """Axes along which its loop goes at once."""
+        return self.walks if self.loop_axis in self.walks else (self.loop_axis,)
+
+    @cached_property
+    def by_tile(self) -> frozenset[str]:
+        """Names bound to a stack of a matrix for each tile of its loop: no axis of the phase is the stack's."""
+        stacks = {n: bound.axis for n, bound in self.tensors.items() if isinstance(bound, Stacked) and self.loop_axis}
+        return frozenset(n for n, a in stacks.items() if a not in self.walked and self.cells[0].span(a) is None)
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether a tile's products read what the tile before left: nothing runs ahead."""
+        made = {n for n, what in self.names.items() if what.start is not None and len(what.axes) > 1}
+        rows = [r for loop in self.loops if loop.axis for s in loop.stages for r in s.rows]
+        while more := {r.dst for r in rows if made.intersection(r.srcs)} - made:
+            made |= more
+        return any(made.intersection(r.srcs) for r in rows if r.opcode is Opcode.MATMUL)
+
+    @cached_property
+    def factors(self) -> frozenset[str]:
+        """Names that a product reads whole for each part of its rows: right factors, and left ones transposed."""
+        rows = [s.rows[0] for s in self.stages if s.is_product]
+        return frozenset((*(r.srcs[1] for r in rows), *(r.srcs[0] for r in rows if r.attributes.transpose_a)))
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -49,7 +49,12 @@ class Footprint:
             if place not in ("global", "out") or n in self.views:
                 continue
             each = 0 if place == "out" else 1 if has_products else max(1, sum(n in names for names in read))
-            if is_joined and frame.is_visited(n):
+            if is_joined and n in frame.phase.by_tile:
+                of_tiles = ((b, Visit(i, b.first, 1)) for b in blocks for i in range(b.tile_count))
+                yield from (Touch(frame.cut(n, b, tile), each) for b, tile in of_tiles)
+            elif is_joined and place == "out" and frame.is_visited(n):  # a tile of the result for each of the loop's
+                yield from (Touch(frame.cut(n, b, Visit(0, b.first, b.last - b.first)), 0) for b in blocks)
+            elif is_joined and frame.is_visited(n):
                 axes = tuple([a for a in frame.axes(n) if blocks[0].span(a)])
                 alike = frame.sharing(n), rereads.get(n), axes
                 if alike not in visits:

@@ -45,6 +45,7 @@ class Frame:
         self.storage = storage(phase, self.places, self._apart)
         self.stages = phase.stages
         self.row_axis, self.loop_axis = phase.row_axis, phase.loop_axis
+        self.walked = phase.walked
         self.label = phase.label
         self.roles = {n: what.role for n, what in phase.names.items()}
         self._heads = max(t.heads for t in phase.all_tensors())
@@ -87,7 +88,7 @@ class Frame:
 
     def span(self, block: WorkTile, axis: str, tile: Visit) -> Span:
         """Return start and size of a block's tile along an axis."""
-        if axis == self.loop_axis and tile.cols:
+        if axis in self.walked and tile.cols:
             return tile.col, tile.cols
         return block.span(axis) or (0, self.phase.sizes[axis])
 
@@ -115,7 +116,7 @@ class Frame:
 
     def is_of_operands(self, n: str) -> bool:
         """Return whether rows make a product's operand that has not the rows of a block: of a tile's operands alone."""
-        return self.places.get(n) == "up" and self.axes(n)[0] != self.row_axis
+        return self.places.get(n) == "up" and n in self.phase.factors
 
     def sharing(self, n: str) -> int:
         """Return how many of the phase's heads share one head of a name's tensor."""
@@ -202,6 +203,8 @@ class Frame:
         is_shared = tensor.role == "constant"
         top, height = self.span(block, axes[0], tile)
         left, width = self.span(block, axes[1], tile) if len(axes) > 1 else (0, 1)
+        if n in self.phase.still or n in self.phase.by_tile:  # of a ragged tile its first rows and columns
+            top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         if tensor.shared_rows >= tensor.rows:  # one row in memory, wherever a block lies
             top, row = 0, row and (0, row[1])
         if is_shared:  # one matrix for all blocks
@@ -209,7 +212,9 @@ class Frame:
         else:
             # Heads that share are no sums of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
-            layer = self.span(block, stack.axis, tile)[0] if stack else 0
+            layer = 0
+            if stack:
+                layer = tile.index if n in self.phase.by_tile else self.span(block, stack.axis, tile)[0]
             batch = block.batch * (stack.count if stack else 1) + layer if tensor.batch > 1 else 0
         r, rows = row or (0, height)
         c, cols = col or (0, width)
@@ -344,7 +349,7 @@ class Frame:
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
         parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
-        return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters
+        return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters, p.walks, p.still
 
 
 def _longest(hulls: list[Span]) -> Iterator[Span]:

@@ -34,7 +34,7 @@ def problem_text(problem: dict[str, object]) -> str:
     p = problem
     if "bytes" in p:
         return format_bytes(int(str(p["bytes"])))
-    if "heads" not in p:
+    if "seq_q" not in p:
         sizes = (
             f"{n}{x}" if len(n) == 1 else f"{n}={x}"
             for n, x in p.items()
@@ -67,7 +67,7 @@ def _pair(first: object, second: object, between: str = "/") -> str:
 def asked_text(record: RunRecord) -> str:
     """Return the sizes of what a run computes; attention's are led by the workload's name."""
     text = problem_text(record.problem)
-    return f"{record.workload}: {text}" if "heads" in record.problem else text
+    return f"{record.workload}: {text}" if "seq_q" in record.problem else text
 
 
 def tiling_text(tiling: dict[str, object]) -> str:

@@ -49,6 +49,8 @@ _PACKAGED: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "layer": ("layer", (NODE_FAMILY,)),
         "volta_flash": ("flash", ("nvidia",)),
         "fa4": ("flash", ("nvidia",)),
+        "retention": ("retention", ("ascend", "nvidia")),
+        "gla": ("retention", ("ascend", "nvidia")),
     }
 )
 

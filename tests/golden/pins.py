@@ -22,7 +22,7 @@ import numpy as np
 from npusim.baseline.cycles import busy_cycles
 from npusim.config.load import load_device as read_device
 from npusim.config.node import NODE_FAMILY
-from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError
 from npusim.ir.program import Loop
@@ -213,6 +213,8 @@ def cases() -> Iterator[Case]:
     for hw in DEVICES:
         family = load_device(hw).family
         for name, of in SCHEDULES:
+            if SCHEDULES[name, of].problem is KernelProblem:
+                continue  # tests/schedules/test_retention.py has theirs
             if of == family and name in APART.get(hw, (name,)):
                 yield from (Case(name, hw, shape) for shape in FEWER.get(hw, tuple(SHAPES)))
     for name, hw, shape, precision, fields in EXTRA:

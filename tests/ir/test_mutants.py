@@ -12,7 +12,7 @@ import pytest
 
 from ir.oracle import Changed, find_race, unrolled
 from npusim.config.load import apply_overrides, load_device
-from npusim.config.problem import CopyProblem, GemmProblem, Problem, RowsProblem
+from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, Problem, RowsProblem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError
 from npusim.ir.check import check
@@ -35,6 +35,7 @@ PROBLEMS: dict[type, Any] = {
     GemmProblem: GemmProblem(m=150, n=70, k=100),
     CopyProblem: CopyProblem(bytes=512 * 7),
     RowsProblem: RowsProblem(what="norm", rows=40, cols=64),
+    KernelProblem: KernelProblem(heads=2, tokens=150, key=32, value=48),
 }
 SMALL = {
     "block_q": 32,
@@ -47,6 +48,8 @@ SMALL = {
     "block_k": 32,
     "block_rows": 16,
     "block_bytes": 512,
+    "chunk": 32,
+    "block_value": 32,
 }
 #: Where the lanes of its warps need more rows, or shared memory has room for fewer blocks.
 OWN = {"h200": {"block_q": 64}, "v100": {"block_q": 256, "warps": 8, "residents": 2}}

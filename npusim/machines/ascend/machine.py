@@ -198,7 +198,7 @@ class AscendMachine(Machine):
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
             elements=slice_elements(t.vector_rows, share, width, elements),
-            ahead=self._ahead(t),
+            ahead=0 if phase.is_recurrent else self._ahead(t),
             spilled=tuple(states) if t.running == "gm" else (),
             code=(code := self._code(t, phase)),
             order=t.order,

@@ -13,7 +13,7 @@ from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.ir.op import VectorCode
-from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
+from npusim.machines.ascend.group import AIV, PING_PONG, SLICE_ELEMENTS, has_registers
 from npusim.machines.published import kernels
 from npusim.machines.published.kernel import AscendKernel
 
@@ -197,13 +197,17 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     """Return how a product runs where the tiling does not say.
 
     N along the loop's axis (Q K^T): A is held for the whole block, B comes panel by panel.  Contraction
-    along the loop's axis (P V): both piece by piece.  No loop: both whole where L1 holds them (M K),
-    else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds in ping-pong (a GEMM).
+    along the loop's axis (P V): both piece by piece.  A loop in which a state is a factor: both whole.  No loop: both
+    whole where L1 holds them (M K), else they stream through it, loaded by :func:`loaded_k`, in pieces of what L0 holds
+    in ping-pong (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows
     m_axis, k_axis, n_axis = phase.product_axes(row)
     m, n, k = (min(edge, phase.sizes[a]) for a in (m_axis, n_axis, k_axis))
+    if phase.is_recurrent:
+        left, right = (PING_PONG if x in _streamed(phase, group) else 1 for x in row.srcs)
+        return ProductPlan(m, n, k, "whole", "whole", left_depth=left, right_depth=right)
     if n_axis == phase.loop_axis:
         return ProductPlan(m, n, k, "held", "panel", panels_outside=True, left_depth=1)
     if k_axis == phase.loop_axis:
@@ -216,6 +220,14 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     piece = max(1, _deepest(frame, stage, group, m, n) // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
+
+
+def _streamed(phase: Phase, group: AscendGroup) -> list[str]:
+    """Return the factors from outside of which L1 has two tiles: as many, in their order, as have a flag for both."""
+    factors = list(dict.fromkeys(x for s in phase.stages if s.is_product for x in s.rows[0].srcs))
+    outside, flags = [x for x in factors if x in phase.tensors], group.device.flags
+    loaded = outside if group.device.has_route(AIV, "UB", "L1") else factors
+    return outside[: max(0, flags.usable_event_ids_count.value - len(loaded))] if flags else outside
 
 
 def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> ProductPlan:

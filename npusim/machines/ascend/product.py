@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item, repeated
@@ -82,6 +83,19 @@ class CubeProduct:
             self.plan = replace(self.plan, left_depth=PING_PONG)
         self.m_axis, self.k_axis, self.n_axis = frame.phase.product_axes(row)
         self.how = frame.product_attributes(stage, group.arithmetic)
+        if made := [n for n in row.srcs if frame.places[n] == "down"]:
+            group.refuse_route(
+                f"{stage.name} multiplies {frame.label(made[0])} as another product leaves it; store that in float32 "
+                "and cast it, .to('float32').to(format), which rows do",
+                "L0C",
+                "L1",
+            )
+        is_cut = frame.phase.sizes[self.m_axis] > self.plan.m or frame.phase.sizes[self.n_axis] > self.plan.n
+        if is_cut and any(self._sums) and frame.places[self.dst] != "state":
+            raise TilingError(
+                f"{frame.phase.name}: {stage.name} is a term of a sum of products in one accumulator, and a tile of "
+                f"more than {self.plan.m} x {self.plan.n} has several; store each product by itself"
+            )
         if frame.places[self.dst] == "state":
             group.refuse_route(
                 f"accumulate=chained: {stage.name} goes on adding to {frame.label(self.dst)}, which lives in UB, "
@@ -225,8 +239,9 @@ class CubeProduct:
         a, b = (self._operand(n, block, tile, corner, piece) for n in (self.left, self.right))
         yield move(f"{self.name}.load_left", MTE1, self.l0.left.fill(a.rows, a.cols, a.fmt), a)
         yield move(f"{self.name}.load_right", MTE1, self.l0.right.fill(b.rows, b.cols, b.fmt), b)
-        how = self.how if piece.is_first else replace(self.how, accumulate=True)
-        ends = {"first": piece.is_first, "last": piece.is_last}
+        goes_on, is_added = self._sums
+        how = replace(self.how, accumulate=is_added or not piece.is_first)
+        ends = {"first": piece.is_first and not is_added, "last": piece.is_last and not goes_on}
         parts = self._halves(corner)
         for part, (ring, (c, cols)) in enumerate(parts):
             target = ring.fill(corner.band[1], cols, self.how.accumulator_format, **ends)
@@ -236,12 +251,22 @@ class CubeProduct:
             across = right.part(c, cols, 0, b.cols) if self.how.transpose_b else right.part(0, b.rows, c, cols)
             yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, (left, across), how),))
 
+    @property
+    def _sums(self) -> tuple[bool, bool]:
+        """Whether a later product adds to this one's accumulator, and whether this one adds to an earlier one's."""
+        at = [s for s in self.frame.stages if s.is_product and s.rows[0].dst == self.dst]
+        if self.frame.places[self.dst] not in ("down", "out") or len(at) == 1:
+            return False, self.how.accumulate
+        return at[-1].name != self.name, at[0].name != self.name
+
     def _halves(self, corner: Corner) -> list[tuple[Ring, Span]]:
         width, rings = corner.panel[1], self.l0.accumulators
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 
     def _drains(self, block: WorkTile, tile: Visit, corner: Corner, corners: list[Corner]) -> Iterator[TileOp]:
         """Yield FIXP's way out of L0C: to a tensor, or to the slots that rows read."""
+        if self._sums[0]:
+            return
         frame, n, (m, rows) = self.frame, self.dst, corner.band
         height, label = frame.size(block, self.m_axis, tile), f"{frame.label(n)}.drain"
         for ring, (at, cols) in self._halves(corner):
@@ -295,7 +320,7 @@ class CubeProduct:
         if frame.places[n] == "up":
             height, width = frame.shape(n, block, tile)[0], frame.width(n)
             slot = self.cross[n][0].front(height, width, frame.fmt(n), first=held[0], last=held[1])
-            source: Operand = slot.part(*(row or (0, height)), *(col or (0, width)))
+            source: Operand = slot.part(*(row or (0, height)), *(col or (0, frame.cols(n, block, tile))))
         else:
             source = frame.cut(n, block, tile, row, col)
         slot = self.rings[n].fill(source.rows, source.cols, source.fmt)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
 from npusim.ir.program import repeated
@@ -19,7 +20,7 @@ from npusim.machines.transfers import BLOCK_BYTES
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -66,7 +67,8 @@ def rows_stage(
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
-    elements = tiling.elements if frame.axes(stage.written[0])[0] == frame.row_axis else SLICE_ELEMENTS
+    is_of_rows = frame.phase.is_recurrent or frame.axes(stage.written[0])[0] == frame.row_axis
+    elements = tiling.elements if is_of_rows else SLICE_ELEMENTS
     height = min(share, max(1, elements // max(frame.width(n) for n in names) // grain) * grain)
     masks = tuple(n for n in frame.phase.masks if n in stage.read)
     code = tiling.code and _code(frame, stage, tiling.code, direct)
@@ -118,10 +120,10 @@ class VectorShare:
         self.is_alone = not any(s.is_product for s in frame.stages)
         #: Slots where slice follows slice.
         self.depth = tiling.buffers if self.is_alone else PING_PONG
-        self.rows = group.largest_share(frame.phase.sizes[frame.row_axis], frame.phase.row_grain)
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
+        self.single = self._single(stages)
         for s in stages:
             self._place_ends(s)
         for s in stages:
@@ -134,10 +136,26 @@ class VectorShare:
         self.spilled = {n: self._place_spilled(n, stages) for n in tiling.spilled}
         #: States that finishing reads while the next block's are worked on.
         self.lasting = {
-            frame.storage[n]: group.ub_kept(core, n, frame.row_bytes(n, self.rows), depth)
+            frame.storage[n]: group.ub_kept(core, n, frame.row_bytes(n, self.share(n)), depth)
             for n, depth in lasting.items()
         }
         self._place_kept(stages, tiling)
+
+    def share(self, n: str) -> int:
+        """Return the rows of a name's largest tile that this core works on."""
+        return self.group.largest_share(self.frame.height(n), self.frame.phase.row_grain)
+
+    def _single(self, stages: Sequence[RowsStage]) -> set[str]:
+        """Return inputs with one slot, beside products: vectors, of which there is little, and what has no second flag.
+
+        Where a state is a factor, tiles follow one another, and all have one.
+        """
+        frame, flags = self.frame, self.group.device.flags
+        inputs = list(dict.fromkeys(n for s in stages for n in s.inputs if n not in self.dropped))
+        tiles = [n for n in inputs if len(frame.axes(n)) > 1 and frame.axes(n)[0] != ONE]
+        twice = [n for n in tiles if any(n in s.inputs and s.outputs for s in stages)]
+        spare = flags.usable_event_ids_count.value - len(inputs) if flags else len(twice)
+        return {n for n in inputs if frame.phase.is_recurrent or n not in twice[: max(0, spare)]}
 
     def _place_ends(self, s: RowsStage) -> None:
         """Place the rings through which a stage's inputs come and its outputs go."""
@@ -146,26 +164,26 @@ class VectorShare:
             if n in self.dropped:
                 continue
             size = frame.row_bytes(n, frame.rows_of(n, (0, s.height))[1])
-            self._share_ring(self.ins, n, size)
+            self._share_ring(self.ins, n, size, s.inputs)
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
             elif n not in self.ins:
                 # Ping-pong where slice follows slice; one slot in an update (CATLASS).
-                depth = self.depth if self.is_alone or s.outputs else 1
+                depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
             if n not in s.moved and n not in self.outs:
-                depth = 1 if s.stage in frame.phase.finish else self.depth
+                depth = 1 if s.stage in frame.phase.finish or frame.phase.is_recurrent else self.depth
                 size = frame.row_bytes(n, s.height)
-                self._share_ring(self.outs, n, size)
+                self._share_ring(self.outs, n, size, s.outputs)
             if n not in s.moved and n not in self.outs:
                 self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
 
-    def _share_ring(self, rings: dict[str, Ring], n: str, size: int) -> None:
+    def _share_ring(self, rings: dict[str, Ring], n: str, size: int, together: Collection[str]) -> None:
         """Let what rows make products' operands of go through one ring: of K and V, of their scales."""
         axis, *cols = self.frame.axes(n)
-        if axis != self.frame.row_axis and n not in rings:
-            others = {m: self.frame.axes(m) for m in rings}
+        if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
+            others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all of these
             alike = (rings[m] for m, (a, *c) in others.items() if a == axis and len(c) == len(cols))
             if ring := next((ring for ring in alike if ring.slot_bytes >= size), None):
                 rings[n] = ring
@@ -178,7 +196,7 @@ class VectorShare:
         core, ring, row_bytes = self.core, self.group.ring, self.frame.row_bytes
         height = min(s.height for s in stages if n in s.names)
         return Spilled(
-            ring(GM, f"{core.name} {n}", row_bytes(n, self.rows), PING_PONG, core.store, core.load),
+            ring(GM, f"{core.name} {n}", row_bytes(n, self.share(n)), PING_PONG, core.store, core.load),
             ring(core.ub, f"{n} in", row_bytes(n, height), 1, core.load, core.vector),
             ring(core.ub, f"{n} back", row_bytes(n, height), 1, core.vector, core.store),
             height,
@@ -194,13 +212,13 @@ class VectorShare:
             if n in self.spilled or n in self.lasting or n in self.tiles:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
-                self.tiles[n] = tile(ub, frame.label(n), self.rows, width, frame.fmt(n))
+                self.tiles[n] = tile(ub, frame.label(n), self.share(n), width, frame.fmt(n))
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
-                rows = tallest if is_vector else max(1, min(self.rows, tiling.elements // width))
+                rows = tallest if is_vector else max(1, min(self.share(n), tiling.elements // width))
                 self.tiles[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
         self.carried = {
-            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.rows), self.generations(n))
+            n: self.group.ub_kept(self.core, n, frame.size_bytes(n, self.share(n)), self.generations(n))
             for n, place in frame.places.items()
             if place == "carried" and frame.storage[n] == n
         }
@@ -266,7 +284,7 @@ class VectorShare:
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
         width, fmt = self.frame.width(n), self.frame.fmt(n)
-        return self.lasting[n].fill(self.rows, width, fmt, first=first, last=last)
+        return self.lasting[n].fill(self.share(n), width, fmt, first=first, last=last)
 
     def keep(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
         """Yield the end of work on lasting states: they stay as they are until the block is finished."""
@@ -351,7 +369,7 @@ class VectorShare:
     def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
         ring = self.spilled[n].memory
         view = ring.fill if is_write else ring.front
-        whole = view(self.rows, self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
+        whole = view(self.share(n), self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
         return whole.part(part.at, part.rows)
 
     def _spill(self, n: str, part: RowSlice) -> TileOp:
@@ -396,10 +414,10 @@ class VectorShare:
 
     def _carried(self, n: str, s: RowsStage) -> RingTile:
         if n in s.stage.written:
-            return self.carried[n].fill(self.rows, 1, self.frame.fmt(n))
+            return self.carried[n].fill(self.share(n), 1, self.frame.fmt(n))
         readers = [x for x in self.frame.stages if n in x.read and n not in x.written]
         first, last = s.stage is readers[0], s.stage is readers[-1]
-        return self.carried[n].front(self.rows, 1, self.frame.fmt(n), first=first, last=last)
+        return self.carried[n].front(self.share(n), 1, self.frame.fmt(n), first=first, last=last)
 
     def _lasting(self, n: str, s: RowsStage, part: RowSlice) -> RingTile:
         """Return a lasting state as a stage meets it: at work, or as it was kept for the stages that finish a block."""
@@ -408,7 +426,7 @@ class VectorShare:
             return self._lasts(n)
         readers = [x for x in finish if any(storage.get(r) == n for r in x.read)]
         first, last = part.first and s.stage is readers[0], part.last and s.stage is readers[-1]
-        return self.lasting[n].front(self.rows, self.frame.width(n), self.frame.fmt(n), first=first, last=last)
+        return self.lasting[n].front(self.share(n), self.frame.width(n), self.frame.fmt(n), first=first, last=last)
 
     def _bindings(
         self, s: RowsStage, part: RowSlice, views: Mapping[str, Source], block: WorkTile, tile: Visit

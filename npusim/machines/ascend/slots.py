@@ -89,7 +89,7 @@ class Slots:
         """
         frame, cores, generations = self.frame, self.group.vector_cores, self.parts.generations
         stores = [v.store for v in cores]
-        for n in (n for s in frame.stages for n in s.written):
+        for n in dict.fromkeys(n for s in frame.stages for n in s.written):
             height = frame.height(n)
             match frame.places[n], self.direct.get(n):
                 case "down", True:
@@ -106,7 +106,7 @@ class Slots:
         reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
         depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
         depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth
-        rows = self.group.largest_share(self.frame.phase.sizes[self.frame.row_axis])
+        rows = self.group.largest_share(self.frame.height(n))
         return self._ring(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
 
     def _ring(

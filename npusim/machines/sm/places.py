@@ -250,7 +250,7 @@ class BlockPlaces:
         return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
 
     def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
-        """Return an operand of a product: of the group's own rows where it has the axis of rows."""
+        """Return an operand of a product: of the left one the group's own rows."""
         frame, (row, rows) = self.frame, share
         if n not in self.near:
             return self.part(group, n, rows, frame.cols(n, block, tile))
@@ -267,7 +267,13 @@ class BlockPlaces:
             slot = self.slot(ring, n, block, tile, first=first, last=last)
         if s.rows[0].attributes.transpose_a and n == s.rows[0].srcs[0]:
             return slot.part(0, slot.rows, row, rows)
-        return slot.part(row, rows) if axis == frame.row_axis else slot
+        return slot.part(row, rows) if n == s.rows[0].srcs[0] else slot
+
+    def _readers(self, root: str, s: Stage) -> list[Stage]:
+        """Return the stages of rows that read an operand's slot in a stage's own loop."""
+        phase = self.frame.phase
+        run = next(of for of in (*(loop.stages for loop in phase.loops), phase.finish) if s in of)
+        return [x for x in run if not x.is_product and any(self.frame.storage.get(n, n) == root for n in x.read)]
 
     def bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         """Return what a stage's rows read and write, by name, for a group's share of the rows."""
@@ -277,7 +283,9 @@ class BlockPlaces:
             root = frame.storage.get(n, n)
             if root in self.near and root not in s.written:
                 once = root not in self.held  # what is held is taken and released at the block's ends
-                slot = self.slot(self.near[root], n, block, tile, first=once, last=once)
+                readers = self._readers(root, s)
+                first, last = once and s is readers[0], once and s is readers[-1]
+                slot = self.slot(self.near[root], n, block, tile, first=first, last=last)
                 bound[n] = slot.part(*frame.rows_of(n, share))
             elif n in frame.phase.masks:
                 if n in tile.only or frame.is_everywhere(n):

@@ -76,7 +76,8 @@ class Works:
             work = replace(work, repeats=1, across=work.repeats)
         if tiling.slice_elements:
             return work.charged(*barriers(work), FENCE)
-        is_awaited = not self.places.how[s].accumulate or tiling.stages == 1
+        adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
+        is_awaited = not adds_up or tiling.stages == 1
         if tiling.specialised is not None:
             is_awaited = not tiling.specialised.ahead
         met = () if work.is_specialised or left not in self.places.near else barriers(work)

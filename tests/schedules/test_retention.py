@@ -1,0 +1,89 @@
+"""Retention and gated linear attention: packaged schedules against the recurrence, token after token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import SpecError
+from npusim.schedules import find_schedule, retention
+
+#: Each with a chunk whose last is ragged, several heads, and a width of values that is another than that of keys.
+PROBLEM = {"heads": 2, "tokens": 80, "key": 32, "value": 48}
+TILING = {"chunk": 32, "block_value": 32}
+#: Cycles as accepted: of other schedules golden/pins.json has them.
+CYCLES = {
+    ("retention", "ascend_910b2"): 13346,
+    ("retention", "h200"): 7323,
+    ("retention", "v100"): 16302,
+    ("gla", "ascend_910b2"): 13839,
+    ("gla", "h200"): 8505,
+    ("gla", "v100"): 17986,
+}
+DEVICES = ("ascend_910b2", "ascend_950", "h200", "a100", "v100")
+
+
+def _run(name: str, hw: str, **more: Any) -> Any:
+    return npusim.run(name, hw=hw, problem=PROBLEM, tiling=TILING, rows="all", heads="all", **more)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("name", ["retention", "gla"])
+def test_results_are_those_of_the_recurrence(name: str, hw: str) -> None:
+    result = _run(name, hw)
+    assert result.timing.cycles > 0
+    assert result.numerics.error.rmse < 1e-3
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_integers_are_exact_where_nothing_decays(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "log_decay", np.zeros)
+    draw = np.random.default_rng(0)
+
+    def tensor(width: int) -> Any:
+        shape = 1, PROBLEM["heads"], PROBLEM["tokens"], width
+        return (draw.integers(-1, 2, shape) * (draw.random(shape) < 0.2)).astype(np.float16)
+
+    given = {"q": tensor(32), "k": tensor(32), "v": tensor(48)}
+    assert _run("retention", hw, tensors=given).numerics.error.max_abs_error == 0
+
+
+def test_a_chunk_and_the_columns_of_a_block_change_no_sum_but_their_order() -> None:
+    small, large = (
+        npusim.run("gla", hw="h200", problem=PROBLEM, tiling={"chunk": c, "block_value": 16}).numerics.error
+        for c in (16, 64)
+    )
+    assert 0 < small.rmse < 1e-3
+    assert 0 < large.rmse < 1e-3
+
+
+def test_other_sizes_are_refused() -> None:
+    with pytest.raises(SpecError, match="retention has no size tokenz=80"):
+        npusim.run("retention", hw="h200", problem={"heads": 2, "tokenz": 80})
+    with pytest.raises(SpecError, match="gla has no size key=0; whole numbers from 1 on"):
+        npusim.run("gla", hw="h200", problem={"key": 0})
+
+
+def test_decays_are_the_papers() -> None:
+    assert np.allclose(np.exp(retention.log_decay(3)), [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128])
+    gates = retention.log_gates(0, 1, 2, 4096, 8)
+    assert gates.max() < 0
+    assert abs(16 * gates.mean() + 0.806) < 0.02  # the mean of log sigmoid(x), x normal
+
+
+def test_both_are_listed_for_both_families() -> None:
+    for name in ("retention", "gla"):
+        for family in ("ascend", "nvidia"):
+            assert find_schedule(name, family).has_bits
+
+
+@pytest.mark.parametrize(
+    ("name", "hw"), [(n, hw) for n in ("retention", "gla") for hw in ("ascend_910b2", "h200", "v100")]
+)
+def test_cycles_are_as_accepted(name: str, hw: str) -> None:
+    result = npusim.run(name, hw=hw, problem=PROBLEM, tiling=TILING, numerics=False)
+    assert result.timing is not None
+    assert result.timing.cycles == CYCLES[name, hw]
