@@ -31,8 +31,9 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
+from npusim.ttir.draft import Choices
 from npusim.ttir.phase import LaunchGrid
-from npusim.ttir.reader import Choices, read_launch
+from npusim.ttir.reader import read_launch
 from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
 from npusim.ttir.values import Tensor, shaped
