@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
+from npusim.ttir import is_recorded
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -334,6 +335,8 @@ class Request:
     progress: Callable[[float], None] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.schedule, str) and hasattr(self.schedule, "schedule"):  # a recorded call
+            object.__setattr__(self, "schedule", self.schedule.schedule)
         for name, (kinds, words) in _KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
@@ -350,7 +353,7 @@ class Request:
         if self.problem is not None and not (isinstance(self.problem, Mapping) or hasattr(self.problem, "model_dump")):
             raise SpecError(f"problem: expected a problem, or a mapping of its sizes, got {self.problem!r}")
         self._fold_launch()
-        if "::" in self.schedule and "tensor(" in self.schedule:
+        if ("::" in self.schedule and "tensor(" in self.schedule) or is_recorded(self.schedule):
             from npusim.config.problem import KernelProblem
 
             object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))

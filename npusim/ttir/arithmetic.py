@@ -22,13 +22,19 @@ from npusim.ttir.values import (
     Condition,
     Floats,
     Known,
+    Masking,
     Number,
+    affine,
+    answers,
     bound_of,
     constant,
+    elements,
     float_of,
     integers,
+    lesser,
     literal,
     reshaped,
+    truth,
 )
 
 BINARY = MappingProxyType(
@@ -58,6 +64,13 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
+#: The same of libdevice, by symbol; of two operands none.
+_LIBDEVICE: Mapping[str, str] = MappingProxyType(
+    {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
+    | {"__nv_rsqrtf": "math.rsqrt", "__nv_fabsf": "math.absf", "__nv_erff": "math.erf", "__nv_fsqrt_rn": "tt.precise_sqrt"}
+)
+#: A number that hides a score where it is added: so low that the weight is 0.
+LOW = -1e4
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
 
@@ -102,16 +115,61 @@ class Arithmetic(Draft):
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
         self._integer(op, "addi", pointer, offset)
 
+    def _tt_reshape(self, op: Op, x: Known) -> None:
+        shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
+        if [n for n in shape if n > 1] != [n for n in before if n > 1]:
+            raise op.fail(f"a block of {_times(before)} as one of {_times(shape)}: axes of 1 may come and go")
+
+        def how(axes: Any, none: Any) -> Any:
+            left = [a for a, n in zip(axes, before, strict=True) if n > 1]
+            return tuple(left.pop(0) if n > 1 else none for n in shape)
+
+        self._set(op, reshaped(x, shape, how))
+
+    def _condition(self, op: Op, x: Known) -> Condition:
+        if isinstance(x, Affine):
+            return Condition((("ne", x),))
+        if not isinstance(x, Condition):
+            raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
+        return x
+
+    def _as_integers(self, x: Known) -> Known:
+        """Return a condition to which each block answers alike as 0 and 1, anything else as it is."""
+        if not isinstance(x, Condition):
+            return x
+        every, none = answers(x)
+        if np.any(~every & ~none):
+            return x
+        shape = x.of[0][1].shape
+        return Affine(every.astype(np.int64), (0,) * len(shape), shape)
+
     def _integer(self, op: Op, name: str, a: Known, b: Known) -> None:
         if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
             self._set(op, Condition(a.of + b.of))
-        elif isinstance(a, Affine) and isinstance(b, Affine):
+            return
+        for one, other in ((a, b), (b, a)) if name == "ori" else ():
+            if isinstance(one, Condition) and isinstance(other, Condition):
+                every, none = answers(one)
+                if np.all(every) or np.all(none):
+                    self._set(op, one if np.all(every) else other)
+                    return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
             self._set(op, integers(op, name, a, b))
+        elif name == "andi" and shape_of(op.type)[1] == "i1":
+            self._set(op, Condition(self._condition(op, a).of + self._condition(op, b).of))
         else:
-            raise op.fail(f"{op.name} of masks, or of what was loaded: masks are joined by & alone")
+            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & alone")
 
-    def _arith_cmpi(self, op: Op, a: Affine, b: Affine) -> None:
-        self._set(op, Condition(((op.text.split()[1].rstrip(","), integers(op, "subi", a, b)),)))
+    def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
+        a, b = self._as_integers(a), self._as_integers(b)
+        if not isinstance(a, Affine) or not isinstance(b, Affine):
+            raise op.fail("a comparison of masks, or of computed values")
+        relation = op.text.split()[1].rstrip(",")
+        is_below = np.any(a.base < 0) or np.any(b.base < 0) or any(x < 0 for x in (*a.steps, *b.steps))
+        if relation.startswith("u") and is_below:
+            raise op.fail("a comparison without sign of integers below 0")
+        self._set(op, Condition(((relation, integers(op, "subi", a, b)),)))
 
     # ---------------------------------------------------------------- floats
 
@@ -127,6 +185,9 @@ class Arithmetic(Draft):
         if isinstance(a, Number) and isinstance(b, Number):
             value = _rounded(_NUMBERS[how](a.value, b.value), shape_of(op.type)[1])
             self._set(op, Number(value, f"({a.text} {how} {b.text})" if math.isnan(value) else literal(value), a.shape))
+            return
+        if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
+            self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
             return
         if how == "*" and self._fused(op):
             a, b = self._named(op, a), self._named(op, b)
@@ -184,9 +245,12 @@ class Arithmetic(Draft):
         self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known = {"__nv_tanhf": ("tanh({})", math.tanh), "__nv_erff": (self.choices.erf, math.erf)}
+        known = {"__nv_tanhf": ("tanh({})", math.tanh)}
+        for symbol, name in _LIBDEVICE.items():
+            text, function = UNARY[name]
+            known[symbol] = getattr(self.choices, text, text), function
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
-            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(known)}")
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
         self._function(op, x[0], *known[symbol])
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
@@ -218,7 +282,17 @@ class Arithmetic(Draft):
         order = self._orders[id(op)] if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
+    def _added(self, op: Op, x: Known, masking: Masking) -> None:
+        """Add a block that is 0 where a mask holds: what it hides becomes -inf."""
+        if not isinstance(x, Floats):
+            raise op.fail("a mask that is added to what is no block of floats")
+        self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
+
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        if isinstance(c, Masking):
+            self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.of[0][1].shape))
+            self._added(op, self.values[op.results[0]], c)
+            return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of what is no block of floats")
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
@@ -236,8 +310,39 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        if not isinstance(mask, Condition) or not isinstance(b, Floats | Number):
+        mask = self._condition(op, mask)
+        every, none = answers(mask)
+        if np.all(every) or np.all(none):
+            self._set(op, a if np.all(every) else b)
+            return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
+            self._set(op, self._chosen(op, mask, a, b))
+        elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
+            self._set(op, Masking(mask, b.value))
+        elif isinstance(b, Floats | Number):
+            self._selected(op, mask, a, b)
+        else:
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+
+    def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
+        """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
+        every, none = answers(mask)
+        if a.steps == b.steps and a.of == b.of and not np.any(~every & ~none):
+            left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+            return replace(a, base=np.where(every, a.base, b.base), left=left)
+        bounds = [bound_of(d, r) for r, d in mask.of]
+        if all(bounds) and not any(b.steps):  # beyond, elements that are computed and then not stored
+            left = list(a.limits())
+            for axis, most in filter(None, bounds):
+                left[axis] = lesser(left[axis], most)
+            return replace(a, left=tuple(left))
+        made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
+        if made is None or a.of != b.of:
+            raise op.fail("integers that a mask chooses and that are not linear along a block's axes")
+        return replace(made, of=a.of)
+
+    def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
         relation, d = mask.of[0]
         is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
@@ -246,11 +351,16 @@ class Arithmetic(Draft):
             return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        if -math.inf < b.value <= LOW:
+            self.notes.append(f"{op.line}: {b.value:g} hides what a mask leaves out; it is taken to be -inf, weight 0")
+            b = replace(b, value=-math.inf, text="-inf")
+            self.hides_by_numbers = True
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
             a = replace(a, pad=b.value) if bound[0] == len(a.axes) - 1 else a
         rest = [rule for rule, bound in zip(mask.of, bounds, strict=True) if bound is None]
+        rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
 
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
@@ -264,6 +374,10 @@ class Arithmetic(Draft):
         self._walk.masks += rules
         self._emit(f"{a.text} = where(mask, {a.text}, {b.text})", op.line)
         self._set(op, replace(a, factors=None))
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"
 
 
 def _rounded(value: float, fmt: str) -> float:

@@ -19,12 +19,13 @@ from npusim.config.messages import choices
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
+from npusim.ttir import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: How a recorded call is named: ``calls.npz::k``.
-SUFFIX, FORMAT = ".npz", 1
+#: Version of the file.
+FORMAT = 1
 #: Formats of integers by the bytes of an element: their values are data of a call.
 INTEGERS = MappingProxyType(
     {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8}
@@ -128,11 +129,6 @@ class Calls(list[Call]):
             raise SpecError(f"{path}: no launch of a Triton kernel was recorded")
         path.write_bytes(_packed(self))
         return path
-
-
-def is_recorded(schedule: str) -> bool:
-    """Return whether the name of a schedule is that of a recorded call."""
-    return schedule.partition("::")[0].endswith(SUFFIX)
 
 
 def call_of(schedule: str) -> Call:

@@ -21,6 +21,9 @@ from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor, Role
 from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
+from npusim.ttir.layout import View
+from npusim.ttir.masks import mask_of_plain
+from npusim.ttir.placing import Result, Use, matched, readings
 from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
@@ -57,34 +60,58 @@ def kernel_of(written: Written) -> Kernel:
     return Kernel(names[written.name], written.results, dict(written.axes))
 
 
+def is_row(reader: Reader) -> bool:
+    """Return whether a program's blocks are one row, which has no axis."""
+    return len(stored := reader.stored[0].value.axes) < 2 and not any(
+        len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0]) for x in reader.loads.values() if stored
+    )
+
+
+def placed(reader: Reader) -> LaunchGrid:
+    """Return the blocks of a launch; the axes of a recorded result are read in ever other ways until all views follow.
+
+    Raises `ProgramError` with what the first reading says where none fits.
+    """
+    stored = reader.stored[0]
+    view = reader.arguments[stored.pointer.of]
+    if not isinstance(view, View):
+        return LaunchGrid(reader)
+    rows = int(stored.left[0].max()) if len(stored.left) == len((ROWS, COLUMNS)) else 0
+    faults = list[ProgramError]()
+    for result in readings(view, is_row=is_row(reader), rows=rows):
+        try:
+            return LaunchGrid(reader, result)
+        except ProgramError as error:
+            faults.append(error)
+    if len(faults) == 1:
+        raise faults[0]
+    raise ProgramError(f"{faults[0]} ({len(faults) - 1} other readings of the axes of {stored.pointer.of} fail too)")
+
+
 class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, result: View | None = None) -> None:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
+        #: Recorded views with all of their axes; the result's is given.
+        self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
         walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
         counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
         self.is_summed = any(w.is_sum for w in reader.walks)
-        #: Whether a program's blocks are one row, which has no axis.
-        self.is_row = len(stored := self.stored.value.axes) < 2 and not any(
-            len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0])
-            for x in reader.loads.values()
-            if stored
-        )
+        self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
+        places = self.out.places(np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1])))
+        #: Where each program stores; of a row stored tile by tile its first is where it begins.
+        self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
         self.names = self._names()
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
-        places = self.out.places(self.stored.pointer.base)
-        if self.stored.is_walked:  # of a row stored tile by tile a program's first is where it begins
-            places = tuple(x[:, :1] for x in places)
-        self.batch, self.head, self.split, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
         if self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
@@ -113,10 +140,37 @@ class LaunchGrid:
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
-        tensor: Tensor = self.reader.arguments[of]
+        tensor: Tensor = self._placed(of)
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
         vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
         return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
+
+    def _placed(self, of: str) -> Tensor:
+        """Return an argument, a recorded view with all of its axes."""
+        tensor: Tensor = self.reader.arguments[of]
+        if not isinstance(tensor, View):
+            return tensor
+        if of not in self._views:
+            result, uses = self._views[self.stored.pointer.of], list[Use]()
+            for x in (*self.reader.loads.values(), *self.reader.stored):
+                if x.pointer.of == of:
+                    is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left)))
+                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
+                    base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
+                    uses.append(Use(base, np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1])),
+                                    x.is_walked, self._has_rows(x), x.line))
+            where = Result(result, self.batch, self.head, self.split, self.row, self.is_row)
+            self._views[of] = matched(of, tensor, uses, where)
+        return self._views[of]
+
+    def _has_rows(self, x: Load) -> bool:
+        """Return whether the rows of a load's blocks are the result's."""
+        root, dims = self.reader.root, x.dims[-len(x.axes) :] if x.axes else ()
+        if self.is_row or not any(x.axes):
+            return False
+        if len(x.axes) == 1:
+            return self._is_of_rows(x.axes)
+        return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -178,6 +232,8 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
+        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+            return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
@@ -193,7 +249,8 @@ class LaunchGrid:
         is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         group = self.out.shape[1] // tensor.shape[1]
-        if np.any(((batch != self.batch) | (head != self.head // group))[is_visited]) and tensor.shape[:2] != (1, 1):
+        is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
+        if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
         if load.is_walked and self._along(load) == SPLIT:
             self.walked = "split"
@@ -204,7 +261,9 @@ class LaunchGrid:
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
-            self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
+            self._check_end(load, called or "element", np.where(is_visited & (count > 0), at + count, 0), whole)
+            if np.any((at < 0) & is_visited & (count > 0)):
+                raise self._fault(load.line, f"{load.of}: a program reads before the first {called or 'element'}")
             self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _place_axis(
@@ -314,8 +373,10 @@ class LaunchGrid:
             self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
-        is_masked = any(w.masks for w in r.walks)
-        if is_masked:
+        is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
+        if is_masked and not isinstance(problem, Problem):
+            bound["mask"], offsets = mask_of_plain(self, kind)  # type: ignore[assignment]
+        elif is_masked:
             seen = self._seen(problem)
             bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
         elif isinstance(problem, Problem):
@@ -325,7 +386,7 @@ class LaunchGrid:
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
                 "errors are against (--causal, --window)"
             )
-        cells = self._cells(problem.causal_offset if is_masked else None)
+        cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
@@ -350,6 +411,7 @@ class LaunchGrid:
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
+        more["view"] = t if isinstance(t, View) else None
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
@@ -369,7 +431,7 @@ class LaunchGrid:
             raise self._fault(self.stored.line, "two loops with masks that differ")
         return seen_of(tuple(sorted(masks[0])), problem)
 
-    def _cells(self, offset: int | None) -> tuple[WorkTile, ...]:
+    def _cells(self, offsets: Sequence[int | None]) -> tuple[WorkTile, ...]:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
@@ -384,12 +446,15 @@ class LaunchGrid:
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
             named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
-            cells.append(WorkTile(*place, tuple(named), runs, offset))
+            cells.append(WorkTile(*place, tuple(named), runs, offsets[i]))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
             times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
-        if np.any(times != 1):
+        if isinstance(self.out, View) and np.any(times) and not np.any(times > 1):
+            if np.any(times == 0):  # a launch may leave some to others
+                self.reader.notes.append(f"{self.stored.pointer.of}: elements that no program writes are NaN here")
+        elif np.any(times != 1):
             self._refuse_unwritten(times, edges)
         return tuple(cells)
 
@@ -422,7 +487,8 @@ class LaunchGrid:
             col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
             last = runs[-1] if runs else None
             apart = col - last.col - (last.count - 1) * last.step if last else 0
-            if last and (last.cols, last.only) == (cols, only[j]) and (last.count == 1 or last.step == apart):
+            is_like = last is not None and apart != 0 and (last.cols, last.only) == (cols, only[j])
+            if last and is_like and (last.count == 1 or last.step == apart):
                 runs[-1] = replace(last, count=last.count + 1, step=apart)
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
