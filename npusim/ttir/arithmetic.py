@@ -19,8 +19,10 @@ from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
     RELATIONS,
     Affine,
+    Comparison,
     Condition,
     Floats,
+    Identity,
     Known,
     Masking,
     Number,
@@ -39,9 +41,10 @@ from npusim.ttir.values import (
 
 BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
+    | {"minnumf": "minimum", "minimumf": "minimum"}
 )
 _NUMBERS: Mapping[str, Any] = MappingProxyType(
-    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max}
+    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max, "minimum": min}
     | {"/": lambda a, b: a / b if b else math.nan}
 )
 
@@ -69,6 +72,8 @@ _LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {"__nv_rsqrtf": "math.rsqrt", "__nv_fabsf": "math.absf", "__nv_erff": "math.erf", "__nv_fsqrt_rn": "tt.precise_sqrt"}
 )
+#: Relations of values by the one whose value is 0 where it does not hold, or where it does (ge, le, eq).
+_COMPARED = MappingProxyType({"gt": "gt", "le": "gt", "lt": "lt", "ge": "lt", "ne": "ne", "eq": "ne"})
 #: A number that hides a score where it is added: so low that the weight is 0.
 LOW = -1e4
 #: Numbers of a row may be any: what two of them give alike is known.
@@ -196,10 +201,52 @@ class Arithmetic(Draft):
             raise op.fail(f"{op.name} of a float that integers make")
         pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
         pad = pads.pop() if len(pads) == 1 else math.nan
-        text = f"maximum({self.text(a)}, {self.text(b)})" if how == "maximum" else self._combined(how, a, b)
+        text = _extreme(how, self.text(a), self.text(b)) if how.endswith("mum") else self._combined(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
         made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
         self._bind(op, made)
+
+    def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
+        if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
+            raise op.fail("a clamp of what is no block of floats")
+        text = _extreme("minimum", _extreme("maximum", self.text(x), self.text(low)), self.text(high))
+        axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
+        self._bind(op, Floats(text, axes, x.fmt))
+
+    def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
+        """Write a comparison as a value that is 0 where it does not hold; of NaN, as if it held."""
+        relation = op.text.split()[1].rstrip(",")[1:]
+        if isinstance(a, Number) and isinstance(b, Floats):
+            a, b, relation = b, a, {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}.get(relation, relation)
+        if not isinstance(a, Floats) or not isinstance(b, Floats | Number) or relation not in _COMPARED:
+            raise op.fail("a comparison of other than a block of floats with a block or a number")
+        x, y, is_swapped = self.text(a), self.text(b), relation in ("ge", "le", "eq")
+        if isinstance(b, Number) and math.isinf(b.value):
+            if b.value > 0 or relation not in ("eq", "ne"):
+                raise op.fail("a comparison with infinity, other than whether a value is -inf: tl.maximum, tl.minimum")
+            largest = float(np.finfo(np.float32).max)  # any finite value added to it leaves it
+            text = f"(maximum({x}, {-largest!r}) + {largest!r})"
+        elif isinstance(b, Number) and b.value == 0:
+            text = {"gt": f"maximum({x}, 0.0)", "lt": f"maximum(-{x}, 0.0)"}.get(_COMPARED[relation], x)
+        else:
+            one, other = (y, x) if _COMPARED[relation] == "lt" else (x, y)
+            text = f"({one} - {other})" if _COMPARED[relation] == "ne" else f"maximum(({one} - {other}), 0.0)"
+        axes = self._joined(a, b) if isinstance(b, Floats) else a.axes
+        self._bind(op, Floats(text, axes, a.fmt))
+        self._set(op, Comparison(self.values[op.results[0]], is_swapped))  # type: ignore[arg-type]
+
+    def _by_value(self, op: Op, mask: Comparison, a: Known, b: Known) -> None:
+        """Write a choice between two values by a comparison of values."""
+        kept, other = (b, a) if mask.is_swapped else (a, b)
+        blocks = [x for x in (kept, other) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (kept, other)):
+            raise op.fail("tl.where by a comparison of values, of other than blocks of floats")
+        zero = f"({mask.of.text} * 0.0)"
+        texts = [self.text(x) if isinstance(x, Floats) else f"({zero} + {self.text(x)})" for x in (kept, other)]
+        axes = self._joined(mask.of, *blocks)
+        if any(x.fmt != mask.of.fmt for x in blocks):
+            raise op.fail("tl.where by a comparison of values in another format than what it chooses")
+        self._bind(op, Floats(f"where({mask.of.text}, {texts[0]}, {texts[1]})", axes, blocks[0].fmt))
 
     def _fused(self, op: Op) -> list[bool]:
         """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
@@ -225,8 +272,14 @@ class Arithmetic(Draft):
             value = _rounded(x.value, fmt)
             self._set(op, Number(value, x.text if value == x.value or math.isnan(value) else literal(value), x.shape))
             return
+        if isinstance(x, Identity):
+            self._set(op, x)
+            return
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of what is no float")
+        if x.narrow is not None and x.narrow.fmt == fmt:
+            self._set(op, x.narrow)
+            return
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
         is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
@@ -289,6 +342,11 @@ class Arithmetic(Draft):
         self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        if isinstance(a, Floats) and isinstance(b, Identity) and isinstance(c, Number) and not c.value:
+            self.notes.append(f"{op.line}: a product with an identity is its other factor; its time is not counted")
+            fmt = shape_of(op.type)[1]
+            self._set(op, Floats(f"{self.text(a)}.to({self.choices.fmt(fmt)!r})", a.axes, fmt, a.pad, narrow=a))
+            return
         if isinstance(c, Masking):
             self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.of[0][1].shape))
             self._added(op, self.values[op.results[0]], c)
@@ -310,6 +368,9 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        if isinstance(mask, Comparison):
+            self._by_value(op, mask, a, b)
+            return
         mask = self._condition(op, mask)
         every, none = answers(mask)
         if np.all(every) or np.all(none):
@@ -320,6 +381,8 @@ class Arithmetic(Draft):
             self._set(op, self._chosen(op, mask, a, b))
         elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
             self._set(op, Masking(mask, b.value))
+        elif _is_diagonal(mask) and isinstance(a, Number) and isinstance(b, Number) and (a.value, b.value) == (1, 0):
+            self._set(op, Identity(a.shape or b.shape))
         elif isinstance(b, Floats | Number):
             self._selected(op, mask, a, b)
         else:
@@ -376,8 +439,20 @@ class Arithmetic(Draft):
         self._set(op, replace(a, factors=None))
 
 
+def _extreme(how: str, a: str, b: str) -> str:
+    """Return the larger or smaller of two values as the kernel of tiles writes it."""
+    return f"maximum({a}, {b})" if how == "maximum" else f"(-maximum(-{a}, -{b}))"
+
+
 def _times(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "1"
+
+
+def _is_diagonal(mask: Condition) -> bool:
+    """Return whether a mask of a square block holds on the diagonal alone."""
+    ((relation, d), *more) = mask.of
+    is_square = len(d.shape) == 2 and d.shape[0] == d.shape[1] and d.steps in ((1, -1), (-1, 1))
+    return relation == "eq" and not more and is_square and not np.any(d.base)
 
 
 def _rounded(value: float, fmt: str) -> float:

@@ -135,23 +135,25 @@ class View(Tensor):
                     return True
         return False
 
-    def split(self, inner: int) -> View:
-        """Return the view with its rows, one axis, as heads of ``inner`` rows each."""
-        (axis,) = self.groups[ROWS]
+    def split(self, inner: int, role: int = ROWS) -> View | None:
+        """Return the view with its rows (or columns), one axis, as groups of ``inner``; None where they are no groups.
+
+        The outer axis is nothing yet.
+        """
+        group = self.groups[role]
+        if len(group) != 1 or not 1 <= inner < self.sizes[group[0]] or self.sizes[group[0]] % inner:
+            return None
+        (axis,) = group
 
         def two(values: Sequence[int], outer: int) -> tuple[int, ...]:
             return (*values[:axis], outer, *values[axis:])
 
-        def moved(group: Group) -> Group:
-            return tuple(i + (i >= axis) for i in group)
-
-        sizes = list(self.sizes)
-        sizes[axis] = inner
+        sizes = (*self.sizes[:axis], inner, *self.sizes[axis + 1 :])
         view = replace(
             self,
             sizes=two(sizes, self.sizes[axis] // inner),
             by=two(self.by, self.by[axis] * inner),
-            groups=tuple(map(moved, self.groups)),
+            groups=tuple(tuple(i + (i >= axis) for i in of) for of in self.groups),
             fixed=tuple((i + (i >= axis), at) for i, at in self.fixed),
         )
         return view.assigned()

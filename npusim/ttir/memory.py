@@ -57,7 +57,7 @@ class Memory(Arithmetic):
             if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
-            elif not all(map(np.array_equal, (before.pointer.base, *before.left), (pointer.base, *left))):
+            elif not all(map(_are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: let both walk the same")
             self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
@@ -208,3 +208,8 @@ class Memory(Arithmetic):
                 value=value,
             )
         )
+
+
+def _are_alike(a: Integers, b: Integers) -> bool:
+    """Return whether two loops go through the same, in each program (one stands for all)."""
+    return a.shape[1:] == b.shape[1:] and np.array_equal(*np.broadcast_arrays(a, b))

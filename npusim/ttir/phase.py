@@ -76,9 +76,9 @@ def placed(reader: Reader) -> LaunchGrid:
     view = reader.arguments[stored.pointer.of]
     if not isinstance(view, View):
         return LaunchGrid(reader)
-    rows = int(stored.left[0].max()) if len(stored.left) == len((ROWS, COLUMNS)) else 0
-    faults = list[ProgramError]()
-    for result in readings(view, is_row=is_row(reader), rows=rows):
+    most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
+    rows, columns = (0, 0, *most)[-2:]
+    for result in readings(view, is_row=is_row(reader), rows=rows, columns=columns):
         try:
             return LaunchGrid(reader, result)
         except ProgramError as error:
@@ -157,10 +157,11 @@ class LaunchGrid:
                     is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left)))
                     is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
-                    uses.append(Use(base, np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1])),
-                                    x.is_walked, self._has_rows(x), x.line))
-            where = Result(result, self.batch, self.head, self.split, self.row, self.is_row)
-            self._views[of] = matched(of, tensor, uses, where)
+                    is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
+                    uses.append(Use(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
+            is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
+            where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
+            self._views[of] = matched(of, tensor.as_rows if is_vector else tensor, uses, where)
         return self._views[of]
 
     def _has_rows(self, x: Load) -> bool:
@@ -171,6 +172,14 @@ class LaunchGrid:
         if len(x.axes) == 1:
             return self._is_of_rows(x.axes)
         return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
+
+    def _has_columns(self, x: Load) -> bool:
+        """Return whether the columns of a load's blocks are the result's, which no loop goes along."""
+        stored, root = self.stored, self.reader.root
+        if stored.is_walked or not stored.value.axes or not any(x.axes) or (len(stored.value.axes) < 2 and not self.is_row):
+            return False
+        dims = x.dims[-len(x.axes) :]
+        return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -442,6 +451,9 @@ class LaunchGrid:
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
+            if self.walk and not self.is_summed and not runs:
+                ids = ", ".join(map(str, self.reader.ids[i]))
+                raise self._fault(self.stored.line, f"program ({ids}) goes through its loop 0 times: let it return early")
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]

@@ -22,13 +22,14 @@ from npusim.ttir.values import COLUMNS, ROWS, SPLIT, Integers
 class Use(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
-    ``is_of_rows``: its blocks' rows are the result's.
+    ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.
     """
 
     base: Integers
     is_read: Any
     is_walked: bool
     is_of_rows: bool
+    is_of_columns: bool
     line: Line
 
 
@@ -40,27 +41,26 @@ class Result(NamedTuple):
     head: Integers
     split: Integers
     row: Integers
+    column: Integers
     is_row: bool  #: whether a program's blocks are one row, which has no axis
 
 
-def readings(view: View, *, is_row: bool, rows: int) -> Iterator[View]:
-    """Yield the result's view with all of its axes, in one way after another; ``rows``: most that a program stores."""
+def readings(view: View, *, is_row: bool, rows: int, columns: int) -> Iterator[View]:
+    """Yield the result's view with all of its axes, in one way after another.
+
+    ``rows``, ``columns``: most that a program stores.
+    """
     if is_row:
-        rest = view.rest
-        groups = [*view.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
-        views = [view.assigned(rows=group) for group in dict.fromkeys(groups)]
+        views = list[View]()
+        for one in filter(None, (view, view.split(columns, COLUMNS))):
+            rest = one.rest
+            groups = [*one.joined(rest)[-1:], *((i,) for i in rest[::-1]), ()]
+            views += [one.assigned(rows=group) for group in dict.fromkeys(groups)]
     else:
-        views = list(view.ways() if view.groups[ROWS] else view.as_rows.ways())
-        views += _packed(views[0], rows)
+        view = view if view.groups[ROWS] else view.as_rows
+        views = [*view.ways(), *filter(None, [view.split(rows)])]
     for one in views:
         yield from _with_outer_axes(one)
-
-
-def _packed(view: View, rows: int) -> list[View]:
-    """Return a view whose rows, one axis, are heads of so many rows, if that is one."""
-    group = view.groups[ROWS]
-    size = view.sizes[group[0]] if len(group) == 1 else 0
-    return [view.split(rows)] if 1 <= rows < size and size % rows == 0 else []
 
 
 def _with_outer_axes(view: View) -> Iterator[View]:
@@ -84,9 +84,9 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
 
 def matched(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
     """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not."""
-    rows = prod(result.view.sizes[i] for i in result.view.groups[ROWS])
+    *_, rows, columns = result.view.shape
     first: ProgramError | None = None
-    for one in chain(view.ways(), _packed(view, rows)):
+    for one in chain(view.ways(), filter(None, [view.split(rows), view.split(columns, COLUMNS)])):
         try:
             return _followed(of, one, uses, result)
         except ProgramError as error:
@@ -117,6 +117,8 @@ def _followed(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
             raise ProgramError(f"{u.line}: {of}: rows other than those that the program stores")
+        if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
+            raise ProgramError(f"{u.line}: {of}: columns other than those that the program stores")
     return _with_fixed(of, view, uses)
 
 
@@ -126,7 +128,8 @@ def _walked(view: View, uses: Sequence[Use], result: Result) -> View:
         indices = [np.where(u.is_read, view.index((i,), u.base), -1) for u in uses]
         if any(np.any(np.where(x < 0, x.max(1, keepdims=True), x) != x.max(1, keepdims=True)) for x in indices):
             own = view.groups[ROWS]
-            view = view.assigned(rows=(i, *own)) if own and not result.is_row else view.assigned(splits=(i,))
+            is_page = own and not result.is_row and not any(u.is_of_rows for u in uses)
+            view = view.assigned(rows=(i, *own)) if is_page else view.assigned(splits=(i,))
     return view
 
 

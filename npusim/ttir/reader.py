@@ -31,7 +31,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
         "scf.while": "a loop whose end hangs on data: bound it by sizes",
-        "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")

@@ -59,7 +59,10 @@ def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
 
 def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
     """Return whether a sum or maximum along these dimensions leaves another."""
-    return any(_reduces(o, dims) and shape_of(o.type)[0] and o.body[0].name in REDUCTIONS for o in operations)
+    return any(
+        _reduces(o, dims) and o.number("axis") < len(shape_of(o.type)[0]) and o.body[0].name in REDUCTIONS
+        for o in operations
+    )
 
 
 def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str, int]) -> list[Op]:

@@ -171,7 +171,8 @@ class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
     ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
-    ``factors``: of a multiplication, which an addition may take in.
+    ``factors``: of a multiplication, which an addition may take in.  ``narrow``: a value of a narrower format that it
+    equals.
     """
 
     text: str
@@ -181,9 +182,25 @@ class Floats:
     is_transposed: bool = False
     is_product: bool = False
     factors: tuple[str, str] | None = None
+    narrow: Floats | None = None
 
 
-Known = Affine | Condition | Masking | Descriptor | Number | Floats
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A comparison of values: it holds where ``of`` is not 0, or with ``is_swapped`` where it is."""
+
+    of: Floats
+    is_swapped: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """A square block with 1 on the diagonal and 0 elsewhere."""
+
+    shape: tuple[int, ...]
+
+
+Known = Affine | Condition | Masking | Descriptor | Number | Floats | Comparison | Identity
 #: Elements of integers that are looked at one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
 
@@ -201,7 +218,9 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
     if isinstance(x, Masking):
         return replace(x, of=reshaped(x.of, shape, how))
-    assert not isinstance(x, Descriptor)
+    if isinstance(x, Comparison):
+        return replace(x, of=reshaped(x.of, shape, how))
+    assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
