@@ -104,6 +104,11 @@ class Call:
         """The tensors by parameter."""
         return {n: x for n, x in self.arguments.items() if isinstance(x, Argument)}
 
+    def floats(self) -> dict[str, Any] | None:
+        """Return the values of floating-point tensors by parameter; None where they were not recorded."""
+        known = {n: x.data for n, x in self.tensors.items() if not x.is_integer and x.data is not None}
+        return known or None
+
     @property
     def schedule(self) -> str:
         """The name by which every verb takes the call: it lies in a file of the cache folder."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
@@ -174,7 +176,8 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
         file = Path(folder, "kernel.ttir")
         file.write_text(ttir)
         try:
-            made = import_module("triton").compile(str(file), gpu_target(architecture), dict(options))
+            with _silenced():
+                made = import_module("triton").compile(str(file), gpu_target(architecture), dict(options))
         except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
             at = next(iter(sorted(Locations(ttir).files())), "TTIR")
             raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(error)}") from None
@@ -182,6 +185,20 @@ def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> C
     content = {n: x for n, x in asdict(known).items() if n != "ttir"}
     cache.store(name, stamp, json.dumps(content).encode(), is_silent=True)
     return known
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Send what a library of other languages writes to standard error nowhere: pages of a kernel that it refuses."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def ttir_of(

@@ -160,8 +160,10 @@ class View(Tensor):
 
     def array(self, values: Any) -> Any:
         """Return the values of the view as (batch * splits, heads, rows, columns); they come in its own shape."""
-        whole = np.asarray(values).reshape(self.sizes)
-        at = dict(self.fixed)
+        whole, at = np.asarray(values), dict(self.fixed)
+        if whole.shape == self.described:  # what repeats is there once
+            whole = whole[tuple(slice(None) if step or n == 1 else 0 for n, step in zip(self.described, self.described_by, strict=True))]
+        whole = whole.reshape(self.sizes)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
         batch, heads, splits, rows, columns = self.groups

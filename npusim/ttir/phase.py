@@ -304,7 +304,7 @@ class LaunchGrid:
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[ROWS] and len(load.axes) > load.axes.count(None):
+        elif whole == 1 < self.out.shape[ROWS] and "row" not in (own := self.called(load.axes).split()) and own:
             self.shared.add(load.name)
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")

@@ -20,7 +20,7 @@ from npusim.ttir.arithmetic import BINARY, UNARY
 from npusim.ttir.draft import Choices, Walk, plain_name
 from npusim.ttir.layout import Access, View
 from npusim.ttir.memory import Memory
-from npusim.ttir.rolled import rolled
+from npusim.ttir.rolled import rolled, with_scale_before_maximum
 from npusim.ttir.text import FORMATS, Function, Op, refusing, shape_of
 from npusim.ttir.values import Affine, Floats, Integers, Known, Number, answers, lesser
 
@@ -47,18 +47,24 @@ class UnlikeLoopsError(ProgramError):
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    ways: tuple[dict[str, Any], ...] = ({}, {"fuses": False}, {"is_apart": True})
     operations = function.operations
     function = function._replace(operations=rolled(operations))
-    for how in ways:
+    alike = function._replace(operations=with_scale_before_maximum(function.operations))
+    ways: tuple[tuple[Function, dict[str, Any]], ...] = (
+        (function, {}),
+        (function, {"fuses": False}),
+        (alike, {"fuses": False}),
+        (function, {"is_apart": True}),
+    )
+    for given, how in ways:
         with suppress(UnlikeLoopsError):
-            reader = Reader(function, arguments, grid, replace(choices, **how))
+            reader = Reader(given, arguments, grid, replace(choices, **how))
             for _ in range(MOST_READINGS):
                 if not reader.is_misread:
                     break
-                reader = Reader(function, arguments, grid, replace(choices, **how), reader.accesses)
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
             break
-    if "fuses" in how:
+    if "fuses" in how and choices.fuses:
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
         reader.notes.append(f"{function.name}: {why}")
     if function.operations is not operations:
@@ -175,6 +181,10 @@ class Reader(Memory):
         else:
             why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
             raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+
+    def _npusim_scale(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Number) or not x.value > 0:
+            raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
 
     def _branch(self, op: Op, body: Sequence[Op]) -> None:
         for inner in body:
