@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
     from npusim.schedules.triton import triton
+    from npusim.ttir.record import record
 
 __all__ = [
     "NpusimError",
@@ -30,6 +31,7 @@ __all__ = [
     "explore",
     "formats",
     "invariant",
+    "record",
     "run",
     "triton",
 ]
@@ -46,6 +48,7 @@ _HOMES = MappingProxyType(
         "explore": "npusim.explore",
         "formats": "npusim.formats",
         "invariant": "npusim.invariance",
+        "record": "npusim.ttir.record",
         "run": "npusim.run",
         "triton": "npusim.schedules.triton",
     }

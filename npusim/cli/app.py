@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import checks, compare, explore, formats, guide, inputs, layout, measure, program, run, warm
+from npusim.cli import checks, compare, explore, formats, guide, inputs, layout, measure, program, record, run, warm
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 #: In the order of the help text.
 VERBS = (
     *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "import", "calibrate"),
-    *("export", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
+    *("export", "record", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
 
@@ -129,7 +129,7 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for module in (run, compare, explore, checks, measure, layout, formats, guide, program, warm):
+for module in (run, compare, explore, checks, measure, layout, formats, guide, record, program, warm):
     app.add_typer(module.app)
 for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
     app.add_typer(verbs)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import NodeDevice, load_machine
-from npusim.config.tiling import Tiling, TilingField, tiling_fields, word_of
+from npusim.config.tiling import SEARCHED, Tiling, TilingField, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import unread_keys
 from npusim.simulation.plan import target_of
@@ -294,6 +294,9 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
         # Schedules alone are compared by what each of them can compute in.
         if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
             axes_of_schedule |= {PRECISION: schedules[name].presets(request.machine())}
+        if not values:  # a schedule may declare what a search goes through that names nothing
+            extras = ((n, info.json_schema_extra) for n, info in schedules[name].tiling.model_fields.items())
+            axes_of_schedule |= {n: tuple(x[SEARCHED]) for n, x in extras if isinstance(x, dict) and SEARCHED in x}
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.device import FAMILIES
 from npusim.config.problem import KernelProblem
-from npusim.config.tiling import Tiling, with_fields
+from npusim.config.tiling import SEARCHED, Tiling, part_of, with_fields
 from npusim.errors import SpecError
 from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields
@@ -49,7 +50,9 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         family: with_fields(called.title(), base, fields, defaults if base is GroupFields else {})
         for family, base in bases.items()
     }
-    schedules = schedule(
+    for kind in made.values() if fields else ():
+        kind.model_fields["config"].json_schema_extra = {SEARCHED: list(range(len(call.variants))), **part_of("source")}
+    schedules: tuple[Schedule, ...] = schedule(
         called,
         partial(phases_of, call),
         precisions=PRECISIONS,
@@ -59,7 +62,27 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         problem=KernelProblem,
         summary=f"Triton's {called}, as recorded at {call.where}",
     )
-    return schedules
+    return tuple(replace(s, declared=partial(_declared, call, s.declared)) for s in schedules)
+
+
+def _variant(call: Call, tiling: Any) -> Variant:
+    """Return the configuration that a tiling has; raise `SpecError` where there is none, or Triton refuses it."""
+    number = getattr(tiling, "config", 0)
+    if not 0 <= number < len(call.variants):
+        raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.variants) - 1}")
+    if (variant := call.variants[number]).refused:
+        raise SpecError(variant.refused)
+    return variant
+
+
+def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
+    """Return a tiling with the warps and stages of its configuration, where it names none."""
+    tiling = declared(tiling, *of)
+    if not isinstance(tiling, GroupFields):
+        return tiling
+    options = _variant(call, tiling).options
+    own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
+    return tiling.model_copy(update={n: x for n, x in own.items() if n not in tiling.model_fields_set})
 
 
 def _said(variant: Variant) -> str:
@@ -70,17 +93,9 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     """Return the phase of a recorded call in the configuration that the tiling has; raise `SpecError` without one."""
     if sizes := getattr(problem, "sizes", {}):
         raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
-    number = getattr(tiling, "config", 0)
-    if not 0 <= number < len(call.variants):
-        raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.variants) - 1}")
-    variant = call.variants[number]
-    if variant.refused:
-        raise SpecError(variant.refused)
+    variant = _variant(call, tiling)
     options = dict(variant.options)
     if isinstance(tiling, GroupFields):
-        own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
-        named = tiling.model_fields_set
-        tiling = tiling.model_copy(update={n: x for n, x in own.items() if n not in named})
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
     made = compiled_text(variant.ttir, architecture_of(machine.device), options)
     arguments = {

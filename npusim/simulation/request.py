@@ -52,7 +52,9 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return what sentences call a schedule: of launches the kernels, else its name."""
+    """Return what sentences call a schedule: of launches the kernels, of a recorded call its file, else its name."""
+    if is_recorded(schedule):
+        return schedule.rpartition("/")[2]
     launches = schedule.partition("::")[2].split(";")
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
@@ -601,6 +603,8 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
         value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
+        if not value:  # of a recorded call
+            return []
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim import cache
-from npusim.config.messages import choices
 from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
@@ -149,7 +148,7 @@ def call_of(schedule: str) -> Call:
     if not number:
         raise SpecError(f"{path} has {len(calls)} calls; name one of them: {listed}")
     if not number.isascii() or not number.isdigit() or int(number) >= len(calls):
-        raise SpecError(f"{path}: no call {number!r}{choices(number, [])}; there are {listed}")
+        raise SpecError(f"{path}: no call {number!r}; there are {listed}")
     return calls[int(number)]
 
 

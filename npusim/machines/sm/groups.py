@@ -172,6 +172,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
                 "its tiles go through registers; take 1"
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
+    if fields.warps < GROUP_WARPS:
+        raise TilingError(f"warps: {fields.warps}; the warps of an attention are groups of {GROUP_WARPS}: 4, 8, ...")
     tile = BlockTile.of(kernel, phase, products, fields)
     if fields.kernel == "fa2":  # whole tiles, however few rows are live
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
