@@ -61,9 +61,16 @@ class Kernel:
     """A function in the language of kernels; `phase` binds its operands."""
 
     def __init__(
-        self, function: Callable[..., Any], results: str, axes: Mapping[str, str], *, finite_starts: bool = False
+        self,
+        function: Callable[..., Any],
+        results: str,
+        axes: Mapping[str, str],
+        *,
+        finite_starts: bool = False,
+        keeps_factors: bool = False,
     ) -> None:
-        self.finite_starts = finite_starts
+        """``keeps_factors``: cores keep what rows make of operands before a loop as a left factor in it."""
+        self.finite_starts, self.keeps_factors = finite_starts, keeps_factors
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -329,7 +336,8 @@ class _Lowering:
                     "the tile with its axes exchanged, from k @ q.T instead of q @ k.T",
                     e,
                 )
-            if left.kind != "operand" and e.loop is not None and self.is_of_operands(left):
+            is_kept = self.kernel.keeps_factors and left.event is not None and left.event.loop is None
+            if left.kind != "operand" and e.loop is not None and self.is_of_operands(left) and not is_kept:
                 self.kernel.fail(
                     f"{left} is the left factor of a product in a loop and made of operands alone: make it in a kernel "
                     "of its own before, for all tiles at once",

@@ -36,6 +36,8 @@ class Machine:
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
     has_rows_kernels = reshapes_operands = True
+    #: Whether cores keep what rows make of operands before a loop as a left factor in it.
+    keeps_factors = False
     #: Cores that share the rows of a block.
     row_cores = 1
     #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.

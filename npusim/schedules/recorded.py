@@ -105,4 +105,4 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     grid = (*variant.grid, *(1 for _ in AXES[len(variant.grid) :]))
     if 0 in grid:
         raise SpecError(f"{call}: a grid without a program: nothing is launched")
-    return [phase_read(made, call.name, Line(call.path, call.line), arguments, grid, problem, tiling, p, machine)]
+    return phase_read(made, call.name, Line(call.path, call.line), arguments, grid, problem, tiling, p, machine)

@@ -289,7 +289,8 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
         if launch is not launches[-1] and isinstance(tiling, GroupFields):
             own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
             fields = tiling.model_copy(update=own)
-        made = _phase_of(launch, names, problem, fields, p, machine)
+        *before, made = _phase_of(launch, names, problem, fields, p, machine)
+        phases += before
         phase, *more = made if isinstance(made, tuple) else (made,)
         if launch is not launches[-1]:
             phase = replace(phase, name=f"{phase.name} {len(phases) + 1}", is_named=True)
@@ -320,7 +321,7 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
 
 def _phase_of(
     launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
-) -> Any:
+) -> list[Any]:
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
         value = arguments[q.name]
@@ -356,8 +357,11 @@ def phase_read(
     tiling: Any,
     p: TritonPrecision,
     machine: Any,
-) -> Any:
-    """Return the phase of a kernel that is compiled, or it with its fields; refuse one at its line."""
+) -> list[Any]:
+    """Return the phases of a kernel that is compiled, the last with its fields if it has any; refuse one at its line.
+
+    Before the last there may be one that makes a factor of it.
+    """
     device, is_nvidia = machine.device, machine.device.family == "nvidia"
     fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
@@ -369,16 +373,18 @@ def phase_read(
     choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
     with refusing(line, name):
         blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
-        phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+        keeps = machine.keeps_factors
+        *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
+        phase = replace(phase, arithmetic=p.arithmetic)
     is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
     if is_approximate and _capability(device) != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if getattr(machine, "has_groups", False):
-        return _told(name, phase, made, tiling, machine, blocks.at_once)
+        return [*before, _told(name, phase, made, tiling, machine, blocks.at_once)]
     if not blocks.piece or not device.is_timed:
-        return phase
+        return [*before, phase]
     fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
-    return phase, fields
+    return [*before, (phase, fields)]
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
 from npusim.ttir.layout import View
 from npusim.ttir.masks import mask_of_plain
 from npusim.ttir.placing import Result, Use, matched, readings
+from npusim.ttir.prelude import Prelude, phase_before, prelude_of
 from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
@@ -38,7 +39,10 @@ Rule = tuple[str, int, int, int]
 
 
 class Written(NamedTuple):
-    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from."""
+    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from.
+
+    ``keeps_factors``: as of `Kernel`.
+    """
 
     name: str
     file: str
@@ -46,6 +50,7 @@ class Written(NamedTuple):
     axes: tuple[tuple[str, str], ...]
     lines: tuple[int, ...]
     results: str
+    keeps_factors: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -57,7 +62,8 @@ def kernel_of(written: Written) -> Kernel:
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
-    return Kernel(names[written.name], written.results, dict(written.axes))
+    axes, keeps = dict(written.axes), written.keeps_factors
+    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
 
 
 def is_row(reader: Reader) -> bool:
@@ -341,10 +347,12 @@ class LaunchGrid:
         """How many tiles are one block of the kernel; 0 where each is one."""
         return self.reader.walks[0].most if self.walked == "split" else 0
 
-    def written(self) -> Written:
-        """Return the kernel of tiles as text."""
+    def written(self, prelude: Prelude | None = None) -> Written:
+        """Return the kernel of tiles as text; what a prelude makes is an operand in place of what it is made of."""
         r, lines = self.reader, list[tuple[str, int]]()
         names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        if prelude:
+            names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
@@ -356,6 +364,8 @@ class LaunchGrid:
         lines += [(f"    {text}", line.number) for text, line in r.lines[done:]]
         if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
             lines.append((f"    return {returned}", self.stored.line.number))
+        gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
+        lines = [(text, number) for text, number in lines if text not in gone]
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
@@ -375,9 +385,15 @@ class LaunchGrid:
             indent = "        "
         yield from ((indent + text, line.number) for text, line in walk.lines)
 
-    def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
-        """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
-        r, written = self.reader, self.written()
+    def phases(
+        self, problem: Problem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
+    ) -> tuple[Phase, ...]:
+        """Return the phase, behind one that makes a left factor of an operand if cores do not keep such factors.
+
+        ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums.
+        """
+        prelude = None if keeps_factors else prelude_of(self.reader)
+        r, written = self.reader, self.written(prelude)._replace(keeps_factors=keeps_factors)
         if isinstance(problem, Problem):
             self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
@@ -398,9 +414,16 @@ class LaunchGrid:
         cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
+        if prelude:
+            own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
+            axes = dict(written.axes)[prelude.name]
+            before, bound[prelude.name] = phase_before(prelude, written, axes, cells, self.sizes, **own)
+            why = f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
+            r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
-        return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        return (before, phase) if prelude else (phase,)
 
     def _refuse_exchanged(self) -> None:
         """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""

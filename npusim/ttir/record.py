@@ -152,7 +152,7 @@ class _Recorder:
         if type(x).__name__ == "TensorDescriptor":
             whole = self._argument(name, x.base)
             lists = {"shape": tuple(x.shape), "strides": tuple(x.strides), "block": tuple(x.block_shape)}
-            return replace(whole, data=None, **lists)
+            return replace(whole, data=_strided(whole, lists["shape"], lists["strides"]), **lists)
         if type(x).__name__ == "TensorWrapper":  # triton.reinterpret
             return replace(self._argument(name, x.base), fmt=_format(x.dtype), data=None)
         if isinstance(x, np.ndarray):
@@ -254,6 +254,14 @@ def _base(x: Any) -> int:
     while isinstance(x.base, np.ndarray):
         x = x.base
     return int(x.ctypes.data)
+
+
+def _strided(x: Argument, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """Return the values of a storage in another shape; None where they are not known, or not all."""
+    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if x.data is None or last >= len(flat := x.elements()):
+        return None
+    return np.lib.stride_tricks.as_strided(flat, shape, [s * flat.itemsize for s in strides]).copy()
 
 
 def _format(dtype: Any) -> str:

@@ -130,7 +130,7 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
 class SmMachine(Machine):
     """The family of streaming multiprocessors on one device, for one program."""
 
-    reshapes_operands = False
+    reshapes_operands, keeps_factors = False, True
     unread = MappingProxyType(
         {
             "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",
