@@ -81,7 +81,9 @@ def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, 
         except SpecError:
             raise
         except Exception as error:
-            raise SpecError(f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before") from error
+            raise SpecError(
+                f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
+            ) from error
     if not calls:
         raise SpecError(f"{path}: no launch of a Triton kernel was made")
     return calls
@@ -95,7 +97,7 @@ def _call(path: Path, names: dict[str, Any], function: str, size: int | None) ->
     if size is None:
         called()
     else:
-        called(**{"seq": size}) if "seq" in inspect.signature(called).parameters else called(size)
+        called(seq=size) if "seq" in inspect.signature(called).parameters else called(size)
 
 
 def _size(text: str) -> int:

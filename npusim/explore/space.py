@@ -296,7 +296,8 @@ def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: b
             axes_of_schedule |= {PRECISION: schedules[name].presets(request.machine())}
         if not values:  # a schedule may declare what a search goes through that names nothing
             extras = ((n, info.json_schema_extra) for n, info in schedules[name].tiling.model_fields.items())
-            axes_of_schedule |= {n: tuple(x[SEARCHED]) for n, x in extras if isinstance(x, dict) and SEARCHED in x}
+            searched = ((n, x.get(SEARCHED)) for n, x in extras if isinstance(x, dict))
+            axes_of_schedule |= {n: tuple(x) for n, x in searched if isinstance(x, list)}
         if not axes_of_schedule:
             more = f"; of its precision: {', '.join(precision)}" if precision else ""
             raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")

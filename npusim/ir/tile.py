@@ -47,6 +47,13 @@ class Tile:
         return stored_format(self.fmt).bytes_of(self.rows * self.cols)
 
 
+class Arranged(Protocol):
+    """How the values of a tensor are arranged in memory."""
+
+    def array(self, values: Any) -> Any:
+        """Return values as (batch, heads, rows, cols)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
     """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.

@@ -161,8 +161,8 @@ def _calls(calls: Calls) -> list[dict[str, Any]]:
             "kernel": call.name,
             "grid": " x ".join(map(str, call.grid)),
             "launched_at": call.where,
-            "configurations": len(call.variants),
-            "refused": call.variants[0].refused,
+            "configurations": len(call.configurations),
+            "refused": call.configurations[0].refused,
         }
         for i, call in enumerate(calls)
     ]

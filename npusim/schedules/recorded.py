@@ -15,7 +15,7 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 from npusim.schedules.triton import AXES, PRECISIONS, STAGES, TritonPrecision, architecture_of, phase_read
-from npusim.ttir.calls import Argument, Call, Variant, call_of
+from npusim.ttir.calls import Argument, Call, Configuration, call_of
 from npusim.ttir.compiler import compiled_text
 from npusim.ttir.draft import plain_name
 from npusim.ttir.layout import tensor_of
@@ -40,10 +40,10 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     call = call_of(name)
     called = plain_name(call.name)
     fields: dict[str, tuple[Any, str]] = {}
-    if len(call.variants) > 1:
-        listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.variants))
+    if len(call.configurations) > 1:
+        listed = "; ".join(f"{i}: {_said(v)}" for i, v in enumerate(call.configurations))
         fields["config"] = 0, f"configuration of the autotuner, by number ({listed})"
-    first = call.variants[0].options
+    first = call.configurations[0].options
     defaults = {"warps": first.get("num_warps", WARPS), "stages": first.get("num_stages", STAGES)}
     bases: dict[str, type[Tiling]] = {"nvidia": GroupFields, "cpu": GroupFields, "ascend": KernelFields}
     made = {
@@ -51,7 +51,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         for family, base in bases.items()
     }
     for kind in made.values() if fields else ():
-        kind.model_fields["config"].json_schema_extra = {SEARCHED: list(range(len(call.variants))), **part_of("source")}
+        kind.model_fields["config"].json_schema_extra = {SEARCHED: list(range(len(call.configurations))), **part_of("source")}
     schedules: tuple[Schedule, ...] = schedule(
         called,
         partial(phases_of, call),
@@ -65,14 +65,14 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
     return tuple(replace(s, declared=partial(_declared, call, s.declared)) for s in schedules)
 
 
-def _variant(call: Call, tiling: Any) -> Variant:
+def _configuration(call: Call, tiling: Any) -> Configuration:
     """Return the configuration that a tiling has; raise `SpecError` where there is none, or Triton refuses it."""
     number = getattr(tiling, "config", 0)
-    if not 0 <= number < len(call.variants):
-        raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.variants) - 1}")
-    if (variant := call.variants[number]).refused:
-        raise SpecError(variant.refused)
-    return variant
+    if not 0 <= number < len(call.configurations):
+        raise SpecError(f"config: {number}; {call.name} has configurations 0 to {len(call.configurations) - 1}")
+    if (configuration := call.configurations[number]).refused:
+        raise SpecError(configuration.refused)
+    return configuration
 
 
 def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
@@ -80,29 +80,29 @@ def _declared(call: Call, declared: Any, tiling: Any, *of: Any) -> Any:
     tiling = declared(tiling, *of)
     if not isinstance(tiling, GroupFields):
         return tiling
-    options = _variant(call, tiling).options
+    options = _configuration(call, tiling).options
     own = {"warps": options.get("num_warps", WARPS), "stages": options.get("num_stages", STAGES)}
     return tiling.model_copy(update={n: x for n, x in own.items() if n not in tiling.model_fields_set})
 
 
-def _said(variant: Variant) -> str:
-    return " ".join(f"{n}={x}" for n, x in {**variant.constants, **variant.options}.items())
+def _said(configuration: Configuration) -> str:
+    return " ".join(f"{n}={x}" for n, x in {**configuration.constants, **configuration.options}.items())
 
 
 def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
     """Return the phase of a recorded call in the configuration that the tiling has; raise `SpecError` without one."""
     if sizes := getattr(problem, "sizes", {}):
         raise SpecError(f"problem: {', '.join(sizes)}: a recorded call has its sizes; record the program at others")
-    variant = _variant(call, tiling)
-    options = dict(variant.options)
+    configuration = _configuration(call, tiling)
+    options = dict(configuration.options)
     if isinstance(tiling, GroupFields):
         options |= {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    made = compiled_text(variant.ttir, architecture_of(machine.device), options)
+    made = compiled_text(configuration.ttir, architecture_of(machine.device), options)
     arguments = {
         n: tensor_of(n, x, is_exact=p.is_exact) if isinstance(x, Argument) else x for n, x in call.arguments.items()
     }
-    arguments |= variant.constants
-    grid = (*variant.grid, *(1 for _ in AXES[len(variant.grid) :]))
+    arguments |= configuration.constants
+    grid = (*configuration.grid, *(1 for _ in AXES[len(configuration.grid) :]))
     if 0 in grid:
         raise SpecError(f"{call}: a grid without a program: nothing is launched")
     return phase_read(made, call.name, Line(call.path, call.line), arguments, grid, problem, tiling, p, machine)

@@ -19,7 +19,7 @@ from npusim.ttir.text import FORMATS, Op, shape_of
 from npusim.ttir.values import (
     RELATIONS,
     Affine,
-    Comparison,
+    ValueComparison,
     Condition,
     Floats,
     Identity,
@@ -70,7 +70,12 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
 #: The same of libdevice, by symbol; of two operands none.
 _LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
-    | {"__nv_rsqrtf": "math.rsqrt", "__nv_fabsf": "math.absf", "__nv_erff": "math.erf", "__nv_fsqrt_rn": "tt.precise_sqrt"}
+    | {
+        "__nv_rsqrtf": "math.rsqrt",
+        "__nv_fabsf": "math.absf",
+        "__nv_erff": "math.erf",
+        "__nv_fsqrt_rn": "tt.precise_sqrt",
+    }
 )
 #: Relations of values by the one whose value is 0 where it does not hold, or where it does (ge, le, eq).
 _COMPARED = MappingProxyType({"gt": "gt", "le": "gt", "lt": "lt", "ge": "lt", "ne": "ne", "eq": "ne"})
@@ -233,9 +238,9 @@ class Arithmetic(Draft):
             text = f"({one} - {other})" if _COMPARED[relation] == "ne" else f"maximum(({one} - {other}), 0.0)"
         axes = self._joined(a, b) if isinstance(b, Floats) else a.axes
         self._bind(op, Floats(text, axes, a.fmt))
-        self._set(op, Comparison(self.values[op.results[0]], is_swapped))  # type: ignore[arg-type]
+        self._set(op, ValueComparison(self.values[op.results[0]], is_swapped))  # type: ignore[arg-type]
 
-    def _by_value(self, op: Op, mask: Comparison, a: Known, b: Known) -> None:
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
         """Write a choice between two values by a comparison of values."""
         kept, other = (b, a) if mask.is_swapped else (a, b)
         blocks = [x for x in (kept, other) if isinstance(x, Floats)]
@@ -295,10 +300,11 @@ class Arithmetic(Draft):
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
-        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad))
+        least = 0.0 if op.name == "math.absf" else -math.inf
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, least=least))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known = {"__nv_tanhf": ("tanh({})", math.tanh)}
+        known: dict[str, tuple[str, Callable[[float], float]]] = {"__nv_tanhf": ("tanh({})", math.tanh)}
         for symbol, name in _LIBDEVICE.items():
             text, function = UNARY[name]
             known[symbol] = getattr(self.choices, text, text), function
@@ -326,7 +332,8 @@ class Arithmetic(Draft):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
-        if self.root(axis) in self.cuts and x.pad != neutral:
+        is_neutral = x.pad == neutral or (kind == "max" and x.pad is not None and x.pad <= x.least)
+        if self.root(axis) in self.cuts and not is_neutral:
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
@@ -368,7 +375,7 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        if isinstance(mask, Comparison):
+        if isinstance(mask, ValueComparison):
             self._by_value(op, mask, a, b)
             return
         mask = self._condition(op, mask)
@@ -396,10 +403,10 @@ class Arithmetic(Draft):
             return replace(a, base=np.where(every, a.base, b.base), left=left)
         bounds = [bound_of(d, r) for r, d in mask.of]
         if all(bounds) and not any(b.steps):  # beyond, elements that are computed and then not stored
-            left = list(a.limits())
+            limits = list(a.limits())
             for axis, most in filter(None, bounds):
-                left[axis] = lesser(left[axis], most)
-            return replace(a, left=tuple(left))
+                limits[axis] = lesser(limits[axis], most)
+            return replace(a, left=tuple(limits))
         made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
         if made is None or a.of != b.of:
             raise op.fail("integers that a mask chooses and that are not linear along a block's axes")
@@ -414,14 +421,14 @@ class Arithmetic(Draft):
             return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        pad = b.value
         if -math.inf < b.value <= LOW:
-            self.notes.append(f"{op.line}: {b.value:g} hides what a mask leaves out; it is taken to be -inf, weight 0")
-            b = replace(b, value=-math.inf, text="-inf")
-            self.hides_by_numbers = True
+            self.notes.append(f"{op.line}: {b.value:g} is so low that what a mask leaves out has the weight 0")
+            pad, self.hides_by_numbers = -math.inf, True
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
-            a = replace(a, pad=b.value) if bound[0] == len(a.axes) - 1 else a
+            a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
         rest = [rule for rule, bound in zip(mask.of, bounds, strict=True) if bound is None]
         rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
@@ -429,8 +436,6 @@ class Arithmetic(Draft):
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
         if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules) or self._walk is None:
             raise op.fail("a mask that is no comparison of rows and columns of a tile in a loop")
-        if b.value != -math.inf:
-            raise op.fail(f"tl.where(mask, x, {b.value}): what a mask of indices hides is -inf")
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
             raise op.fail("scores are read after they are masked: read what tl.where returns")
         a = self._named(op, a)

@@ -64,7 +64,7 @@ class Argument:
         return flat
 
 
-class Variant(NamedTuple):
+class Configuration(NamedTuple):
     """One configuration of a launch: its TTIR, grid and options, and the constexprs that the tuner chose.
 
     ``refused``: what Triton says of a configuration that it does not compile; the TTIR is then empty.
@@ -90,13 +90,13 @@ class Call:
     line: int
     where: str
     arguments: Mapping[str, Any]
-    variants: tuple[Variant, ...]
+    configurations: tuple[Configuration, ...]
     triton: str = ""
 
     @property
     def grid(self) -> tuple[int, ...]:
         """The grid of the launch."""
-        return self.variants[0].grid
+        return self.configurations[0].grid
 
     @property
     def tensors(self) -> dict[str, Argument]:
@@ -114,7 +114,7 @@ class Call:
         return f"{_kept(self)}::0"
 
     def __str__(self) -> str:
-        many = f", {len(self.variants)} configurations" if len(self.variants) > 1 else ""
+        many = f", {len(self.configurations)} configurations" if len(self.configurations) > 1 else ""
         return f"{self.name} [{' x '.join(map(str, self.grid))}] at {self.where}{many}"
 
 
@@ -193,15 +193,15 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
             arguments[name] = Argument(**lists, offset=int(x["offset"]), fmt=fmt, storage=int(x["storage"]), data=data)
         elif not isinstance(x, int | float | str | None):
             raise ValueError(f"{name}: {x!r}")
-    variants = tuple(
-        Variant(texts[v["ttir"]] if v["ttir"] is not None else "", _grid(v["grid"]), options, constants, v["refused"])
-        for v in each["variants"]
+    configurations = tuple(
+        Configuration(texts[v["ttir"]] if v["ttir"] is not None else "", _grid(v["grid"]), options, constants, v["refused"])
+        for v in each["configurations"]
         for options, constants in [(dict(v["options"]), dict(v["constants"]))]
     )
-    if not variants:
+    if not configurations:
         raise ValueError("a call without a configuration")
     return Call(
-        str(each["name"]), str(each["path"]), int(each["line"]), str(each["where"]), arguments, variants, release
+        str(each["name"]), str(each["path"]), int(each["line"]), str(each["where"]), arguments, configurations, release
     )
 
 
@@ -226,15 +226,18 @@ def _packed(calls: Sequence[Call]) -> bytes:
                 if x.data is not None:
                     bits = x.data if x.is_integer else x.data.view(f"u{x.data.dtype.itemsize}")
                     arrays[f"{number}.{name}"] = bits
-        variants = [
+        configurations = [
             {
                 "ttir": texts.setdefault(v.ttir, len(texts)) if v.ttir else None,
-                **{"grid": v.grid, "options": dict(v.options), "constants": dict(v.constants), "refused": v.refused},
+                "grid": v.grid,
+                "options": dict(v.options),
+                "constants": dict(v.constants),
+                "refused": v.refused,
             }
-            for v in call.variants
+            for v in call.configurations
         ]
         named = {"name": call.name, "path": call.path, "line": call.line, "where": call.where}
-        listed.append({**named, "arguments": arguments, "variants": variants})
+        listed.append({**named, "arguments": arguments, "configurations": configurations})
     document = {"format": FORMAT, "triton": calls[0].triton, "ttir": list(texts), "calls": listed}
     arrays["calls"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
     buffer = BytesIO()

@@ -216,7 +216,7 @@ def ttir_of(
         bound, special, _ = bind(**arguments)
         key = id(function), repr(special)
         if key not in known:
-            _, *signature = function._pack_args(backend, dict(options), bound, special, {})  # noqa: SLF001
+            _, *signature = function._pack_args(backend, dict(options), bound, special, {})
             written = import_module("triton.compiler").ASTSource(function, *signature)
             known[key] = _ttir(written, target, options), function
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
@@ -226,7 +226,9 @@ def ttir_of(
 
 def place_of(function: Any) -> tuple[str, str, int]:
     """Return the file, name and line of the ``def`` of a ``JITFunction``."""
-    above = re.split(r"(?m)^\s*def\s", function.raw_src if isinstance(function.raw_src, str) else "".join(function.raw_src))
+    above = re.split(
+        r"(?m)^\s*def\s", function.raw_src if isinstance(function.raw_src, str) else "".join(function.raw_src)
+    )
     return function.fn.__code__.co_filename, function.__name__, function.starting_line_number + above[0].count("\n")
 
 

@@ -6,23 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.ttir.layout import Access
 from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
-from npusim.ttir.values import (
-    Affine,
-    Condition,
-    Descriptor,
-    Floats,
-    Integers,
-    Known,
-    Masking,
-    Number,
-    constant,
-)
+from npusim.ttir.values import Affine, Condition, Descriptor, Floats, Integers, Known, Masking, Number, constant
+
+if TYPE_CHECKING:
+    from npusim.ttir.layout import Access
 
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
@@ -220,9 +212,7 @@ class Draft:
         """Go on with some of the programs, in that order."""
         self.ids = self.ids[programs]
         for name, x in self.values.items():
-            if isinstance(x, Affine):
-                self.values[name] = x.at(programs)
-            elif isinstance(x, Condition):
+            if isinstance(x, Affine | Condition):
                 self.values[name] = x.at(programs)
             elif isinstance(x, Masking):
                 self.values[name] = replace(x, of=x.of.at(programs))

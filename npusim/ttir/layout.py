@@ -1,15 +1,16 @@
 """Tensors of recorded calls, views of any strides: which of their axes are columns, rows, heads and batch.
 
-How a kernel accesses a view says which axes are its columns and rows: a block's index with the smaller stride goes along
-the columns, the other one along the rows.  An axis is joined with the next outer one where they lie without a gap and a
-block crosses its end.  All other axes are those of the launch: heads, batch, splits, told apart by their index in each
-program (`npusim.ttir.phase`).
+How a kernel accesses a view says which axes are its columns and rows: a block's index with the smaller stride goes
+along the columns, the other one along the rows.  An axis is joined with the next outer one where they lie without a gap
+and a block crosses its end.  All other axes are those of the launch: heads, batch, splits, told apart by their index in
+each program (`npusim.ttir.placing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,13 @@ class View(Tensor):
         return replace(self, groups=made, shape=shape, strides=strides)
 
     def index(self, group: Group, offsets: Integers) -> Integers:
-        """Return the index along a group of elements by their offsets."""
-        made, inner, outermost = np.zeros_like(offsets), 1, max(range(len(self.by)), key=lambda i: self.by[i], default=0)
+        """Return the index along a group of elements by their offsets; beyond an axis' end, or in gaps, it goes on."""
+        at, rest = dict[int, Integers](), offsets
+        for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
+            at[i], rest = rest // self.by[i], rest % self.by[i]
+        made, inner = np.zeros_like(offsets), 1
         for i in reversed(group):  # neighbours in a group need not be so in memory: pages, and rows of one
-            place = offsets // self.by[i]  # along the outermost axis it goes on beyond the end, where that is seen
-            made = made + (place if i == outermost else place % self.sizes[i]) * inner
-            inner *= self.sizes[i]
+            made, inner = made + at[i] * inner, inner * self.sizes[i]
         return made
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
@@ -115,8 +117,8 @@ class View(Tensor):
                 return None
         view = replace(self, groups=NO_GROUPS, fixed=()).assigned()
         for name, step in sorted(steps.items()):  # columns before rows
-            group = next(((i,) for i in view.rest if view.by[i] == step), None)
-            while group is not None and view._is_crossed(group, step, accesses):  # noqa: SLF001
+            group: Group | None = next(((i,) for i in view.rest if view.by[i] == step), None)
+            while group is not None and view._is_crossed(group, step, accesses):
                 if (more := view.grown(group)) is None:
                     break
                 group = more
@@ -143,15 +145,15 @@ class View(Tensor):
         group = self.groups[role]
         if len(group) != 1 or not 1 <= inner < self.sizes[group[0]] or self.sizes[group[0]] % inner:
             return None
-        (axis,) = group
+        axis = group[0]
 
         def two(values: Sequence[int], outer: int) -> tuple[int, ...]:
             return (*values[:axis], outer, *values[axis:])
 
-        sizes = (*self.sizes[:axis], inner, *self.sizes[axis + 1 :])
+        halves = (*self.sizes[:axis], inner, *self.sizes[axis + 1 :])
         view = replace(
             self,
-            sizes=two(sizes, self.sizes[axis] // inner),
+            sizes=two(halves, self.sizes[axis] // inner),
             by=two(self.by, self.by[axis] * inner),
             groups=tuple(tuple(i + (i >= axis) for i in of) for of in self.groups),
             fixed=tuple((i + (i >= axis), at) for i, at in self.fixed),
@@ -162,7 +164,12 @@ class View(Tensor):
         """Return the values of the view as (batch * splits, heads, rows, columns); they come in its own shape."""
         whole, at = np.asarray(values), dict(self.fixed)
         if whole.shape == self.described:  # what repeats is there once
-            whole = whole[tuple(slice(None) if step or n == 1 else 0 for n, step in zip(self.described, self.described_by, strict=True))]
+            whole = whole[
+                tuple(
+                    slice(None) if step or n == 1 else 0
+                    for n, step in zip(self.described, self.described_by, strict=True)
+                )
+            ]
         whole = whole.reshape(self.sizes)
         whole = whole[tuple(at.get(i, slice(None)) for i in range(len(self.sizes)))]
         kept = [i for i in range(len(self.sizes)) if i not in at]
@@ -182,7 +189,7 @@ class View(Tensor):
 
 
 @dataclass(frozen=True)
-class Table(Tensor):
+class IntegerTensor(Tensor):
     """A tensor of integers, whose values are known: ``data`` as they lie, from its first element on."""
 
     data: Any = field(default=None, compare=False, repr=False)
@@ -191,16 +198,19 @@ class Table(Tensor):
 def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     """Return a tensor of a recorded call; ``is_exact``: floats are float64.
 
-    Raises `SpecError` for a format that is not known, or a stride below 0.
+    Raises `SpecError` for a format that is not known, a stride below 0, or elements that overlap.
     """
     if x.is_integer:
-        return Table(name, (1,) * len(AXES), x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
+        return IntegerTensor(name, (1,) * len(AXES), x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
     if min(x.strides, default=0) < 0:
         raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
     if not all(n for n, _ in axes):
         axes = []  # a tensor of no element is nobody's
+    inner = sorted(((s, n) for n, s in axes), reverse=True)
+    if any(s <= (m - 1) * t for (s, _), (t, m) in pairwise(inner)):
+        raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")
     fmt = "float64" if is_exact else get_format(x.fmt).name
     sizes, by = tuple(n for n, _ in axes), tuple(s for _, s in axes)
-    of_descriptor = {"described": x.shape, "described_by": x.strides}
-    return View(name, (1,) * len(AXES), fmt, (1,) * len(AXES), sizes=sizes, by=by, **of_descriptor)
+    ones = (1,) * len(AXES)
+    return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)

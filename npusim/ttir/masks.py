@@ -44,7 +44,7 @@ def holds(rules: Sequence[Rule], rows: Any, keys: Any) -> Any:
     return np.logical_and.reduce([RELATIONS[r](base + a * rows + b * keys, 0) for r, base, a, b in rules])
 
 
-def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int]]:
+def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask | RuleMask, list[int | None]]:
     """Return the mask of a launch on plain tensors, and of each program what tells it from others.
 
     Raises `ProgramError`: the diagonal moves between tiles of a program, or a row is hidden whole by numbers that are
@@ -85,17 +85,24 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
 
 
 def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
-    """Raise `ProgramError` for a row of which the first tile is hidden whole, where -inf would not be the same."""
+    """Raise `ProgramError` for a row that sees no key of its program's tiles, whose weights a number does not make 0."""
     assert grid.walk is not None
-    known = dict[Any, bool]()
     for i, rules in enumerate(rules_of):
-        if not grid.is_visited[i].any():
+        visited = np.flatnonzero(grid.is_visited[i])
+        if not len(visited):
             continue
-        j = int(np.argmax(grid.is_visited[i]))
-        row, rows, col, cols = (int(x) for x in (grid.row[i, 0], grid.rows[i, 0], grid.walk[0][i, j], grid.walk[1][i, j]))
-        if (key := (rules, row, rows, col, cols)) not in known:
-            r, k = np.arange(row, row + rows)[:, None], np.arange(col, col + cols)[None]
-            known[key] = bool(np.all(np.any(np.broadcast_to(holds(rules, r, k), (rows, cols)), axis=1)))
-        if not known[key]:
-            why = "a mask hides the first tile of a row whole, by a number: its weights are not 0; write -inf"
+        starts, ends = grid.walk[0][i, visited], (grid.walk[0] + grid.walk[1])[i, visited]
+        rows = int(grid.row[i, 0]) + np.arange(int(grid.rows[i, 0]))
+        low, high = np.full(rows.shape, starts.min()), np.full(rows.shape, ends.max() - 1)
+        for relation, base, a, b in rules:
+            is_strict, is_above = relation[-1] == "t", relation[-2] == "g"
+            edge = -(base + a * rows) * b  # of the keys with b k + edge' above or below 0
+            if relation in ("eq", "ne") or abs(b) != 1:
+                raise ProgramError(f"{grid.stored.line}: a mask by a number, other than a comparison of rows and keys")
+            if is_above == (b > 0):
+                low = np.maximum(low, edge + is_strict)
+            else:
+                high = np.minimum(high, edge - is_strict)
+        if np.any(low > high):
+            why = f"row {int(rows[np.argmax(low > high)])} sees no key: a mask hides it whole, by a number; write -inf"
             raise ProgramError(f"{grid.stored.line}: {why}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from npusim.ttir.arithmetic import Arithmetic
 from npusim.ttir.draft import Load, Stored
-from npusim.ttir.layout import Table, View
+from npusim.ttir.layout import IntegerTensor, View
 from npusim.ttir.text import Op, shape_of
 from npusim.ttir.values import (
     COLUMNS,
@@ -39,7 +39,7 @@ class Memory(Arithmetic):
         if not isinstance(pointer, Affine):
             raise op.fail("a load from an address that is computed of floats")
         tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
-        if isinstance(tensor, Table):
+        if isinstance(tensor, IntegerTensor):
             self._set(op, self._looked_up(op, tensor, pointer, mask, other))
             return
         if not isinstance(tensor, View) and not pointer.shape:
@@ -69,7 +69,7 @@ class Memory(Arithmetic):
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
 
     def _looked_up(
-        self, op: Op, tensor: Table, pointer: Affine, mask: Known | None, other: Known | None
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
     ) -> Affine | Condition:
         """Return integers that a recorded call has as data; of a block those that the mask leaves."""
         if tensor.data is None:
@@ -81,8 +81,10 @@ class Memory(Arithmetic):
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
             raise op.fail(f"{pointer.of}: an integer that a mask keeps from being read; other=... says its value")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
-        if self._only is not None:  # in other iterations nobody reads it
-            known = known & self._only.reshape(*self._only.shape, *(1 for _ in pointer.shape))
+        is_visited = None if self._walk is None else np.arange(self._walk.most)[None] < self._walk.counts
+        for is_read in (is_visited, self._only):  # in other iterations nobody reads it
+            if is_read is not None and known.shape[1] == is_read.shape[1]:
+                known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
         places = np.broadcast_to(places, known.shape)
         if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
             at = int(places[is_beyond][0])
@@ -94,7 +96,9 @@ class Memory(Arithmetic):
         if (made := affine(values, known)) is None:
             first = values[np.unravel_index(int(np.argmax(known)), known.shape)[:2]].ravel()[:4]
             why = "addresses have to be linear along a block's axes: a block goes along one page of a table"
-            raise op.fail(f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}")
+            raise op.fail(
+                f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}"
+            )
         limits = (x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         return replace(made, left=tuple(limits))
 
@@ -108,7 +112,9 @@ class Memory(Arithmetic):
         if view is None:
             listed = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
             lies = f"{'x'.join(map(str, tensor.sizes))} with strides {list(tensor.by)}"
-            raise op.fail(f"{pointer.of}, {lies}, is accessed with strides {listed}: a block goes along one axis or two")
+            raise op.fail(
+                f"{pointer.of}, {lies}, is accessed with strides {listed}: a block goes along one axis or two"
+            )
         self.arguments[pointer.of] = view
         return view
 
@@ -212,4 +218,4 @@ class Memory(Arithmetic):
 
 def _are_alike(a: Integers, b: Integers) -> bool:
     """Return whether two loops go through the same, in each program (one stands for all)."""
-    return a.shape[1:] == b.shape[1:] and np.array_equal(*np.broadcast_arrays(a, b))
+    return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))

@@ -23,7 +23,7 @@ from npusim.ir.tile import GlobalTensor, Role
 from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
 from npusim.ttir.layout import View
 from npusim.ttir.masks import mask_of_plain
-from npusim.ttir.placing import Result, Use, matched, readings
+from npusim.ttir.placing import Result, TensorUse, matched, readings
 from npusim.ttir.prelude import Prelude, phase_before, prelude_of
 from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
@@ -109,7 +109,9 @@ class LaunchGrid:
         self.is_summed = any(w.is_sum for w in reader.walks)
         self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
-        places = self.out.places(np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1])))
+        places = self.out.places(
+            np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
+        )
         #: Where each program stores; of a row stored tile by tile its first is where it begins.
         self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
         self.names = self._names()
@@ -157,14 +159,16 @@ class LaunchGrid:
         if not isinstance(tensor, View):
             return tensor
         if of not in self._views:
-            result, uses = self._views[self.stored.pointer.of], list[Use]()
+            result, uses = self._views[self.stored.pointer.of], list[TensorUse]()
             for x in (*self.reader.loads.values(), *self.reader.stored):
                 if x.pointer.of == of:
-                    is_read = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left)))
+                    is_read = np.logical_and.reduce(
+                        np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left))
+                    )
                     is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
                     base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
-                    uses.append(Use(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
+                    uses.append(TensorUse(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
             self._views[of] = matched(of, tensor.as_rows if is_vector else tensor, uses, where)
@@ -182,7 +186,12 @@ class LaunchGrid:
     def _has_columns(self, x: Load) -> bool:
         """Return whether the columns of a load's blocks are the result's, which no loop goes along."""
         stored, root = self.stored, self.reader.root
-        if stored.is_walked or not stored.value.axes or not any(x.axes) or (len(stored.value.axes) < 2 and not self.is_row):
+        if (
+            stored.is_walked
+            or not stored.value.axes
+            or not any(x.axes)
+            or (len(stored.value.axes) < 2 and not self.is_row)
+        ):
             return False
         dims = x.dims[-len(x.axes) :]
         return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
@@ -400,7 +409,7 @@ class LaunchGrid:
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
         is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
         if is_masked and not isinstance(problem, Problem):
-            bound["mask"], offsets = mask_of_plain(self, kind)  # type: ignore[assignment]
+            bound["mask"], offsets = mask_of_plain(self, kind)
         elif is_masked:
             seen = self._seen(problem)
             bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
@@ -418,7 +427,9 @@ class LaunchGrid:
             own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
             axes = dict(written.axes)[prelude.name]
             before, bound[prelude.name] = phase_before(prelude, written, axes, cells, self.sizes, **own)
-            why = f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
+            why = (
+                f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
+            )
             r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
@@ -476,12 +487,14 @@ class LaunchGrid:
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
             if self.walk and not self.is_summed and not runs:
                 ids = ", ".join(map(str, self.reader.ids[i]))
-                raise self._fault(self.stored.line, f"program ({ids}) goes through its loop 0 times: let it return early")
+                raise self._fault(
+                    self.stored.line, f"program ({ids}) goes through its loop 0 times: let it return early"
+                )
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
             named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
-            cells.append(WorkTile(*place, tuple(named), runs, offsets[i]))
+            cells.append(WorkTile(*place, tuple(named), runs, offsets[int(i)]))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
             times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
         if self.is_partial:  # rows that no program stores are nobody's

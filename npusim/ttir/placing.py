@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.ttir.layout import Group, View
-from npusim.ttir.text import Line
 from npusim.ttir.values import COLUMNS, ROWS, SPLIT, Integers
 
+if TYPE_CHECKING:
+    from npusim.ttir.text import Line
 
-class Use(NamedTuple):
+
+class TensorUse(NamedTuple):
     """One access of a view: its blocks' first elements, where they are read, and the kernel's line.
 
     ``is_of_rows``, ``is_of_columns``: its blocks' rows, or columns, are the result's.
@@ -75,14 +77,14 @@ def _in_two(view: View, axes: Group) -> list[tuple[Group, Group]]:
     """Return axes as batch and heads, the likeliest first."""
     whole, joined = [(axes[:-1], axes[-1:])], view.joined(axes)
     if len(axes) > 2:  # neither is one axis
-        whole = [joined] if len(joined) == 2 else []  # type: ignore[list-item]
+        whole = [(joined[0], joined[1])] if len(joined) == 2 else []
         whole += [(axes[:i], axes[i:]) for i in range(len(axes) - 1, 0, -1)]
     if len(axes) == 2:
         whole += [((), axes), (axes[-1:], axes[:-1])]
     return whole
 
 
-def matched(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
+def matched(of: str, view: View, uses: Sequence[TensorUse], result: Result) -> View:
     """Return a view with its axes as they follow from the result's; raise `ProgramError` where they do not."""
     *_, rows, columns = result.view.shape
     first: ProgramError | None = None
@@ -95,7 +97,7 @@ def matched(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
     raise first
 
 
-def _followed(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
+def _followed(of: str, view: View, uses: Sequence[TensorUse], result: Result) -> View:
     def follows(group: Group, wanted: Integers) -> bool:
         return not any(np.any((view.index(group, u.base) != wanted) & u.is_read) for u in uses)
 
@@ -122,7 +124,7 @@ def _followed(of: str, view: View, uses: Sequence[Use], result: Result) -> View:
     return _with_fixed(of, view, uses)
 
 
-def _walked(view: View, uses: Sequence[Use], result: Result) -> View:
+def _walked(view: View, uses: Sequence[TensorUse], result: Result) -> View:
     """Return a view with axes along which its blocks move in the loop: splits, or pages of rows."""
     for i in view.rest if all(u.is_walked for u in uses) else ():
         indices = [np.where(u.is_read, view.index((i,), u.base), -1) for u in uses]
@@ -133,7 +135,7 @@ def _walked(view: View, uses: Sequence[Use], result: Result) -> View:
     return view
 
 
-def _with_fixed(of: str, view: View, uses: Sequence[Use]) -> View:
+def _with_fixed(of: str, view: View, uses: Sequence[TensorUse]) -> View:
     """Return a view whose other axes have one index in all programs."""
     fixed = list(view.fixed)
     for i in view.rest:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from npusim.config.load import load_device
 from npusim.errors import SpecError
 from npusim.formats.float_format import format_of_dtype
-from npusim.ttir.calls import MOST_PROGRAMS, Argument, Call, Calls, Variant
+from npusim.ttir.calls import MOST_PROGRAMS, Argument, Call, Calls, Configuration
 from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, release, ttir_of
 
 if TYPE_CHECKING:
@@ -69,9 +68,9 @@ def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
     jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
     driver, torch = import_module("triton.runtime").driver, import_module("torch") if find_spec("torch") else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(jit.JITFunction, run=lambda *a, **k: recorder.launch(*a, **k)))
-        stack.enter_context(_replaced(tuner.Autotuner, run=lambda *a, **k: recorder.tuned(*a, **k)))
-        before = driver._active  # noqa: SLF001 - reading `active` makes one, which needs a GPU
+        stack.enter_context(_replaced(jit.JITFunction, run=_method(recorder.launch)))
+        stack.enter_context(_replaced(tuner.Autotuner, run=_method(recorder.tuned)))
+        before = driver._active  # reading `active` makes one, which needs a GPU
         stack.callback(setattr, driver, "_active", before)
         driver.set_active(_Driver(target, torch, _utilities(device)))
         if torch is not None:
@@ -111,16 +110,16 @@ class _Recorder:
             raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
         text, refused = launched.ttir()
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
-        variant = Variant(text, numbers, launched.options, constants, refused)
+        configuration = Configuration(text, numbers, launched.options, constants, refused)
         if self._chosen is not None and self._tuning is not None:
             call = self.calls[self._tuning]
-            self.calls[self._tuning] = replace(call, variants=(*call.variants, variant))
+            self.calls[self._tuning] = replace(call, configurations=(*call.configurations, configuration))
             return
         if self._chosen is not None:
             self._tuning = len(self.calls)
         arguments = {n: self._argument(n, x) for n, x in bound.items()}
         path, name, line = place_of(function)
-        self.calls.append(Call(name, path, line, _launching_line(), arguments, (variant,), release()))
+        self.calls.append(Call(name, path, line, _launching_line(), arguments, (configuration,), release()))
 
     _tuning: int | None = None  # which call the tuner's configurations are added to
 
@@ -256,6 +255,15 @@ def _base(x: Any) -> int:
     return int(x.ctypes.data)
 
 
+def _method(function: Any) -> Any:
+    """Return a function as one that becomes a method where it is an attribute of a class."""
+
+    def method(*positional: Any, **by_name: Any) -> Any:
+        return function(*positional, **by_name)
+
+    return method
+
+
 def _strided(x: Argument, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     """Return the values of a storage in another shape; None where they are not known, or not all."""
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -388,9 +396,15 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]
         shared_memory_per_block_optin=warps.block_memory_bytes.value,
     )
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda _s: None)
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "synchronize": None}
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "synchronize": None,
+    }
     answers |= {"get_device_properties": said, "get_device_capability": (said.major, said.minor), "_lazy_init": None}
-    answers |= {"get_device_name": said.name, "current_stream": stream, "empty_cache": None}
+    answers |= {"get_device_name": said.name, "current_stream": stream, "empty_cache": None, "synchronize": None}
     cuda: dict[str, Any] = {n: (lambda *_a, _x=x, **_k: _x) for n, x in answers.items()}
     cuda |= {"device": Nothing, "device_of": Nothing}
     with _replaced(torch.cuda, **cuda), _replaced(torch.Tensor, is_cuda=property(lambda _x: True)), Mode():

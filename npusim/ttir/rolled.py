@@ -122,8 +122,11 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
         scaled = [o for o in body if o.operands[:1] == largest.operands and scale_of(o)]
         if len(readers) == len(scaled) == 1 and scale_of(readers[0]) == scale_of(scaled[0]):
             ((small,), (tile,)), gone = (readers, scaled), (readers[0], scaled[0], made[scaled[0].operands[1]])
-            rest = [replace(o, operands=[largest.results[0] if n == small.results[0] else n for n in o.operands])
-                    for o in body if o not in gone and o is not largest]
+            rest = [
+                replace(o, operands=[largest.results[0] if n == small.results[0] else n for n in o.operands])
+                for o in body
+                if o not in gone and o is not largest
+            ]
             at = 1 + max((i for i, o in enumerate(rest) if set(o.results) & set(largest.operands)), default=-1)
             scale = Op(SCALE, [], [scale_of(tile)], SCALE, "", tile.line)
             moved = replace(largest, operands=tile.results)

@@ -172,7 +172,7 @@ class Floats:
 
     ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
     ``factors``: of a multiplication, which an addition may take in.  ``narrow``: a value of a narrower format that it
-    equals.
+    equals.  ``least``: no element is below.
     """
 
     text: str
@@ -183,10 +183,11 @@ class Floats:
     is_product: bool = False
     factors: tuple[str, str] | None = None
     narrow: Floats | None = None
+    least: float = -float("inf")
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class ValueComparison:
     """A comparison of values: it holds where ``of`` is not 0, or with ``is_swapped`` where it is."""
 
     of: Floats
@@ -200,7 +201,7 @@ class Identity:
     shape: tuple[int, ...]
 
 
-Known = Affine | Condition | Masking | Descriptor | Number | Floats | Comparison | Identity
+Known = Affine | Condition | Masking | Descriptor | Number | Floats | ValueComparison | Identity
 #: Elements of integers that are looked at one by one: 8 bytes each.
 MOST_ELEMENTS = 1 << 26
 
@@ -216,10 +217,8 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
         return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
-    if isinstance(x, Masking):
-        return replace(x, of=reshaped(x.of, shape, how))
-    if isinstance(x, Comparison):
-        return replace(x, of=reshaped(x.of, shape, how))
+    if isinstance(x, Masking | ValueComparison):
+        return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
     assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 

@@ -1,0 +1,104 @@
+"""Recorded launches: forms of Triton's tutorials and drawn kernels against Triton's interpreter, on NPU and GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ttir.drawn import Case
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+HERE = Path(__file__).parent
+#: Relative RMSE of results by format: rounding, of sums in another order.
+CLOSE = {"float32": 1e-6, "float16": 4e-4}
+#: Drawn kernels of the usual run, and of all.
+FEW, ALL = 36, 300
+
+
+def interpreted(words: Iterable[str], folder: Path) -> dict[str, Any]:
+    """Return what launches store by Triton's interpreter, in a process of its own."""
+    file = folder / "interpreted.npz"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, str(HERE / "drawn.py"), str(file), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(np.load(file))
+
+
+def recorded(case: Case) -> Any:
+    """Return the call of a launch, with the values of its tensors."""
+    from ttir.drawn import launched
+
+    with npusim.record(floats=True) as calls:
+        launched(case, lambda x: x)
+    (call,) = calls
+    return call
+
+
+def difference(result: Any, case: Case, wanted: Any) -> tuple[float, int]:
+    """Return the relative RMSE of what programs store, and how many elements these are."""
+    view = result.program.tensors["o"].view
+    got, wanted = np.asarray(result.output, np.float64), view.array(wanted).astype(np.float64)
+    is_stored = np.isfinite(got)
+    assert not np.any(wanted.reshape(got.shape)[~is_stored] - view.array(case.arguments[case.result]).reshape(got.shape)[
+        ~is_stored
+    ]), "the interpreter stores what npusim leaves"
+    d, w = (got - wanted.reshape(got.shape))[is_stored], wanted.reshape(got.shape)[is_stored]
+    return float(np.sqrt((d**2).mean() / (w**2).mean())), int(is_stored.sum())
+
+
+@pytest.fixture(scope="module")
+def tutorials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from ttir.tutorials import TUTORIALS
+
+    return interpreted(TUTORIALS, tmp_path_factory.mktemp("tutorials"))
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("name", ["01", "02", "03", "05", "06", "06 causal", "09", "09 descriptors"])
+def test_forms_of_the_tutorials_have_their_bits(name: str, hw: str, tutorials: dict[str, Any]) -> None:
+    from ttir.tutorials import TUTORIALS
+
+    case = TUTORIALS[name]()
+    result = npusim.run(recorded(case), hw=hw, rows="all")
+    error, count = difference(result, case, tutorials[name])
+    assert error < CLOSE[str(case.arguments[case.result].dtype)]
+    assert count == case.arguments[case.result].size
+    assert result.latency_us > 0
+
+
+def hold(numbers: Iterable[int], folder: Path) -> None:
+    from ttir.drawn import drawn
+
+    numbers = list(numbers)
+    known = interpreted(map(str, numbers), folder)
+    faults = []
+    for n in numbers:
+        case = drawn(n)
+        result = npusim.run(recorded(case), hw="ascend_910b2", rows="all")
+        error, count = difference(result, case, known[str(n)])
+        if error > CLOSE[str(case.arguments[case.result].dtype)] or not count:
+            faults.append((n, case.kernel, error, count))
+    assert not faults
+
+
+def test_drawn_kernels_have_the_bits_of_the_interpreter(tmp_path: Path) -> None:
+    hold(range(FEW), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("start", range(FEW, ALL, 24))
+def test_all_drawn_kernels_have_the_bits_of_the_interpreter(start: int, tmp_path: Path) -> None:
+    hold(range(start, min(ALL, start + 24)), tmp_path)
