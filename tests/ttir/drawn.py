@@ -84,7 +84,8 @@ def drawn_varlen(rng: np.random.Generator) -> Case:
     k, v = (view_of(rng, (keys, kv, d), "float16") for _ in "kv")
     causal = not page and bool(rng.integers(2))
     switches = {"CAUSAL": causal, "WINDOW": int(rng.choice([0, 24])) if causal else 0, "PAGE": page}
-    switches |= {"LOW": float(rng.choice([-1e6, -np.inf])), "SCALED": bool(rng.integers(2))}
+    low = -1e6 if switches["WINDOW"] else float(rng.choice([-1e6, -np.inf]))  # a tile that -inf hides whole is NaN
+    switches |= {"LOW": low, "SCALED": bool(rng.integers(2))}
     names = zip(("qs", "qh", "ks", "kh", "vs", "vh", "os", "oh"), (s for x in (q, k, v, o) for s in strides(x)[:2]))
     words = {"Q": q, "K": k, "V": v, "O": o, "L": np.zeros((heads, tokens), np.float32), "starts": starts}
     words |= {"lengths": lengths, "table": table, **dict(names), "scale": d**-0.5, "groups": groups, "pages": pages}
