@@ -51,7 +51,8 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         for family, base in bases.items()
     }
     for kind in made.values() if fields else ():
-        kind.model_fields["config"].json_schema_extra = {SEARCHED: list(range(len(call.configurations))), **part_of("source")}
+        searched = list(range(len(call.configurations)))
+        kind.model_fields["config"].json_schema_extra = {SEARCHED: searched, **part_of("source")}
     schedules: tuple[Schedule, ...] = schedule(
         called,
         partial(phases_of, call),

@@ -193,16 +193,17 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
             arguments[name] = Argument(**lists, offset=int(x["offset"]), fmt=fmt, storage=int(x["storage"]), data=data)
         elif not isinstance(x, int | float | str | None):
             raise ValueError(f"{name}: {x!r}")
-    configurations = tuple(
-        Configuration(texts[v["ttir"]] if v["ttir"] is not None else "", _grid(v["grid"]), options, constants, v["refused"])
-        for v in each["configurations"]
-        for options, constants in [(dict(v["options"]), dict(v["constants"]))]
-    )
+    configurations = tuple(_configuration(v, texts) for v in each["configurations"])
     if not configurations:
         raise ValueError("a call without a configuration")
     return Call(
         str(each["name"]), str(each["path"]), int(each["line"]), str(each["where"]), arguments, configurations, release
     )
+
+
+def _configuration(of: Mapping[str, Any], texts: Sequence[str]) -> Configuration:
+    text = texts[of["ttir"]] if of["ttir"] is not None else ""
+    return Configuration(text, _grid(of["grid"]), dict(of["options"]), dict(of["constants"]), str(of["refused"]))
 
 
 def _grid(numbers: Sequence[int]) -> tuple[int, ...]:

@@ -200,8 +200,9 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
 
     Raises `SpecError` for a format that is not known, a stride below 0, or elements that overlap.
     """
+    ones = (1,) * len(AXES)
     if x.is_integer:
-        return IntegerTensor(name, (1,) * len(AXES), x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
+        return IntegerTensor(name, ones, x.fmt, data=None if x.data is None else x.elements().astype(np.int64))
     if min(x.strides, default=0) < 0:
         raise SpecError(f"{name}: strides {list(x.strides)}; none may be below 0")
     axes = [(n, s) for n, s in zip(x.shape, x.strides, strict=True) if n != 1 and s]
@@ -212,5 +213,4 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
         raise SpecError(f"{name}: a view of {list(x.shape)} with strides {list(x.strides)}, whose elements overlap")
     fmt = "float64" if is_exact else get_format(x.fmt).name
     sizes, by = tuple(n for n, _ in axes), tuple(s for _, s in axes)
-    ones = (1,) * len(AXES)
     return View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)

@@ -85,7 +85,7 @@ def mask_of_plain(grid: LaunchGrid, kind: MaskKind | None) -> tuple[TilingMask |
 
 
 def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
-    """Raise `ProgramError` for a row that sees no key of its program's tiles, whose weights a number does not make 0."""
+    """Raise `ProgramError` for a row that sees no key of its program's tiles: a number does not make weights 0."""
     assert grid.walk is not None
     for i, rules in enumerate(rules_of):
         visited = np.flatnonzero(grid.is_visited[i])
@@ -104,5 +104,6 @@ def _check_rows(grid: LaunchGrid, rules_of: Sequence[tuple[Rule, ...]]) -> None:
             else:
                 high = np.minimum(high, edge - is_strict)
         if np.any(low > high):
-            why = f"row {int(rows[np.argmax(low > high)])} sees no key: a mask hides it whole, by a number; write -inf"
+            row = int(rows[np.argmax(low > high)])
+            why = f"row {row} sees no key: a mask hides it whole, by a number; write -inf"
             raise ProgramError(f"{grid.stored.line}: {why}")

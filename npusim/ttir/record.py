@@ -22,6 +22,7 @@ import numpy as np
 from npusim.config.load import load_device
 from npusim.errors import SpecError
 from npusim.formats.float_format import format_of_dtype
+from npusim.machines.sm.core import shared_memory_bytes, warp_issue
 from npusim.ttir.calls import MOST_PROGRAMS, Argument, Call, Calls, Configuration
 from npusim.ttir.compiler import OPTIONS, compiled_text, gpu_target, place_of, release, ttir_of
 
@@ -64,7 +65,7 @@ def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
         raise SpecError(f"record: {hw} is no GPU of compute capability 9.0 or more; the default is h200")
     if import_module("triton").knobs.runtime.interpret:
         raise SpecError("record: TRITON_INTERPRET is set, which runs kernels in Python; unset it")
-    recorder = _Recorder(target, floats=floats)
+    recorder = _Recorder(target, device.architecture, floats=floats)
     jit, tuner = (import_module(f"triton.runtime.{n}") for n in ("jit", "autotuner"))
     driver, torch = import_module("triton.runtime").driver, import_module("torch") if find_spec("torch") else None
     with contextlib.ExitStack() as stack:
@@ -72,7 +73,7 @@ def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
         stack.enter_context(_replaced(tuner.Autotuner, run=_method(recorder.tuned)))
         before = driver._active  # reading `active` makes one, which needs a GPU
         stack.callback(setattr, driver, "_active", before)
-        driver.set_active(_Driver(target, torch, _utilities(device)))
+        driver.set_active(_driver(target, torch, device))
         if torch is not None:
             stack.enter_context(_torch_on_cpu(torch, device, target))
         yield recorder.calls
@@ -81,8 +82,8 @@ def record(*, hw: str = "h200", floats: bool = False) -> Iterator[Calls]:
 class _Recorder:
     """Makes a call of each launch; configurations of an autotuner are one call's."""
 
-    def __init__(self, target: Any, *, floats: bool) -> None:
-        self.target, self.floats, self.calls = target, floats, Calls()
+    def __init__(self, target: Any, architecture: str, *, floats: bool) -> None:
+        self.target, self.architecture, self.floats, self.calls = target, architecture, floats, Calls()
         self._storages: dict[int, tuple[int, Any]] = {}  # numbers, and what keeps an address from being used again
         self._texts: dict[Any, Any] = {}
         self._chosen: Mapping[str, Any] | None = None  # by a tuner, while it launches
@@ -220,7 +221,7 @@ class Launched:
         text, refused = self.ttir()
         if refused:
             raise SpecError(refused)
-        made = compiled_text(text, f"sm_{self._recorder.target.arch}", self.options)
+        made = compiled_text(text, self._recorder.architecture, self.options)
         known = {"n_regs": made.registers, "n_spills": made.spilled, "asm": {"ttir": made.ttir}}
         known["metadata"] = types.SimpleNamespace(shared=made.shared_bytes, name=self.function.__name__)
         if name not in known:
@@ -294,55 +295,23 @@ def _launching_line() -> str:
 # ---------------------------------------------------------------- a device that is not there
 
 
-class _Driver:
-    """Stands for Triton's driver: it says which device there is, and launches nothing."""
-
-    def __init__(self, target: Any, torch: Any, utilities: Mapping[str, int]) -> None:
-        self._target, self._torch = target, torch
-        self.utils = types.SimpleNamespace(get_device_properties=lambda _device: dict(utilities))
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_active_torch_device(self) -> Any:
-        return self._torch.device("cpu")
-
-    def get_device_interface(self) -> Any:
-        return self._torch.cuda
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int = 0) -> int:
-        return 0
-
-    def set_current_device(self, _device: int) -> None: ...
-
-    def get_benchmarker(self) -> Any:
-        return lambda *_a, **_k: [1.0, 1.0, 1.0]  # milliseconds: all alike
-
-    def get_empty_cache_for_benchmark(self) -> Any:
-        return self._torch.empty(1)
-
-    def clear_cache(self, _cache: Any) -> None: ...
-
-
-def _utilities(device: DeviceSpec) -> dict[str, int]:
-    """Return what Triton's driver says of a device."""
-    warps, shared = _multiprocessor(device)
-    return {
-        "max_shared_mem": warps.block_memory_bytes.value,
-        "multiprocessor_count": device.group_count.value,
-        "max_num_regs": warps.registers_count.value,
-        "warpSize": WARP,
-        "sm_clock_rate": int(device.clock_hz.value / 1e3),
-        "max_shared_mem_per_multiprocessor": shared,
-    }
-
-
-def _multiprocessor(device: DeviceSpec) -> tuple[Any, int]:
-    core = device.cores["sm"]
-    return core.engines["WARPS"], core.buffers["SMEM"].capacity_bytes.value
+def _driver(target: Any, torch: Any, device: DeviceSpec) -> Any:
+    """Return what stands for Triton's driver: it says which device there is, and launches nothing."""
+    warps = warp_issue(device)
+    said = {"max_shared_mem": warps.block_memory_bytes.value, "multiprocessor_count": device.group_count.value}
+    said |= {"max_num_regs": warps.registers_count.value, "warpSize": WARP}
+    return types.SimpleNamespace(
+        utils=types.SimpleNamespace(get_device_properties=lambda _device: dict(said)),
+        get_current_target=lambda: target,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        get_device_interface=lambda: torch.cuda,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=0: 0,
+        set_current_device=lambda _device: None,
+        get_benchmarker=lambda: lambda *_a, **_k: [1.0, 1.0, 1.0],  # milliseconds: all alike
+        get_empty_cache_for_benchmark=lambda: torch.empty(1),
+        clear_cache=lambda _cache: None,
+    )
 
 
 @contextlib.contextmanager
@@ -381,7 +350,7 @@ def _torch_on_cpu(torch: Any, device: DeviceSpec, target: Any) -> Iterator[None]
         def __init__(self, *_a: Any, **_k: Any) -> None:
             super().__init__()
 
-    warps, shared = _multiprocessor(device)
+    warps, shared = warp_issue(device), shared_memory_bytes(device)
     said = types.SimpleNamespace(
         multi_processor_count=device.group_count.value,
         name=f"NVIDIA {device.name.upper()}",

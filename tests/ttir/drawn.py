@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
 import triton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from ttir import recorded_kernels as kernels  # noqa: E402
+from ttir import recorded_kernels as kernels
 
 
 class Case(NamedTuple):

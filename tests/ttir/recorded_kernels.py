@@ -37,7 +37,7 @@ def product(A, B, C, Bias, M, N, K, am, ak, bk, bn, cm, cn,
     a = A + (rm % M)[:, None] * am + rk[None, :] * ak
     b = B + rk[:, None] * bk + (rn % N)[None, :] * bn
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BK)):
+    for k in range(tl.cdiv(K, BK)):
         if IS_WHOLE:
             acc = tl.dot(tl.load(a), tl.load(b), acc)
         else:

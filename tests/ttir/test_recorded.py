@@ -51,7 +51,9 @@ def difference(result: Any, case: Case, wanted: Any) -> tuple[float, int]:
     """Return the relative RMSE of what programs store, and how many elements these are."""
     view = result.program.tensors["o"].view
     got = np.asarray(result.output, np.float64)
-    wanted, before = (view.array(x).astype(np.float64).reshape(got.shape) for x in (wanted, case.arguments[case.result]))
+    wanted, before = (
+        view.array(x).astype(np.float64).reshape(got.shape) for x in (wanted, case.arguments[case.result])
+    )
     is_left, is_stored = np.isnan(got) & (wanted == before), np.isfinite(got)
     assert np.array_equal(is_left, ~is_stored), "what one stores the other leaves, or is NaN of one alone"
     d, w = (got - wanted)[is_stored], wanted[is_stored]
