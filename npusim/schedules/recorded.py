@@ -51,7 +51,7 @@ def _load(name: str, _changed: int) -> tuple[Schedule, ...]:
         for family, base in bases.items()
     }
     for kind in made.values() if fields else ():
-        searched = list(range(len(call.configurations)))
+        searched: list[Any] = list(range(len(call.configurations)))
         kind.model_fields["config"].json_schema_extra = {SEARCHED: searched, **part_of("source")}
     schedules: tuple[Schedule, ...] = schedule(
         called,

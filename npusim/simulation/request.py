@@ -59,6 +59,11 @@ def short_name(schedule: str) -> str:
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
 
 
+def schedule_name(schedule: Any) -> Any:
+    """Return the name of a schedule; of a recorded call the one by which verbs take it."""
+    return schedule if isinstance(schedule, str) else getattr(schedule, "schedule", schedule)
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """How one field of a request is written on a command line.
@@ -337,8 +342,7 @@ class Request:
     progress: Callable[[float], None] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, str) and hasattr(self.schedule, "schedule"):  # a recorded call
-            object.__setattr__(self, "schedule", self.schedule.schedule)
+        object.__setattr__(self, "schedule", schedule_name(self.schedule))
         for name, (kinds, words) in _KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):

@@ -31,7 +31,8 @@ def view_of(rng: np.random.Generator, shape: tuple[int, ...], fmt: str, *, is_la
 
     ``is_last``: the last axis stays the innermost one.
     """
-    order = list(rng.permutation(len(shape) - 1)) + [len(shape) - 1] if is_last else list(rng.permutation(len(shape)))
+    count = len(shape)
+    order = [*rng.permutation(count - 1), count - 1] if is_last else list(rng.permutation(count))
     padded = [shape[i] + int(rng.integers(0, 2)) * 8 for i in order]
     padded[0] = shape[order[0]] + 1
     values = rng.standard_normal(padded).astype(fmt)
@@ -85,7 +86,8 @@ def drawn_varlen(rng: np.random.Generator) -> Case:
     switches = {"CAUSAL": causal, "WINDOW": int(rng.choice([0, 24])) if causal else 0, "PAGE": page}
     low = -1e6 if switches["WINDOW"] else float(rng.choice([-1e6, -np.inf]))  # a tile that -inf hides whole is NaN
     switches |= {"LOW": low, "SCALED": bool(rng.integers(2))}
-    names = zip(("qs", "qh", "ks", "kh", "vs", "vh", "os", "oh"), (s for x in (q, k, v, o) for s in strides(x)[:2]))
+    steps = [s for x in (q, k, v, o) for s in strides(x)[:2]]
+    names = zip(("qs", "qh", "ks", "kh", "vs", "vh", "os", "oh"), steps, strict=True)
     words = {"Q": q, "K": k, "V": v, "O": o, "L": np.zeros((heads, tokens), np.float32), "starts": starts}
     words |= {"lengths": lengths, "table": table, **dict(names), "scale": d**-0.5, "groups": groups, "pages": pages}
     words |= {"length": tokens, "D": d, "BM": 32, "BN": bn, **switches, "STORES": bool(rng.integers(2))}

@@ -162,7 +162,7 @@ def rows(X, Y, S, W, xb, xs, xh, yb, ys, yh, heads, length, lengths, columns, B:
          IS_LEFT: tl.constexpr, STORES: tl.constexpr):  # fmt: skip
     """One row of (batch, sequence, heads, columns) a program; rows beyond a sequence's length are left out."""
     batch, at, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
-    if IS_LEFT:
+    if IS_LEFT:  # noqa: SIM102 - a branch of the kernel, in one of the compiler
         if at >= tl.load(lengths + batch):
             return
     c = tl.arange(0, B)
@@ -207,7 +207,7 @@ def varlen(Q, K, V, O, L, starts, lengths, table, qs, qh, ks, kh, vs, vh, os, oh
     acc = tl.zeros([BM, D], dtype=tl.float32)
     end = tl.minimum((pm + 1) * BM, size) if CAUSAL else size
     for j in range(0, end, BN):
-        if PAGE:
+        if PAGE:  # noqa: SIM108
             first = tl.load(table + number * pages + j // PAGE) * PAGE + j % PAGE
         else:
             first = start + j
