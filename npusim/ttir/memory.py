@@ -51,13 +51,14 @@ class Memory(Arithmetic):
         is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
-        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any(some < n)}
+        is_read = True if self._only is None else self._only
+        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
-            elif not all(map(_are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
+            elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: let both walk the same")
             self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
@@ -216,6 +217,6 @@ class Memory(Arithmetic):
         )
 
 
-def _are_alike(a: Integers, b: Integers) -> bool:
+def are_alike(a: Integers, b: Integers) -> bool:
     """Return whether two loops go through the same, in each program (one stands for all)."""
     return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))

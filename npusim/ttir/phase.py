@@ -319,10 +319,15 @@ class LaunchGrid:
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[ROWS] and "row" not in (own := self.called(load.axes).split()) and own:
+        elif whole == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+
+    def _is_shared(self, load: Load) -> bool:
+        """Return whether all rows have what a load reads: a row of columns, or one element."""
+        own = self.called(load.axes).split()
+        return not load.pointer.shape if not any(load.axes) else "row" not in own
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
@@ -446,9 +451,9 @@ class LaunchGrid:
             raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
 
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
-        t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
+        t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
-        is_result = of == self.stored.pointer.of and not t.is_workspace
+        is_result = of == self.stored.pointer.of and not t.is_workspace and not load
         name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}

@@ -17,9 +17,9 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.ttir.arithmetic import BINARY, UNARY
-from npusim.ttir.draft import Choices, Walk, plain_name
+from npusim.ttir.draft import Choices, Stored, Walk, plain_name
 from npusim.ttir.layout import Access, View
-from npusim.ttir.memory import Memory
+from npusim.ttir.memory import Memory, are_alike
 from npusim.ttir.rolled import rolled, with_scale_before_maximum
 from npusim.ttir.text import FORMATS, Function, Op, refusing, shape_of
 from npusim.ttir.values import Affine, Floats, Integers, Known, Number, answers, lesser
@@ -92,7 +92,7 @@ class Reader(Memory):
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
-            if accessed.count(x.pointer.of) > 1:
+            if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
 
     @property
@@ -132,6 +132,19 @@ class Reader(Memory):
             count = f"{int(is_left.sum()):,} of {len(is_left):,} programs"
             self.notes.append(f"{op.line}: {count} return early; the time that their start takes is not counted")
             self._keep(np.flatnonzero(~is_left))
+
+    def _is_in_place(self, x: Stored) -> bool:
+        """Return whether a program stores once, and to what it alone loads."""
+        loads = [y for y in self.loads.values() if y.of == x.pointer.of]
+        return (
+            x is self.stored[0]
+            and [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
+            and all(
+                (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+                and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+                for y in loads
+            )
+        )
 
     def _do(self, op: Op) -> None:
         with refusing(op.line, op.name):

@@ -236,3 +236,33 @@ def varlen(Q, K, V, O, L, starts, lengths, table, qs, qh, ks, kh, vs, vh, os, oh
              mask=rm[:, None] < size)  # fmt: skip
     if STORES:
         tl.store(L + head * length + start + rm, m + tl.math.log2(l), mask=rm < size)
+
+
+@triton.jit
+def scaled_heads(X, Y, S, M, N: tl.constexpr, BM: tl.constexpr):
+    rm, rn, head = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, N), tl.program_id(1)
+    at = head * M * N + rm[:, None] * N + rn[None, :]
+    tl.store(Y + at, tl.load(X + at) * tl.load(S + head))
+
+
+@triton.jit
+def some_tiles(Q, K, V, O, T, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rm, rn, rd = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + rd[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        if tl.load(T + j // BN) != 0:
+            s = tl.dot(q, tl.load(K + (j + rn)[None, :] * D + rd[:, None]))
+            new = tl.maximum(m, tl.max(s, 1))
+            p, alpha = tl.math.exp2(s - new[:, None]), tl.math.exp2(m - new)
+            acc = acc * alpha[:, None] + tl.dot(p.to(tl.float16), tl.load(V + (j + rn)[:, None] * D + rd[None, :]))
+            l = l * alpha + tl.sum(p, 1)
+            m = new
+    tl.store(O + rm[:, None] * D + rd[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def in_place(X, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(X + i, tl.load(X + i, mask=i < n) * 2.0, mask=i < n)

@@ -151,7 +151,7 @@ def test_wrong_programs_and_files_are_said(
 def test_sizes_and_numbers_of_a_call_are_its_own(file: Path) -> None:
     with pytest.raises(SpecError, match="a recorded call has its sizes"):
         npusim.run(f"{file}::0", problem={"n": 4})
-    with pytest.raises(SpecError, match="no call '1'; there are .*c.npz::0 add"):
+    with pytest.raises(SpecError, match=r"no call '1'; there are .*c\.npz::0 add"):
         npusim.run(f"{file}::1")
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_file_is_refused(change: str, file: Path) -> None:
 def test_nothing_recorded_and_other_suffixes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no launch of a Triton kernel was recorded"):
         Calls().save(tmp_path / "c.npz")
-    with pytest.raises(SpecError, match="ends with .npz"):
+    with pytest.raises(SpecError, match=r"ends with \.npz"):
         Calls().save(tmp_path / "c.bin")
 
 

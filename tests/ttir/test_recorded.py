@@ -80,6 +80,46 @@ def test_forms_of_the_tutorials_have_their_bits(name: str, hw: str, tutorials: d
     assert result.latency_us > 0
 
 
+def computed(case: Case, hw: str) -> Any:
+    result = npusim.run(recorded(case), hw=hw, rows="all")
+    return np.asarray(result.output, np.float64).reshape(case.arguments[case.result].shape)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+def test_one_element_of_a_tensor_is_there_for_all_rows(hw: str) -> None:
+    from ttir.drawn import Case
+
+    rng = np.random.default_rng(0)
+    x, s = rng.standard_normal((3, 64, 32)).astype(np.float32), rng.standard_normal(3).astype(np.float32)
+    words = {"X": x, "Y": np.zeros_like(x), "S": s, "M": 64, "N": 32, "BM": 32}
+    assert np.array_equal(computed(Case("scaled_heads", (2, 3), words, {}, "Y"), hw), x * s[:, None, None])
+
+
+def test_what_is_loaded_and_stored_at_one_place_is_read() -> None:
+    from ttir.drawn import Case
+
+    x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    assert np.array_equal(computed(Case("in_place", (7,), {"X": x, "n": 100, "B": 16}, {}, "X"), "ascend_910b2"), x * 2)
+
+
+def test_tiles_that_data_leaves_out_are_not_visited() -> None:
+    from ttir.drawn import Case
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 32)).astype(np.float16) for n in (64, 128, 128))
+    kept = np.array([1, 0, 1, 1], np.int32)
+    words = {"Q": q, "K": k, "V": v, "O": np.zeros_like(q), "T": kept, "S": 128, "D": 32, "BM": 32, "BN": 32}
+    case = Case("some_tiles", (2,), words, {}, "O")
+    scores = q.astype(np.float64) @ k.astype(np.float64).T
+    scores[:, ~np.repeat(kept, 32).astype(bool)] = -np.inf
+    weights = np.exp2(scores - scores.max(1, keepdims=True))
+    wanted = weights @ v.astype(np.float64) / weights.sum(1, keepdims=True)
+    assert np.abs(computed(case, "ascend_910b2") - wanted).max() < 2e-3
+    every = case._replace(arguments={**words, "T": np.ones(4, np.int32)})
+    times = [npusim.run(recorded(c), numerics=False).cycles for c in (case, every)]
+    assert times[0] < times[1]
+
+
 def hold(numbers: Iterable[int], folder: Path) -> None:
     from ttir.drawn import drawn
 
