@@ -19,6 +19,7 @@ from npusim.errors import NpusimError, SpecError, TensorError
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
 from npusim.ttir import SUFFIX
+from npusim.ttir.compiler import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -203,7 +204,10 @@ def _call(number: int, each: Mapping[str, Any], texts: Sequence[str], arrays: Ma
 
 def _configuration(of: Mapping[str, Any], texts: Sequence[str]) -> Configuration:
     text = texts[of["ttir"]] if of["ttir"] is not None else ""
-    return Configuration(text, _grid(of["grid"]), dict(of["options"]), dict(of["constants"]), str(of["refused"]))
+    options = {n: int(x) for n, x in of["options"].items()}
+    if unknown := options.keys() - set(OPTIONS):
+        raise ValueError(f"option {min(unknown)}")
+    return Configuration(text, _grid(of["grid"]), options, dict(of["constants"]), str(of["refused"]))
 
 
 def _grid(numbers: Sequence[int]) -> tuple[int, ...]:

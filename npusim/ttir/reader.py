@@ -63,6 +63,8 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
                 if not reader.is_misread:
                     break
                 reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
+            if reader.is_misread:
+                raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
     if "fuses" in how and choices.fuses:
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
@@ -128,6 +130,8 @@ class Reader(Memory):
         """Go on without the programs that are done."""
         if is_left.all():
             raise op.fail("every program returns early: nothing is stored")
+        if is_left.any() and self.stored:
+            raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
         if is_left.any():
             count = f"{int(is_left.sum()):,} of {len(is_left):,} programs"
             self.notes.append(f"{op.line}: {count} return early; the time that their start takes is not counted")
