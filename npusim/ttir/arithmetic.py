@@ -208,7 +208,9 @@ class Arithmetic(Draft):
         pad = pads.pop() if len(pads) == 1 else math.nan
         text = _extreme(how, self.text(a), self.text(b)) if how.endswith("mum") else self._combined(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
-        made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
+        is_low = how == "maximum" and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
+        pad = None if math.isnan(pad) else pad
+        made = Floats(text, self._joined(*blocks), blocks[0].fmt, pad, factors=factors, is_low=is_low)
         self._bind(op, made)
 
     def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
@@ -300,8 +302,8 @@ class Arithmetic(Draft):
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
-        least = 0.0 if op.name == "math.absf" else -math.inf
-        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, least=least))
+        is_low = op.name == "math.absf" and pad == 0
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
         known: dict[str, tuple[str, Callable[[float], float]]] = {"__nv_tanhf": ("tanh({})", math.tanh)}
@@ -332,8 +334,7 @@ class Arithmetic(Draft):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
-        is_neutral = x.pad == neutral or (kind == "max" and x.pad is not None and x.pad <= x.least)
-        if self.root(axis) in self.cuts and not is_neutral:
+        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
@@ -462,6 +463,11 @@ def _is_diagonal(mask: Condition) -> bool:
 
 def _rounded(value: float, fmt: str) -> float:
     return float(np.asarray(cast(np.array([value]), FORMATS[fmt])).astype(np.float64)[0])
+
+
+def _is_alike(x: Known) -> bool:
+    """Return whether a value is the same in all columns of a row."""
+    return isinstance(x, Number) or (isinstance(x, Floats) and (not x.axes or x.axes[-1] is None))
 
 
 def _pad(x: Known, other: float) -> float:

@@ -172,7 +172,8 @@ class Floats:
 
     ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
     ``factors``: of a multiplication, which an addition may take in.  ``narrow``: a value of a narrower format that it
-    equals.  ``least``: no element is below.
+    equals.  ``is_low``: no element is below what it has where
+    a mask hides a column.
     """
 
     text: str
@@ -183,7 +184,7 @@ class Floats:
     is_product: bool = False
     factors: tuple[str, str] | None = None
     narrow: Floats | None = None
-    least: float = -float("inf")
+    is_low: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -266,3 +266,19 @@ def some_tiles(Q, K, V, O, T, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.const
 def in_place(X, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     tl.store(X + i, tl.load(X + i, mask=i < n) * 2.0, mask=i < n)
+
+
+@triton.jit
+def running_maximum(X, Y, n, B: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, B)
+    most = -float("inf")
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n, other=-float("inf"))
+        most = tl.max(tl.maximum(x, most))
+    total = 0.0
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n, other=0.0)
+        total += tl.sum(tl.where(at + c < n, tl.exp(x - most), 0.0))
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n)
+        tl.store(Y + row * n + at + c, x - most - tl.log(total), mask=at + c < n)

@@ -102,6 +102,15 @@ def test_what_is_loaded_and_stored_at_one_place_is_read() -> None:
     assert np.array_equal(computed(Case("in_place", (7,), {"X": x, "n": 100, "B": 16}, {}, "X"), "ascend_910b2"), x * 2)
 
 
+def test_a_maximum_of_a_cut_row_and_what_is_alike_in_it_is_read() -> None:
+    from ttir.drawn import Case
+
+    x = np.random.default_rng(0).standard_normal((5, 100)).astype(np.float32)
+    case = Case("running_maximum", (5,), {"X": x, "Y": np.zeros_like(x), "n": 100, "B": 64}, {}, "Y")
+    wanted = x - np.log(np.exp(x.astype(np.float64)).sum(1, keepdims=True))
+    assert np.abs(computed(case, "ascend_910b2") - wanted).max() < 1e-5
+
+
 def test_tiles_that_data_leaves_out_are_not_visited() -> None:
     from ttir.drawn import Case
 

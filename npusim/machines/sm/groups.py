@@ -172,8 +172,6 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
                 "its tiles go through registers; take 1"
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
-    if fields.warps < GROUP_WARPS:
-        raise TilingError(f"warps: {fields.warps}; the warps of an attention are groups of {GROUP_WARPS}: 4, 8, ...")
     tile = BlockTile.of(kernel, phase, products, fields)
     if fields.kernel == "fa2":  # whole tiles, however few rows are live
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
@@ -319,7 +317,7 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = 
     warps = tile.warps
     if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
         return GroupWork(warps, generation="mma"), 1
-    if tile.rows < GROUP_ROWS or engine.wgmma is None:
+    if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
         each = CUTLASS_ROWS if is_cutlass else FRAGMENT_ROWS
         down = min(warps, tile.rows // each) if tile.rows >= GROUP_ROWS else 1
         return GroupWork(warps, across=warps // down, generation="mma"), 1
