@@ -158,7 +158,6 @@ class Draft:
         return constant(int(value))
 
     def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
-        """Return a new axis for each dimension, None for one of size 1."""
         axes = tuple(f"a{len(self._roots) + i}" if n > 1 else None for i, n in enumerate(shape))
         self._roots |= {a: a for a in axes if a is not None}
         return axes
