@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from npusim.report.compare import compare
     from npusim.run import RunResult, run
     from npusim.stress import stress
+    from npusim.ttir.record import record
     from npusim.tune.hooks import triton
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "explore",
     "formats",
     "invariant",
+    "record",
     "run",
     "stress",
     "triton",
@@ -48,6 +50,7 @@ _HOMES = MappingProxyType(
         "explore": "npusim.explore",
         "formats": "npusim.formats",
         "invariant": "npusim.invariance",
+        "record": "npusim.ttir.record",
         "run": "npusim.run",
         "stress": "npusim.stress",
         "triton": "npusim.tune.hooks",

@@ -69,8 +69,11 @@ class Kernel:
         finite_starts: bool = False,
         walks: str = "",
         still: str = "",
+        keeps_factors: bool = False,
     ) -> None:
+        """``keeps_factors``: cores keep what rows make of operands before a loop as a left factor in it."""
         self.finite_starts, self.walks, self.still = finite_starts, tuple(walks.split()), frozenset(still.split())
+        self.keeps_factors = keeps_factors
         self.function, self.results, self.axes = function, tuple(results.split()), dict(axes)
         self.parameters = frozenset(inspect.signature(function).parameters)
         self.__name__, self.__doc__ = function.__name__, function.__doc__
@@ -365,7 +368,10 @@ class _Lowering:
                     "factor transposes what rows make, too",
                     e,
                 )
-            if left.kind != "operand" and e.loop is not None and not self.is_recurrent and self.is_of_operands(left):
+            is_kept = self.is_recurrent or (
+                self.kernel.keeps_factors and left.event is not None and left.event.loop is None
+            )
+            if left.kind != "operand" and e.loop is not None and self.is_of_operands(left) and not is_kept:
                 self.kernel.fail(
                     f"{left} is the left factor of a product in a loop and made of operands alone: make it in a kernel "
                     "of its own before, for all tiles at once",

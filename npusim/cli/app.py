@@ -21,6 +21,7 @@ from npusim.cli import (
     layout,
     measure,
     program,
+    record,
     run,
     stress,
     tune,
@@ -38,7 +39,7 @@ INTERRUPTED = 130
 VERBS = (
     *("run", "compare", "diff", "report", "explore", "tune", "invariant", "stress", "check", "validate", "import"),
     "calibrate",
-    *("export", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
+    *("export", "record", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
 
@@ -144,7 +145,7 @@ def root(
     """Read the options that stand before a verb."""
 
 
-for module in (run, compare, explore, checks, measure, layout, formats, guide, program, stress, warm, tune):
+for module in (run, compare, explore, checks, measure, layout, formats, guide, record, program, stress, warm, tune):
     app.add_typer(module.app)
 for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
     app.add_typer(verbs)

@@ -111,6 +111,10 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         raise TilingError("\n".join(lines)) from None
 
 
+#: Key of a field's schema: values that a search takes which names no field.
+SEARCHED = "searched"
+
+
 def with_fields(
     name: str, base: type[Tiling], fields: Mapping[str, tuple[object, str]], defaults: Mapping[str, object]
 ) -> type[Tiling]:

@@ -13,7 +13,7 @@ from npusim.errors import TilingError, one_line
 from npusim.explore.search import Options, Search, run_search
 from npusim.explore.space import SearchRequest, SearchSpec
 from npusim.explore.store import PointOutcome, check_table, export
-from npusim.simulation.request import Request, TensorOptions, command, takes_options
+from npusim.simulation.request import Request, TensorOptions, command, schedule_name, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
 
 Ranked = TypeVar("Ranked")
@@ -239,7 +239,8 @@ def explore(
     >>> len(found.outcomes)
     2
     """
-    schedules = [schedule] if isinstance(schedule, str) else list(schedule)
+    schedule = schedule_name(schedule)
+    schedules = [schedule] if isinstance(schedule, str) else list(map(schedule_name, schedule))
     asked = SearchRequest(Request(schedules[0], numerics=False, **call_options), tuple(schedules))
     axes, notes = asked.auto_space(fields or {}) if auto else (dict(fields or {}), ())
     studies = studies or not auto

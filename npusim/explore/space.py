@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
 from npusim.config.node import load_machine
-from npusim.config.tiling import Tiling, TilingField, tiling_fields, word_of
+from npusim.config.tiling import SEARCHED, Tiling, TilingField, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.plan import target_of
@@ -209,6 +209,10 @@ class SearchRequest:
             # Schedules alone are compared by what each of them can compute in.
             if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
                 axes_of_schedule |= {PRECISION: common.found[name].presets(common.device)}
+            if not values:  # a schedule may declare what a search goes through that names nothing
+                extras = ((n, info.json_schema_extra) for n, info in common.found[name].tiling.model_fields.items())
+                searched = ((n, x.get(SEARCHED)) for n, x in extras if isinstance(x, dict))
+                axes_of_schedule |= {n: tuple(x) for n, x in searched if isinstance(x, list)}
             if not axes_of_schedule:
                 more = f"; of its precision: {', '.join(precision)}" if precision else ""
                 raise TilingError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from npusim.formats import stored_format
 from npusim.ir.content import record
@@ -47,6 +47,13 @@ class Tile:
         return stored_format(self.fmt).bytes_of(self.rows * self.cols)
 
 
+class Arranged(Protocol):
+    """How the values of a tensor are arranged in memory."""
+
+    def array(self, values: Any) -> Any:
+        """Return values as (batch, heads, rows, cols)."""
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalTensor:
     """A tensor in global memory, ``(batch, heads, rows, cols)``; shared by all core groups.
@@ -57,6 +64,7 @@ class GlobalTensor:
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
     many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
     the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
+    ``view``: how a recorded call has it, where that is other.
     """
 
     name: str
@@ -73,6 +81,7 @@ class GlobalTensor:
     shared_rows: int = 1
     column: int = 0
     is_transposed: bool = False
+    view: Arranged | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -40,6 +40,8 @@ class Machine:
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
     has_rows_kernels = reshapes_operands = True
+    #: Whether cores keep what rows make of operands before a loop as a left factor in it.
+    keeps_factors = False
     #: Whether warp groups run beside one another.
     has_groups = False
     #: Cores that share the rows of a block.

@@ -224,6 +224,8 @@ def kernel_source(inputs: Sequence[GlobalTensor], seed: int, given: Mapping[str,
             return formats.cast(rng.standard_normal((rows, t.cols), np.float32), t.fmt)
         size = t.batch * t.heads * rows * t.cols
         array = given.get(t.name, np.empty(0, fmt.dtype))
+        if t.view is not None and array.size:
+            array = t.view.array(array)
         if array.size != size or array.dtype != fmt.dtype:
             listed = ", ".join(f"{n} {a.dtype}{a.shape}" for n, a in given.items())
             raise TensorError(f"tensors: {t.name}: {size:,} elements of {t.fmt} are needed; given are {listed}")

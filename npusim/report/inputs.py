@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.bands import validated_schedules
 from npusim.config.layers import LOCAL
@@ -13,7 +13,7 @@ from npusim.config.messages import suggest
 from npusim.config.quantity import BASES
 from npusim.config.workload import OF_PROBLEM, Workload
 from npusim.errors import SpecError
-from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells
+from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document
 from npusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.config.tiling import TilingField
     from npusim.report.record import RunRecord
     from npusim.schedules.registry import Schedule
+    from npusim.ttir.calls import Calls
 
 #: Lengths of sequences that a line names.
 LENGTHS = 6
@@ -130,6 +131,41 @@ def device_table(device: DeviceSpec, only: str = "", basis: str | None = None) -
     validations = [v.text(schedule, device.name) for schedule, v in validated_schedules(device).items()]
     measured = cells(*validations or ["no measurement: predicted only"])
     return (heading, NUMBERS.grid(rows), Facts((("measured", measured),)))
+
+
+CALLS = Columns(
+    Column("call", "number", align=">"),
+    Column("kernel", "kernel"),
+    Column("grid", "grid"),
+    Column("launched at", "launched_at"),
+    Column("configurations", "configurations", align=">"),
+    Column("Triton", "triton"),
+)
+
+
+def calls_table(path: str, calls: Calls) -> tuple[Block, ...]:
+    """Return what a file of recorded calls holds."""
+    rows = [{**row, "triton": row["refused"] or "compiles"} for row in _calls(calls)]
+    return (Heading(path, f"recorded with Triton {calls[0].triton}; npusim run {path}::0"), CALLS.grid(rows))
+
+
+def calls_document(path: str, calls: Calls) -> dict[str, object]:
+    """Return what a file of recorded calls holds, as JSON."""
+    return document("calls", file=path, triton=calls[0].triton, calls=_calls(calls))
+
+
+def _calls(calls: Calls) -> list[dict[str, Any]]:
+    return [
+        {
+            "number": i,
+            "kernel": call.name,
+            "grid": " x ".join(map(str, call.grid)),
+            "launched_at": call.where,
+            "configurations": len(call.configurations),
+            "refused": call.configurations[0].refused,
+        }
+        for i, call in enumerate(calls)
+    ]
 
 
 def device_summary(device: DeviceSpec) -> str:

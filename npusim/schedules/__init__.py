@@ -21,6 +21,7 @@ from npusim.config.packaged import installed
 from npusim.errors import SpecError
 from npusim.schedules import plugins
 from npusim.schedules.registry import Schedule
+from npusim.ttir import is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,6 +84,8 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     """
     ours = {family: SCHEDULES[name, family] for family in _PACKAGED.get(name, ("", ()))[1]}
     plugins.refuse_twice(name)
+    if is_recorded(name):
+        return {s.family: s for s in importlib.import_module(f"{__name__}.recorded").load(name)}
     if "::" in name:
         return {s.family: s for s in importlib.import_module(f"{__name__}.triton").load(name)}
     source = name if outside.is_outside(name) else plugins.offered().get(name, "")

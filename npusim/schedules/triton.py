@@ -31,9 +31,10 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.code import with_code
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
+from npusim.ttir.calls import MOST_PROGRAMS
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.ttir.draft import Choices
-from npusim.ttir.phase import LaunchGrid
+from npusim.ttir.phase import placed
 from npusim.ttir.reader import read_launch
 from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.algorithms.flash import Accumulate
+    from npusim.config.device import DeviceSpec
     from npusim.schedules.define import Phases
     from npusim.schedules.registry import Schedule
 
@@ -54,8 +56,6 @@ STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e as a kernel's float32 has it.
 LOG2_E32 = float(np.float32(LOG2_E))
-#: Programs of a launch: the addresses of every one are evaluated, a block each.
-MOST_PROGRAMS = 1 << 20
 #: Values of options that Triton's compiler takes: a block has 1,024 threads at most (CUDA), and a pipeline of more
 #: stages than a multiprocessor's memory holds is compiled for minutes.
 MOST_OPTIONS = MappingProxyType({"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": tuple(range(1, 17))})
@@ -288,7 +288,8 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
         if launch is not launches[-1] and isinstance(tiling, GroupFields):
             own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
             fields = tiling.model_copy(update=own)
-        made = _phase_of(launch, names, problem, fields, p, machine)
+        *before, made = _phase_of(launch, names, problem, fields, p, machine)
+        phases += before
         phase, *more = made if isinstance(made, tuple) else (made,)
         if launch is not launches[-1]:
             phase = replace(phase, name=f"{phase.name} {len(phases) + 1}", is_named=True)
@@ -319,7 +320,7 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
 
 def _phase_of(
     launch: Launch, names: dict[str, Any], problem: Any, tiling: Any, p: TritonPrecision, machine: Any
-) -> Any:
+) -> list[Any]:
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
         value = arguments[q.name]
@@ -328,14 +329,40 @@ def _phase_of(
         if p.is_exact and isinstance(value, Tensor):
             arguments[q.name] = replace(value, fmt="float64")
     grid = _grid(launch, names)
-    device, options = machine.device, launch.options
+    options = launch.options
     if isinstance(tiling, GroupFields):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages or STAGES}
-    is_nvidia = device.family == "nvidia"
-    capability = int(device.architecture.rpartition("_")[2] or 0) if is_nvidia else 0
-    has_code = capability >= TENSOR_CORES
-    made = compiled(launch.source, device.architecture if has_code else "", words, options)
-    fuses = is_nvidia and p.contracts and (made.fuses or not has_code)
+    made = compiled(launch.source, architecture_of(machine.device), words, options)
+    place = launch.source.name, Line(launch.source.path, launch.source.line)
+    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+
+
+def _capability(device: DeviceSpec) -> int:
+    return int(device.architecture.rpartition("_")[2] or 0) if device.family == "nvidia" else 0
+
+
+def architecture_of(device: DeviceSpec) -> str:
+    """Return the architecture that Triton makes code for; empty where it makes none, or none for tensor cores."""
+    return device.architecture if _capability(device) >= TENSOR_CORES else ""
+
+
+def phase_read(
+    made: Compiled,
+    name: str,
+    line: Line,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    problem: Any,
+    tiling: Any,
+    p: TritonPrecision,
+    machine: Any,
+) -> list[Any]:
+    """Return the phases of a kernel that is compiled, the last with its fields if it has any; refuse one at its line.
+
+    Before the last there may be one that makes a factor of it.
+    """
+    device, is_nvidia = machine.device, machine.device.family == "nvidia"
+    fuses = is_nvidia and p.contracts and (made.fuses or not architecture_of(device))
     exp2, exp = (f"exp({{}}, {p.exp_variant!r})", f"exp({{}} * {LOG2_E32!r}, {p.exp_variant!r})")
     if not p.exp_variant.startswith("exp2."):
         exp2, exp = f"exp({{}} * {math.log(2.0)!r}, {p.exp_variant!r})", exp2
@@ -343,19 +370,21 @@ def _phase_of(
     erf = f"erf({{}}, {p.erf_variant!r})"
     sqrt = f"sqrt({{}}, {p.sqrt_variant!r})"
     choices = Choices(p.accumulate == "fresh", fuses, exp2, exp, erf, sqrt, orders, p.is_exact)
-    with refusing(Line(launch.source.path, launch.source.line), launch.source.name):
-        blocks = LaunchGrid(read_launch(read(made.ttir), arguments, grid, choices))
-        phase = replace(blocks.phase(problem, machine.mask_kind(tiling), p), arithmetic=p.arithmetic)
+    with refusing(line, name):
+        blocks = placed(read_launch(read(made.ttir), arguments, grid, choices))
+        keeps = machine.keeps_factors
+        *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
+        phase = replace(phase, arithmetic=p.arithmetic)
     is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
-    if is_approximate and capability != MEASURED_ROOTS:
+    if is_approximate and _capability(device) != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
     if machine.has_groups:
-        phase, lies = _told(launch, phase, made, tiling, machine, blocks.at_once)
-        return phase, with_code(lies, made.body, phase, math.prod(grid), device)
+        phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
+        return [*before, (phase, with_code(lies, made.body, phase, math.prod(grid), device))]
     if not blocks.piece or not device.is_timed:
-        return phase
-    fields, _ = machine.compiled(launch.source.name, phase, tiling, made.down, blocks.piece)
-    return phase, fields
+        return [*before, phase]
+    fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
+    return [*before, (phase, fields)]
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
@@ -417,7 +446,7 @@ def reference_rows(
     return made.reshape(output.batch, output.heads, output.seq_q, output.value_head_dim)
 
 
-def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
+def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
     """Return the phase with what the compiler says of it: stages, registers, shared memory.
 
     ``at_once``: tiles that it loads as one block, 0 where it goes from tile to tile.
@@ -429,7 +458,7 @@ def _told(launch: Launch, phase: Any, made: Compiled, tiling: Any, machine: Any,
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
         told |= {"spilled_accesses": made.accesses}
     fields = tiling.model_copy(update=told)
-    lies, note = machine.compiled(launch.source.name, machine.ordered(phase, fields), fields, made.down)
+    lies, note = machine.compiled(name, machine.ordered(phase, fields), fields, made.down)
     note = note.replace("registers as given", "registers of the compiler") if "registers" in told else note
     if at_once and machine.device.flags:
         most = machine.device.flags.usable_event_ids_count.value // len(phase.tensors)

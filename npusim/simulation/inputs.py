@@ -20,6 +20,8 @@ from npusim.formats.float_format import format_of_dtype
 from npusim.numerics.inputs import check_pages, hidden_keys, quantised
 from npusim.sanitize import regular_file
 from npusim.simulation.request import Layout
+from npusim.ttir import is_recorded
+from npusim.ttir.calls import call_of
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
@@ -91,9 +93,13 @@ def chosen_tensors(request: Request, load: Workload) -> tuple[Tensors | None, di
 def kernel_tensors(request: Request) -> Tensors | None:
     """Return the inputs given to a kernel of plain tensors, by the names of its parameters; None where there are none.
 
+    Those of a recorded call are its own, if their values were recorded.
+
     Raises `TensorError` for a file that is damaged.
     """
     given = request.tensors
+    if given is None and is_recorded(request.schedule):
+        return call_of(request.schedule).floats()
     if given is None or isinstance(given, Mapping):
         return None if given is None else {n: np.asarray(x) for n, x in given.items()}
     return read_tensors(Path(given))

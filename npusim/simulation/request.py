@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast, get_args
 
 from npusim.errors import SpecError
+from npusim.ttir import is_recorded
 from npusim.units import parse_count
 
 if TYPE_CHECKING:
@@ -51,9 +52,16 @@ Layout = Literal["bnsd", "bsnd", "bsh", "tnd"]
 
 
 def short_name(schedule: str) -> str:
-    """Return what sentences call a schedule: of launches the kernels, else its name."""
+    """Return what sentences call a schedule: of launches the kernels, of a recorded call its file, else its name."""
+    if is_recorded(schedule):
+        return schedule.rpartition("/")[2]
     launches = schedule.partition("::")[2].split(";")
     return " + ".join(text.partition("[")[0].strip() for text in launches) or schedule
+
+
+def schedule_name(schedule: Any) -> Any:
+    """Return the name of a schedule; of a recorded call the one by which verbs take it."""
+    return schedule if isinstance(schedule, str) else getattr(schedule, "schedule", schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +343,7 @@ class Request:
     progress: Callable[[float], None] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", schedule_name(self.schedule))
         for name, (kinds, words) in _KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
@@ -351,7 +360,7 @@ class Request:
         if self.problem is not None and not (isinstance(self.problem, Mapping) or hasattr(self.problem, "model_dump")):
             raise SpecError(f"problem: expected a problem, or a mapping of its sizes, got {self.problem!r}")
         self._fold_launch()
-        if "::" in self.schedule and "tensor(" in self.schedule:
+        if ("::" in self.schedule and "tensor(" in self.schedule) or is_recorded(self.schedule):
             from npusim.config.problem import KernelProblem
 
             object.__setattr__(self, "problem", KernelProblem.of(cast("Any", self.problem)))
@@ -608,6 +617,8 @@ def _as_words(option: Option, value: Any) -> list[tuple[str, str]] | None:
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, GemmProblem | CopyProblem | KernelProblem):
         value = [f"{key}={item}" for key, item in value.model_dump(exclude_defaults=True).items()]
+        if not value:  # of a recorded call
+            return []
     if isinstance(value, dict | MappingProxyType):
         return [(name, f"{key}={item}") for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):

@@ -21,21 +21,30 @@ from npusim.ttir.values import (
     Affine,
     Condition,
     Floats,
+    Identity,
     Known,
+    Masking,
     Number,
+    ValueComparison,
+    affine,
+    answers,
     bound_of,
     constant,
+    elements,
     float_of,
     integers,
+    lesser,
     literal,
     reshaped,
+    truth,
 )
 
 BINARY = MappingProxyType(
     {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
+    | {"minnumf": "minimum", "minimumf": "minimum"}
 )
 _NUMBERS: Mapping[str, Any] = MappingProxyType(
-    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max}
+    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max, "minimum": min}
     | {"/": lambda a, b: a / b if b else math.nan}
 )
 
@@ -58,6 +67,20 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
+#: The same of libdevice, by symbol; of two operands none.
+_LIBDEVICE: Mapping[str, str] = MappingProxyType(
+    {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
+    | {
+        "__nv_rsqrtf": "math.rsqrt",
+        "__nv_fabsf": "math.absf",
+        "__nv_erff": "math.erf",
+        "__nv_fsqrt_rn": "tt.precise_sqrt",
+    }
+)
+#: Relations of values by the one whose value is 0 where it does not hold, or where it does (ge, le, eq).
+_COMPARED = MappingProxyType({"gt": "gt", "le": "gt", "lt": "lt", "ge": "lt", "ne": "ne", "eq": "ne"})
+#: A number that hides a score where it is added: so low that the weight is 0.
+LOW = -1e4
 #: Numbers of a row may be any: what two of them give alike is known.
 _STAND_INS = (0.7, -3.1)
 
@@ -102,16 +125,61 @@ class Arithmetic(Draft):
     def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
         self._integer(op, "addi", pointer, offset)
 
+    def _tt_reshape(self, op: Op, x: Known) -> None:
+        shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
+        if [n for n in shape if n > 1] != [n for n in before if n > 1]:
+            raise op.fail(f"a block of {_times(before)} as one of {_times(shape)}: axes of 1 may come and go")
+
+        def how(axes: Any, none: Any) -> Any:
+            left = [a for a, n in zip(axes, before, strict=True) if n > 1]
+            return tuple(left.pop(0) if n > 1 else none for n in shape)
+
+        self._set(op, reshaped(x, shape, how))
+
+    def _condition(self, op: Op, x: Known) -> Condition:
+        if isinstance(x, Affine):
+            return Condition((("ne", x),))
+        if not isinstance(x, Condition):
+            raise op.fail("a condition of computed values: comparisons of sizes and indices decide")
+        return x
+
+    def _as_integers(self, x: Known) -> Known:
+        """Return a condition to which each block answers alike as 0 and 1, anything else as it is."""
+        if not isinstance(x, Condition):
+            return x
+        every, none = answers(x)
+        if np.any(~every & ~none):
+            return x
+        shape = x.of[0][1].shape
+        return Affine(every.astype(np.int64), (0,) * len(shape), shape)
+
     def _integer(self, op: Op, name: str, a: Known, b: Known) -> None:
         if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
             self._set(op, Condition(a.of + b.of))
-        elif isinstance(a, Affine) and isinstance(b, Affine):
+            return
+        for one, other in ((a, b), (b, a)) if name == "ori" else ():
+            if isinstance(one, Condition) and isinstance(other, Condition):
+                every, none = answers(one)
+                if np.all(every) or np.all(none):
+                    self._set(op, one if np.all(every) else other)
+                    return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
             self._set(op, integers(op, name, a, b))
+        elif name == "andi" and shape_of(op.type)[1] == "i1":
+            self._set(op, Condition(self._condition(op, a).of + self._condition(op, b).of))
         else:
-            raise op.fail(f"{op.name} of masks, or of what was loaded: masks are joined by & alone")
+            raise op.fail(f"{op.name} of masks, or of computed values: masks are joined by & alone")
 
-    def _arith_cmpi(self, op: Op, a: Affine, b: Affine) -> None:
-        self._set(op, Condition(((op.text.split()[1].rstrip(","), integers(op, "subi", a, b)),)))
+    def _arith_cmpi(self, op: Op, a: Known, b: Known) -> None:
+        a, b = self._as_integers(a), self._as_integers(b)
+        if not isinstance(a, Affine) or not isinstance(b, Affine):
+            raise op.fail("a comparison of masks, or of computed values")
+        relation = op.text.split()[1].rstrip(",")
+        is_below = np.any(a.base < 0) or np.any(b.base < 0) or any(x < 0 for x in (*a.steps, *b.steps))
+        if relation.startswith("u") and is_below:
+            raise op.fail("a comparison without sign of integers below 0")
+        self._set(op, Condition(((relation, integers(op, "subi", a, b)),)))
 
     # ---------------------------------------------------------------- floats
 
@@ -128,6 +196,9 @@ class Arithmetic(Draft):
             value = _rounded(_NUMBERS[how](a.value, b.value), shape_of(op.type)[1])
             self._set(op, Number(value, f"({a.text} {how} {b.text})" if math.isnan(value) else literal(value), a.shape))
             return
+        if how == "+" and any(isinstance(x, Masking) for x in (a, b)):
+            self._added(op, *((a, b) if isinstance(b, Masking) else (b, a)))
+            return
         if how == "*" and self._fused(op):
             a, b = self._named(op, a), self._named(op, b)
         blocks = [x for x in (a, b) if isinstance(x, Floats)]
@@ -135,10 +206,54 @@ class Arithmetic(Draft):
             raise op.fail(f"{op.name} of a float that integers make")
         pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
         pad = pads.pop() if len(pads) == 1 else math.nan
-        text = f"maximum({self.text(a)}, {self.text(b)})" if how == "maximum" else self._combined(how, a, b)
+        text = _extreme(how, self.text(a), self.text(b)) if how.endswith("mum") else self._combined(how, a, b)
         factors = (self.text(a), self.text(b)) if how == "*" else None
-        made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
+        is_low = how == "maximum" and any(_pad(x, 0.0) == -math.inf and _is_alike(y) for x, y in ((a, b), (b, a)))
+        pad = None if math.isnan(pad) else pad
+        made = Floats(text, self._joined(*blocks), blocks[0].fmt, pad, factors=factors, is_low=is_low)
         self._bind(op, made)
+
+    def _tt_clampf(self, op: Op, x: Known, low: Known, high: Known) -> None:
+        if not isinstance(x, Floats) or not all(isinstance(y, Floats | Number) for y in (low, high)):
+            raise op.fail("a clamp of what is no block of floats")
+        text = _extreme("minimum", _extreme("maximum", self.text(x), self.text(low)), self.text(high))
+        axes = self._joined(x, *(y for y in (low, high) if isinstance(y, Floats)))
+        self._bind(op, Floats(text, axes, x.fmt))
+
+    def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
+        """Write a comparison as a value that is 0 where it does not hold; of NaN, as if it held."""
+        relation = op.text.split()[1].rstrip(",")[1:]
+        if isinstance(a, Number) and isinstance(b, Floats):
+            a, b, relation = b, a, {"gt": "lt", "lt": "gt", "ge": "le", "le": "ge"}.get(relation, relation)
+        if not isinstance(a, Floats) or not isinstance(b, Floats | Number) or relation not in _COMPARED:
+            raise op.fail("a comparison of other than a block of floats with a block or a number")
+        x, y, is_swapped = self.text(a), self.text(b), relation in ("ge", "le", "eq")
+        if isinstance(b, Number) and math.isinf(b.value):
+            if b.value > 0 or relation not in ("eq", "ne"):
+                raise op.fail("a comparison with infinity, other than whether a value is -inf: tl.maximum, tl.minimum")
+            largest = float(np.finfo(np.float32).max)  # any finite value added to it leaves it
+            text = f"(maximum({x}, {-largest!r}) + {largest!r})"
+        elif isinstance(b, Number) and b.value == 0:
+            text = {"gt": f"maximum({x}, 0.0)", "lt": f"maximum(-{x}, 0.0)"}.get(_COMPARED[relation], x)
+        else:
+            one, other = (y, x) if _COMPARED[relation] == "lt" else (x, y)
+            text = f"({one} - {other})" if _COMPARED[relation] == "ne" else f"maximum(({one} - {other}), 0.0)"
+        axes = self._joined(a, b) if isinstance(b, Floats) else a.axes
+        self._bind(op, Floats(text, axes, a.fmt))
+        self._set(op, ValueComparison(self.values[op.results[0]], is_swapped))  # type: ignore[arg-type]
+
+    def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
+        """Write a choice between two values by a comparison of values."""
+        kept, other = (b, a) if mask.is_swapped else (a, b)
+        blocks = [x for x in (kept, other) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (kept, other)):
+            raise op.fail("tl.where by a comparison of values, of other than blocks of floats")
+        zero = f"({mask.of.text} * 0.0)"
+        texts = [self.text(x) if isinstance(x, Floats) else f"({zero} + {self.text(x)})" for x in (kept, other)]
+        axes = self._joined(mask.of, *blocks)
+        if any(x.fmt != mask.of.fmt for x in blocks):
+            raise op.fail("tl.where by a comparison of values in another format than what it chooses")
+        self._bind(op, Floats(f"where({mask.of.text}, {texts[0]}, {texts[1]})", axes, blocks[0].fmt))
 
     def _fused(self, op: Op) -> list[bool]:
         """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
@@ -164,8 +279,14 @@ class Arithmetic(Draft):
             value = _rounded(x.value, fmt)
             self._set(op, Number(value, x.text if value == x.value or math.isnan(value) else literal(value), x.shape))
             return
+        if isinstance(x, Identity):
+            self._set(op, x)
+            return
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of what is no float")
+        if x.narrow is not None and x.narrow.fmt == fmt:
+            self._set(op, x.narrow)
+            return
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
         is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
@@ -181,12 +302,16 @@ class Arithmetic(Draft):
         if not isinstance(x, Floats):
             raise op.fail(f"{op.name} of a number: compute it before the launch")
         pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
-        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad))
+        is_low = op.name == "math.absf" and pad == 0
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad, is_low=is_low))
 
     def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
-        known = {"__nv_tanhf": ("tanh({})", math.tanh), "__nv_erff": (self.choices.erf, math.erf)}
+        known: dict[str, tuple[str, Callable[[float], float]]] = {"__nv_tanhf": ("tanh({})", math.tanh)}
+        for symbol, name in _LIBDEVICE.items():
+            text, function = UNARY[name]
+            known[symbol] = getattr(self.choices, text, text), function
         if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
-            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(known)}")
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(sorted(known))}")
         self._function(op, x[0], *known[symbol])
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
@@ -209,7 +334,7 @@ class Arithmetic(Draft):
             raise op.fail("a reduction other than a sum or a maximum of floats")
         if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
             raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
-        if self.root(axis) in self.cuts and x.pad != neutral:
+        if self.root(axis) in self.cuts and x.pad != neutral and not (kind == "max" and x.is_low):
             why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
             raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
         if axis is None:
@@ -218,7 +343,22 @@ class Arithmetic(Draft):
         order = self._orders[id(op)] if kind == "sum" else ""
         self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
 
+    def _added(self, op: Op, x: Known, masking: Masking) -> None:
+        """Add a block that is 0 where a mask holds: what it hides becomes -inf."""
+        if not isinstance(x, Floats):
+            raise op.fail("a mask that is added to what is no block of floats")
+        self._selected(op, masking.of, x, Number(masking.value, literal(masking.value)))
+
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        if isinstance(a, Floats) and isinstance(b, Identity) and isinstance(c, Number) and not c.value:
+            self.notes.append(f"{op.line}: a product with an identity is its other factor; its time is not counted")
+            fmt = shape_of(op.type)[1]
+            self._set(op, Floats(f"{self.text(a)}.to({self.choices.fmt(fmt)!r})", a.axes, fmt, a.pad, narrow=a))
+            return
+        if isinstance(c, Masking):
+            self._tt_dot(op, a, b, Number(0.0, "0.0", c.of.of[0][1].shape))
+            self._added(op, self.values[op.results[0]], c)
+            return
         if not isinstance(a, Floats) or not isinstance(b, Floats):
             raise op.fail("a product of what is no block of floats")
         if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
@@ -236,8 +376,44 @@ class Arithmetic(Draft):
         self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        if not isinstance(mask, Condition) or not isinstance(b, Floats | Number):
+        if isinstance(mask, ValueComparison):
+            self._by_value(op, mask, a, b)
+            return
+        mask = self._condition(op, mask)
+        every, none = answers(mask)
+        if np.all(every) or np.all(none):
+            self._set(op, a if np.all(every) else b)
+            return
+        a, b = self._as_integers(a), self._as_integers(b)
+        if isinstance(a, Affine) and isinstance(b, Affine):
+            self._set(op, self._chosen(op, mask, a, b))
+        elif isinstance(a, Number) and isinstance(b, Number) and not a.value and b.value <= LOW:
+            self._set(op, Masking(mask, b.value))
+        elif _is_diagonal(mask) and isinstance(a, Number) and isinstance(b, Number) and (a.value, b.value) == (1, 0):
+            self._set(op, Identity(a.shape or b.shape))
+        elif isinstance(b, Floats | Number):
+            self._selected(op, mask, a, b)
+        else:
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+
+    def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
+        """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
+        every, none = answers(mask)
+        if a.steps == b.steps and a.of == b.of and not np.any(~every & ~none):
+            left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+            return replace(a, base=np.where(every, a.base, b.base), left=left)
+        bounds = [bound_of(d, r) for r, d in mask.of]
+        if all(bounds) and not any(b.steps):  # beyond, elements that are computed and then not stored
+            limits = list(a.limits())
+            for axis, most in filter(None, bounds):
+                limits[axis] = lesser(limits[axis], most)
+            return replace(a, left=tuple(limits))
+        made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
+        if made is None or a.of != b.of:
+            raise op.fail("integers that a mask chooses and that are not linear along a block's axes")
+        return replace(made, of=a.of)
+
+    def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
         relation, d = mask.of[0]
         is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
         if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
@@ -246,18 +422,21 @@ class Arithmetic(Draft):
             return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        pad = b.value
+        if -math.inf < b.value <= LOW:
+            self.notes.append(f"{op.line}: {b.value:g} is so low that what a mask leaves out has the weight 0")
+            pad, self.hides_by_numbers = -math.inf, True
         bounds = [bound_of(d, relation) for relation, d in mask.of]
         for bound in filter(None, bounds):
             self.cuts.add(self.root(a.axes[bound[0]]))
-            a = replace(a, pad=b.value) if bound[0] == len(a.axes) - 1 else a
+            a = replace(a, pad=pad) if bound[0] == len(a.axes) - 1 else a
         rest = [rule for rule, bound in zip(mask.of, bounds, strict=True) if bound is None]
+        rest = [rule for rule in rest if not np.all(answers(Condition((rule,)))[0])]
         self._mask(op, a, b, rest) if rest else self._bind(op, a)
 
     def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
         if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules) or self._walk is None:
             raise op.fail("a mask that is no comparison of rows and columns of a tile in a loop")
-        if b.value != -math.inf:
-            raise op.fail(f"tl.where(mask, x, {b.value}): what a mask of indices hides is -inf")
         if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
             raise op.fail("scores are read after they are masked: read what tl.where returns")
         a = self._named(op, a)
@@ -266,8 +445,29 @@ class Arithmetic(Draft):
         self._set(op, replace(a, factors=None))
 
 
+def _extreme(how: str, a: str, b: str) -> str:
+    """Return the larger or smaller of two values as the kernel of tiles writes it."""
+    return f"maximum({a}, {b})" if how == "maximum" else f"(-maximum(-{a}, -{b}))"
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+def _is_diagonal(mask: Condition) -> bool:
+    """Return whether a mask of a square block holds on the diagonal alone."""
+    ((relation, d), *more) = mask.of
+    is_square = len(d.shape) == 2 and d.shape[0] == d.shape[1] and d.steps in ((1, -1), (-1, 1))
+    return relation == "eq" and not more and is_square and not np.any(d.base)
+
+
 def _rounded(value: float, fmt: str) -> float:
     return float(np.asarray(cast(np.array([value]), FORMATS[fmt])).astype(np.float64)[0])
+
+
+def _is_alike(x: Known) -> bool:
+    """Return whether a value is the same in all columns of a row."""
+    return isinstance(x, Number) or (isinstance(x, Floats) and (not x.axes or x.axes[-1] is None))
 
 
 def _pad(x: Known, other: float) -> float:

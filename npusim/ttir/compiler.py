@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from hashlib import sha256
@@ -122,7 +124,7 @@ def compiled(source: Source, architecture: str, arguments: Mapping[str, Any], op
     constants = {n: x[0] if isinstance(x, tuple) else x for n, x in arguments.items() if signature[n] == "constexpr"}
     aligned = [n for n, value in arguments.items() if _is_aligned(value)]
     call = sorted(signature.items()), sorted(constants.items()), aligned, sorted(options.items())
-    made_by = _release(), tuple(f.name for f in fields(Compiled))
+    made_by = release(), tuple(f.name for f in fields(Compiled))
     stamp = cache.digest("triton", *made_by, source.path, source.name, architecture, call, _content(source.path))
     name = f"{stamp.hex()[:16]}.triton"
     if (kept := cache.load(name, stamp)) is not None:
@@ -157,7 +159,89 @@ def _is_aligned(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, int) and value != 1 and value % _ALIGNMENT == 0)
 
 
-def _release() -> str:
+#: Options of a launch that are no parameters of the kernel, which change its code.
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+
+
+def compiled_text(ttir: str, architecture: str, options: Mapping[str, int]) -> Compiled:
+    """Return what Triton makes of a kernel's TTIR for an architecture; with an empty one the TTIR alone.
+
+    Raises `SpecError`: Triton is missing, of another release than tried, or refuses the kernel.
+    """
+    if not architecture:
+        return Compiled(ttir)
+    call = cache.digest(ttir, architecture, sorted(options.items()))
+    stamp = cache.digest("ttir", release(), tuple(f.name for f in fields(Compiled)), call)
+    name = f"{stamp.hex()[:16]}.triton"
+    if (kept := cache.load(name, stamp)) is not None:
+        return Compiled(ttir, **json.loads(kept))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.ttir")
+        file.write_text(ttir)
+        try:
+            with _silenced():
+                made = import_module("triton").compile(str(file), gpu_target(architecture), dict(options))
+        except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
+            at = next(iter(sorted(Locations(ttir).files())), "TTIR")
+            raise SpecError(f"{at}: Triton makes no code for {architecture}: {_last_line(error)}") from None
+    known = _measured(made, ttir, architecture)
+    content = {n: x for n, x in asdict(known).items() if n != "ttir"}
+    cache.store(name, stamp, json.dumps(content).encode(), is_silent=True)
+    return known
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Send what a library of other languages writes to standard error nowhere: pages of a kernel that it refuses."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def ttir_of(
+    function: Any, arguments: Mapping[str, Any], options: Mapping[str, Any], target: Any, known: dict[Any, Any]
+) -> tuple[str, str]:
+    """Return the TTIR of a launch of a ``JITFunction``, or an empty text and what Triton says that refuses it.
+
+    ``arguments``: of all parameters; what has ``data_ptr()`` is a tensor.  ``known``: of launches that are compiled
+    alike, filled here.
+    """
+    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
+    backend = backends.make_backend(target)
+    bind = jit.create_function_from_signature(function.signature, function.params, backend)
+    try:
+        bound, special, _ = bind(**arguments)
+        key = id(function), repr(special)
+        if key not in known:
+            _, *signature = function._pack_args(backend, dict(options), bound, special, {})
+            written = import_module("triton.compiler").ASTSource(function, *signature)
+            known[key] = _ttir(written, target, options), function
+    except Exception as error:  # noqa: BLE001 - whatever the compiler says
+        return "", _told(error, Source(*place_of(function), ()))
+    return str(known[key][0]), ""
+
+
+def place_of(function: Any) -> tuple[str, str, int]:
+    """Return the file, name and line of the ``def`` of a ``JITFunction``."""
+    above = re.split(
+        r"(?m)^\s*def\s", function.raw_src if isinstance(function.raw_src, str) else "".join(function.raw_src)
+    )
+    return function.fn.__code__.co_filename, function.__name__, function.starting_line_number + above[0].count("\n")
+
+
+def gpu_target(architecture: str) -> Any:
+    """Return what Triton calls an architecture (``sm_90``); of an empty one the usual."""
+    number = int(architecture.rpartition("_")[2] or PLAIN)
+    return import_module("triton.backends.compiler").GPUTarget("cuda", number, 32)
+
+
+def release() -> str:
     """Return Triton's release; raise `SpecError` where it is missing, or was not tried."""
     try:
         release = version("triton")
@@ -176,10 +260,10 @@ def _compile(
     options: Mapping[str, int],
 ) -> Compiled:
     triton = import_module("triton")
-    gpu, written_of = import_module("triton.backends.compiler").GPUTarget, import_module("triton.compiler").ASTSource
+    written_of = import_module("triton.compiler").ASTSource
     signature, constants, aligned = call
     function = _module(source.path, _content(source.path)).__dict__[source.name]
-    target = gpu("cuda", int(architecture.rpartition("_")[2] or PLAIN), 32)
+    target = gpu_target(architecture)
     attributes = {(i,): [["tt.divisibility", _ALIGNMENT]] for i, n in enumerate(signature) if n in aligned}
     try:
         written = written_of(fn=function, signature=signature, constexprs=constants, attrs=attributes)
@@ -188,16 +272,21 @@ def _compile(
         made = triton.compile(written, target=target, options=dict(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
-    tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    ttir = made.asm["ttir"]
+    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
+        ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
+    return _measured(made, ttir, architecture)
+
+
+def _measured(made: Any, ttir: str, architecture: str) -> Compiled:
+    """Return what the code that Triton made needs on a chip."""
+    tool = Path(str(import_module("triton").__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
         words: list[str | Path] = [tool, "-res-usage", "-sass", file.name]
         told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.findall(rf"{key}:(\d+)", told)[0]) for key in ("REG", "STACK"))
-    ttir = made.asm["ttir"]
-    if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton keeps what it made of the same text
-        ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
     down = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+)", made.asm["ttgir"])
     fuses = "fma.rn" in made.asm["ptx"]
     orders = " ".join(_orders(made.asm["ttgir"]))
@@ -245,12 +334,18 @@ def _ttir(written: Any, target: Any, options: Mapping[str, int]) -> str:
 
 def _told(error: Exception, source: Source) -> str:
     """Return what a compiler says, by the kernel's line where it names one, without names of Python's own errors."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    said = re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1] if lines else "")
     at = re.search(r"at (\d+):\d+", str(error))
+    while isinstance(error.__cause__, Exception):  # of what it inlines, and what failed there
+        error = error.__cause__
     line = source.line + int(at[1]) if at else source.line
     kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
-    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{said}"
+    return f"{source.path}:{line}: Triton refuses {source.name}: {kind}{_last_line(error)}"
+
+
+def _last_line(error: Exception) -> str:
+    """Return the last line of an error that is no caret, without names of Python's own errors."""
+    lines = [line for line in str(error).splitlines() if line.strip(" ^")]
+    return re.sub(r"^\w*Error(?:Impl)?\(['\"](.*)['\"]\)$", r"\1", lines[-1].strip() if lines else "")
 
 
 @lru_cache(maxsize=16)
@@ -277,7 +372,7 @@ def decorators_of(source: Source) -> Iterator[tuple[str, Any]]:
     Beside what `_module` has, those statements of the file are executed that the decorators need.  Raises `SpecError`
     where they cannot be evaluated.
     """
-    _release()
+    release()
     tree, names = _tree(source.path), dict(_module(source.path, _content(source.path)).__dict__)
     kernel = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == source.name)
     for decorator in kernel.decorator_list:

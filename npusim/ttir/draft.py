@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.ttir.text import FORMATS, Function, Line, Op
-from npusim.ttir.values import Affine, Condition, Floats, Integers, Known, Number, constant
+from npusim.ttir.text import FORMATS, Function, Line, Op, shape_of
+from npusim.ttir.values import Affine, Condition, Descriptor, Floats, Integers, Known, Masking, Number, constant
+
+if TYPE_CHECKING:
+    from npusim.ttir.layout import Access
 
 #: Words of the language that a kernel of tiles is written in.
 LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
@@ -95,7 +98,7 @@ class Draft:
     def __init__(
         self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
     ) -> None:
-        self.function, self.arguments, self.grid, self.choices = function, arguments, grid, choices
+        self.function, self.arguments, self.grid, self.choices = function, dict(arguments), grid, choices
         ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
         self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
         self.values: dict[str, Known] = {}
@@ -107,10 +110,15 @@ class Draft:
         self.walks: list[Walk] = []
         self.cuts: set[str | None] = set()
         self.notes: list[str] = []
+        #: Blocks by which recorded views are accessed, by argument.
+        self.accesses: dict[str, list[Access]] = {}
+        #: Whether numbers that are not -inf hide scores.
+        self.hides_by_numbers = False
         self._roots: dict[str, str] = {}
         self._taken: set[str] = set()
         self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
         self._walk: Walk | None = None
+        self._only: Any = None  # in which iterations of the loop its body does anything
         self._uses: dict[str, list[Op]] = {}
         self._reductions: list[Op] = []
         self._count(function.operations)
@@ -119,8 +127,18 @@ class Draft:
             known = known[:1] and ("mma_lanes",)
         orders = chain(known, repeat(known[0] if known else ""))
         self._orders = dict(zip(map(id, self._reductions), orders, strict=False))
-        for name, kind in function.parameters.items():
-            self.values[name] = self._argument(name, kind)
+        parameters = list(function.parameters.items())
+        while parameters:
+            name, kind = parameters.pop(0)
+            if not kind.startswith("!tt.tensordesc"):
+                self.values[name] = self._argument(name, kind)
+                continue
+            block, tensor = shape_of(kind)[0], self.arguments[name]  # sizes and strides are parameters behind it
+            numbers = [constant(n) for n in (*tensor.described, *tensor.described_by)]
+            self.values |= zip([n for n, _ in parameters[: len(numbers)]], numbers, strict=True)
+            del parameters[: len(numbers)]
+            sizes, strides = tuple(numbers[: len(block)]), tuple(numbers[len(block) :])
+            self.values[name] = Descriptor(replace(constant(0), of=name), sizes, strides, block)
 
     def _count(self, operations: Sequence[Op]) -> None:
         for op in operations:
@@ -128,6 +146,7 @@ class Draft:
                 self._uses.setdefault(name, []).append(op)
             self._reductions += [op] if op.name == "tt.reduce" else []
             self._count(op.body)
+            self._count(op.otherwise)
 
     def _argument(self, name: str, kind: str) -> Known:
         value = self.arguments[name]
@@ -192,10 +211,10 @@ class Draft:
         """Go on with some of the programs, in that order."""
         self.ids = self.ids[programs]
         for name, x in self.values.items():
-            if isinstance(x, Affine):
+            if isinstance(x, Affine | Condition):
                 self.values[name] = x.at(programs)
-            elif isinstance(x, Condition):
-                self.values[name] = Condition(tuple((r, d.at(programs)) for r, d in x.of))
+            elif isinstance(x, Masking):
+                self.values[name] = replace(x, of=x.of.at(programs))
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from npusim.ttir.arithmetic import Arithmetic
 from npusim.ttir.draft import Load, Stored
+from npusim.ttir.layout import IntegerTensor, View
 from npusim.ttir.text import Op, shape_of
 from npusim.ttir.values import (
     COLUMNS,
@@ -15,12 +17,18 @@ from npusim.ttir.values import (
     ROWS,
     Affine,
     Condition,
+    Descriptor,
     Floats,
     Integers,
     Known,
     Number,
     Tensor,
+    affine,
+    answers,
     bound_of,
+    elements,
+    known_elements,
+    truth,
 )
 
 
@@ -28,23 +36,29 @@ class Memory(Arithmetic):
     """Operations that load and store blocks."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
-        if not isinstance(pointer, Affine) or not pointer.shape:
-            what = "an address that was loaded" if not isinstance(pointer, Affine) else f"one element of {pointer.of}"
-            raise op.fail(f"a load of {what}: give it as an argument, a constexpr, or a table of pages (--page)")
+        if not isinstance(pointer, Affine):
+            raise op.fail("a load from an address that is computed of floats")
         tensor, fmt = self.arguments[pointer.of], shape_of(op.type)[1]
+        if isinstance(tensor, IntegerTensor):
+            self._set(op, self._looked_up(op, tensor, pointer, mask, other))
+            return
+        if not isinstance(tensor, View) and not pointer.shape:
+            why = "give it as an argument, a constexpr, or a table of pages (--page); or record the call"
+            raise op.fail(f"a load of one element of {pointer.of}: {why} (npusim help triton)")
         assert isinstance(tensor, Tensor)
-        dims = self._dims(op, pointer, tensor)
-        is_transposed = dims == (COLUMNS, ROWS)
         is_walked, left = self._walk is not None and pointer.base.shape[1] > 1, self._left(op, mask, pointer)
+        dims = self._dims(op, pointer, self._viewed(op, pointer, left))
+        is_transposed = dims == (COLUMNS, ROWS)
         pad = other.value if isinstance(other, Number) else None
         axes = self._axes(pointer.shape)
-        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any(some < n)}
+        is_read = True if self._only is None else self._only
+        self.cuts |= {a for a, n, some in zip(axes, pointer.shape, left, strict=True) if np.any((some < n) & is_read)}
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
             if not self.choices.is_apart:
                 before.pointer = replace(before.pointer, base=self._both(before.pointer.base, pointer.base))
                 before.left = list(map(self._both, before.left, left))
-            elif not all(map(np.array_equal, (before.pointer.base, *before.left), (pointer.base, *left))):
+            elif not all(map(are_alike, (before.pointer.base, *before.left), (pointer.base, *left))):
                 raise op.fail(f"{pointer.of} is read in other tiles than in the loop before: let both walk the same")
             self.walks[-1].loads.append(before.name)
             self._set(op, Floats(before.name, before.axes, fmt, pad, is_transposed))
@@ -55,14 +69,102 @@ class Memory(Arithmetic):
             self.walks[-1].loads.append(name)
         self._set(op, Floats(name, axes, fmt, pad, is_transposed))
 
+    def _looked_up(
+        self, op: Op, tensor: IntegerTensor, pointer: Affine, mask: Known | None, other: Known | None
+    ) -> Affine | Condition:
+        """Return integers that a recorded call has as data; of a block those that the mask leaves."""
+        if tensor.data is None:
+            raise op.fail(f"integers of {pointer.of}, whose values are not recorded: a descriptor's, or reinterpreted")
+        places, condition = elements(op, pointer), None if mask is None else self._condition(op, mask)
+        known = known_elements(op, pointer.limits(), pointer.shape)
+        if condition is not None:
+            known = truth(op, condition) if known is None else known & truth(op, condition)
+        if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
+            raise op.fail(f"{pointer.of}: an integer that a mask keeps from being read; other=... says its value")
+        known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
+        is_visited = None if self._walk is None else np.arange(self._walk.most)[None] < self._walk.counts
+        for is_read in (is_visited, self._only):  # in other iterations nobody reads it
+            if is_read is not None and known.shape[1] == is_read.shape[1]:
+                known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
+        places = np.broadcast_to(places, known.shape)
+        if np.any(is_beyond := known & ((places < 0) | (places >= len(tensor.data)))):
+            at = int(places[is_beyond][0])
+            raise op.fail(f"{pointer.of}: element {at} of {len(tensor.data)} is read, and no mask keeps it from that")
+        values = tensor.data[np.where(known, places, 0)]
+        if isinstance(other, Affine) and (made := affine(np.where(known, values, elements(op, other)))) is not None:
+            return made
+        left = self._left(op, condition, pointer)
+        if (made := affine(values, known)) is None:
+            first = values[np.unravel_index(int(np.argmax(known)), known.shape)[:2]].ravel()[:4]
+            why = "addresses have to be linear along a block's axes: a block goes along one page of a table"
+            raise op.fail(
+                f"{pointer.of}: integers that are not evenly spaced ({', '.join(map(str, first))}, ...): {why}"
+            )
+        limits = (x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
+        return replace(made, left=tuple(limits))
+
+    def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
+        """Return a tensor, a recorded view with its axes as all accesses so far have them."""
+        tensor: Tensor = self.arguments[pointer.of]
+        if not isinstance(tensor, View):
+            return tensor
+        self.accesses.setdefault(pointer.of, []).append((pointer, left))
+        view = tensor.fitted(self.accesses[pointer.of])
+        if view is None:
+            listed = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+            lies = f"{'x'.join(map(str, tensor.sizes))} with strides {list(tensor.by)}"
+            raise op.fail(
+                f"{pointer.of}, {lies}, is accessed with strides {listed}: a block goes along one axis or two"
+            )
+        self.arguments[pointer.of] = view
+        return view
+
+    def _tt_make_tensor_descriptor(self, op: Op, pointer: Affine, *numbers: Affine) -> None:
+        half, block = len(numbers) // 2, shape_of("tensor<" + op.text.rpartition("<tensor<")[2])[0]
+        self._set(op, Descriptor(pointer, numbers[:half], numbers[half:], block))
+
+    def _described(self, op: Op, x: Known, indices: Sequence[Known]) -> tuple[Affine, Condition]:
+        """Return the pointers of a descriptor's block at some indices, and which lie within the tensor."""
+        if not isinstance(x, Descriptor) or any(not isinstance(i, Affine) for i in indices):
+            raise op.fail("a descriptor that is chosen or carried, or indices that are no integers")
+        steps, base, rules = list[int](), x.pointer.base, list[tuple[str, Affine]]()
+        for at, (i, size, stride) in enumerate(zip(indices, x.sizes, x.strides, strict=True)):
+            assert isinstance(i, Affine)
+            if np.ptp(stride.base):
+                raise op.fail("a descriptor whose strides differ between programs")
+            steps.append(int(stride.base.flat[0]))
+            base = base + i.base * steps[-1]
+            rules.append(("slt", Affine(i.base - size.base, tuple(int(k == at) for k in range(len(x.block))), x.block)))
+            if np.any(i.base < 0):
+                raise op.fail("a descriptor's block that begins before the tensor")
+        return Affine(base, tuple(steps), x.block, x.pointer.of), Condition(tuple(rules))
+
+    def _tt_descriptor_load(self, op: Op, x: Known, *indices: Known) -> None:
+        pointer, inside = self._described(op, x, indices)
+        self._tt_load(op, pointer, inside, Number(0.0, "0.0", pointer.shape))
+
+    def _tt_descriptor_store(self, op: Op, x: Known, *rest: Known) -> None:
+        is_first = not isinstance(rest[0], Affine)  # the value stands before or behind the indices
+        value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
+        pointer, inside = self._described(op, x, indices)
+        self._tt_store(op, pointer, value, inside)
+
     def _both(self, a: Integers, b: Integers) -> Integers:
         """Return what is of one loop and then of the next."""
         each = zip((a, b), self.walks[-2:], strict=True)
         return np.concatenate([np.broadcast_to(x, (len(self.ids), w.most)) for x, w in each], 1)
 
+    def _dims(self, op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
+        """Return which of a tensor's axes, rows or columns, those of a block are; refuse a block along others."""
+        if (dims := self._dims_of(pointer, tensor)) is not None:
+            return dims
+        steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
+        rows = list(tensor.steps[ROWS:])
+        raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {rows}")
+
     @staticmethod
-    def _dims(op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
-        """Return which of a tensor's axes, rows or columns, those of a block are."""
+    def _dims_of(pointer: Affine, tensor: Tensor) -> tuple[int, ...] | None:
+        """Return which of a tensor's axes, rows or columns, those of a block are; None where they are others."""
         blocks = list(zip(pointer.steps, pointer.shape, strict=True))
         for dims in {0: ((),), 1: ((COLUMNS,), (ROWS,)), 2: ((ROWS, COLUMNS), (COLUMNS, ROWS))}.get(
             len(pointer.shape), ()
@@ -70,19 +172,22 @@ class Memory(Arithmetic):
             sides = [(*block, tensor.steps[d], tensor.shape[d]) for block, d in zip(blocks, dims, strict=True)]
             if all(n == 1 or by == step or by == 0 == whole - 1 for by, n, step, whole in sides):
                 return dims
-        steps, wanted = [s for s, n in blocks if n > 1], list(tensor.steps[ROWS:])
-        raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {wanted}")
+        return None
 
     def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
         """Return how many elements a mask leaves along each axis, for each program and iteration."""
         known = zip(pointer.shape, pointer.limits(), strict=True)
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
         left = [x if step else np.minimum(x, 1) for x, step in zip(left, pointer.steps, strict=True)]  # one for all
-        for relation, d in mask.of if isinstance(mask, Condition) else ():
+        if self._only is not None:
+            left = [np.where(self._only, x, 0) for x in left]
+        for relation, d in self._condition(op, mask).of if mask is not None else ():
             bound = bound_of(d, relation)
             if bound is None and not any(d.steps) and self._walk:  # of a whole tile
                 self.cuts.add(None)
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
+                continue
+            if bound is None and np.all(answers(Condition(((relation, d),)))[0]):
                 continue
             if bound is None:
                 raise op.fail("the mask of a load or store that is no bound of its axes")
@@ -92,8 +197,8 @@ class Memory(Arithmetic):
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if not isinstance(pointer, Affine) or not isinstance(value, Floats):
             raise op.fail("a store of what is no block of floats, or to an address that was loaded")
-        tensor = self.arguments[pointer.of]
-        if self._dims(op, pointer, tensor) == (COLUMNS, ROWS):
+        left = self._left(op, mask, pointer)
+        if self._dims(op, pointer, self._viewed(op, pointer, left)) == (COLUMNS, ROWS):
             raise op.fail(f"{pointer.of} is stored transposed: tl.trans of what is stored, and pointers as it lies")
         if self._walk:
             self._emit(f"yield {self.text(value)}", op.line)
@@ -103,10 +208,15 @@ class Memory(Arithmetic):
                 of=pointer.of,
                 pointer=pointer,
                 axes=value.axes,
-                left=self._left(op, mask, pointer),
+                left=left,
                 is_walked=bool(self._walk),
                 line=op.line,
                 dims=(ROWS, COLUMNS),
                 value=value,
             )
         )
+
+
+def are_alike(a: Integers, b: Integers) -> bool:
+    """Return whether two loops go through the same, in each program (one stands for all)."""
+    return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))

@@ -21,6 +21,10 @@ from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor, Role
 from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
+from npusim.ttir.layout import View
+from npusim.ttir.masks import mask_of_plain
+from npusim.ttir.placing import Result, TensorUse, matched, readings
+from npusim.ttir.prelude import Prelude, phase_before, prelude_of
 from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
@@ -35,7 +39,10 @@ Rule = tuple[str, int, int, int]
 
 
 class Written(NamedTuple):
-    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from."""
+    """A kernel of tiles as text: axes of its operands, and the lines of the user's kernel that its own are from.
+
+    ``keeps_factors``: as of `Kernel`.
+    """
 
     name: str
     file: str
@@ -43,6 +50,7 @@ class Written(NamedTuple):
     axes: tuple[tuple[str, str], ...]
     lines: tuple[int, ...]
     results: str
+    keeps_factors: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -54,37 +62,64 @@ def kernel_of(written: Written) -> Kernel:
             node.lineno = node.end_lineno = written.lines[min(node.lineno, len(written.lines)) - 1]
     names: dict[str, Any] = {"inf": inf, **{n: getattr(language, n) for n in LANGUAGE}}
     exec(compile(tree, written.file, "exec"), names)
-    return Kernel(names[written.name], written.results, dict(written.axes))
+    axes, keeps = dict(written.axes), written.keeps_factors
+    return Kernel(names[written.name], written.results, axes, keeps_factors=keeps)
+
+
+def is_row(reader: Reader) -> bool:
+    """Return whether a program's blocks are one row, which has no axis."""
+    return len(stored := reader.stored[0].value.axes) < 2 and not any(
+        len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0]) for x in reader.loads.values() if stored
+    )
+
+
+def placed(reader: Reader) -> LaunchGrid:
+    """Return the blocks of a launch; the axes of a recorded result are read in ever other ways until all views follow.
+
+    Raises `ProgramError` with what the first reading says where none fits.
+    """
+    stored = reader.stored[0]
+    view = reader.arguments[stored.pointer.of]
+    if not isinstance(view, View):
+        return LaunchGrid(reader)
+    most, faults = [int(n.max()) for n in stored.left], list[ProgramError]()
+    rows, columns = (0, 0, *most)[-2:]
+    for result in readings(view, is_row=is_row(reader), rows=rows, columns=columns):
+        try:
+            return LaunchGrid(reader, result)
+        except ProgramError as error:
+            faults.append(error)
+    if len(faults) == 1:
+        raise faults[0]
+    raise ProgramError(f"{faults[0]} ({len(faults) - 1} other readings of the axes of {stored.pointer.of} fail too)")
 
 
 class LaunchGrid:
     """The blocks of a launch, by what its programs read and write."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, result: View | None = None) -> None:
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
+        #: Recorded views with all of their axes; the result's is given.
+        self._views: dict[str, View] = {} if result is None else {self.stored.pointer.of: result}
         walks = reader.walks[:1] if reader.choices.is_apart else reader.walks
         counts = [np.arange(w.most)[None] < w.counts for w in walks] or [np.ones((len(ids), 1), bool)]
         self.is_visited = np.concatenate(counts, 1)  # of each program's iterations, loop after loop
         for left in (x for load in reader.loads.values() if load.is_walked for x in load.left):
             self.is_visited = self.is_visited & (left > 0)
         self.is_summed = any(w.is_sum for w in reader.walks)
-        #: Whether a program's blocks are one row, which has no axis.
-        self.is_row = len(stored := self.stored.value.axes) < 2 and not any(
-            len(x.axes) == 2 and reader.root(x.axes[0]) == reader.root(stored[0])
-            for x in reader.loads.values()
-            if stored
-        )
+        self.is_row = is_row(reader)
         self.out = self._tensor(self.stored.pointer.of)
+        places = self.out.places(
+            np.broadcast_to(self.stored.pointer.base, (len(ids), self.stored.pointer.base.shape[1]))
+        )
+        #: Where each program stores; of a row stored tile by tile its first is where it begins.
+        self.batch, self.head, self.split, self.row, self.col = (x[:, :1] for x in places)
         self.names = self._names()
         self.sizes, self.shared, self.constant = dict[str, int](), set[str](), set[str]()
         #: Where each program's part of an axis begins, beside those of rows and columns stored, and its size.
         self.parts: dict[str, tuple[Integers, Integers]] = {}
         self.walk: tuple[Integers, Integers] | None = None
         self.walked, self.is_partial = "key", False
-        places = self.out.places(self.stored.pointer.base)
-        if self.stored.is_walked:  # of a row stored tile by tile a program's first is where it begins
-            places = tuple(x[:, :1] for x in places)
-        self.batch, self.head, self.split, self.row, self.col = (np.broadcast_to(x, (len(ids), 1)) for x in places)
         (_, height, rows), (_, width, cols) = self._sides(self.stored.pointer, self.stored.value.axes, self.stored.left)
         if self.stored.is_walked:
             cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
@@ -113,10 +148,53 @@ class LaunchGrid:
 
     def _tensor(self, of: str) -> Tensor:
         """Return an argument; one of a single axis which is that of the rows has these as its rows."""
-        tensor: Tensor = self.reader.arguments[of]
+        tensor: Tensor = self._placed(of)
         vectors = [x.axes for x in self.reader.loads.values() if x.of == of]
         vectors += [x.value.axes for x in self.reader.stored if x.pointer.of == of]
         return tensor.as_rows if vectors and len(vectors[0]) < 2 and self._is_of_rows(vectors[0]) else tensor
+
+    def _placed(self, of: str) -> Tensor:
+        """Return an argument, a recorded view with all of its axes."""
+        tensor: Tensor = self.reader.arguments[of]
+        if not isinstance(tensor, View):
+            return tensor
+        if of not in self._views:
+            result, uses = self._views[self.stored.pointer.of], list[TensorUse]()
+            for x in (*self.reader.loads.values(), *self.reader.stored):
+                if x.pointer.of == of:
+                    is_read = np.logical_and.reduce(
+                        np.broadcast_arrays(np.ones((1, 1), bool), *(n > 0 for n in x.left))
+                    )
+                    is_read = is_read & self.is_visited if x.is_walked else is_read[:, :1]
+                    base = x.pointer.base if x.is_walked else x.pointer.base[:, :1]
+                    is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
+                    uses.append(TensorUse(base, is_read, x.is_walked, self._has_rows(x), self._has_columns(x), x.line))
+            is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
+            where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
+            self._views[of] = matched(of, tensor.as_rows if is_vector else tensor, uses, where)
+        return self._views[of]
+
+    def _has_rows(self, x: Load) -> bool:
+        """Return whether the rows of a load's blocks are the result's."""
+        root, dims = self.reader.root, x.dims[-len(x.axes) :] if x.axes else ()
+        if self.is_row or not any(x.axes):
+            return False
+        if len(x.axes) == 1:
+            return self._is_of_rows(x.axes)
+        return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
+
+    def _has_columns(self, x: Load) -> bool:
+        """Return whether the columns of a load's blocks are the result's, which no loop goes along."""
+        stored, root = self.stored, self.reader.root
+        if (
+            stored.is_walked
+            or not stored.value.axes
+            or not any(x.axes)
+            or (len(stored.value.axes) < 2 and not self.is_row)
+        ):
+            return False
+        dims = x.dims[-len(x.axes) :]
+        return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -178,6 +256,8 @@ class LaunchGrid:
             dims = load.dims[-len(load.pointer.shape) :]  # of a piece of a row the last alone
             moves = [d for d, (step, size) in zip(dims, sides, strict=True) if np.all(by == step * size)]
             moves = [SPLIT] if tensor.is_split and np.all(by == tensor.steps[SPLIT]) else moves
+        if not moves and isinstance(tensor, View) and ROWS in load.dims[-len(load.axes) :]:
+            return ROWS  # a table that names the same page again and again
         if len(moves) != 1:
             which = "both" if moves else "neither"
             raise self._fault(load.line, f"{load.of} moves along {which} of its axes in the loop")
@@ -193,7 +273,8 @@ class LaunchGrid:
         is_visited = self.is_visited if load.is_walked else np.ones(shape, bool)
         batch, head, split, *corner = (np.broadcast_to(x, shape) for x in tensor.places(load.pointer.base))
         group = self.out.shape[1] // tensor.shape[1]
-        if np.any(((batch != self.batch) | (head != self.head // group))[is_visited]) and tensor.shape[:2] != (1, 1):
+        is_other = (batch != self.batch) & (tensor.shape[0] > 1 or not isinstance(tensor, View))
+        if np.any((is_other | (head != self.head // max(1, group)))[is_visited]) and tensor.shape[:2] != (1, 1):
             raise self._fault(load.line, f"{load.of}: a program reads another head than head // {group} of its own")
         if load.is_walked and self._along(load) == SPLIT:
             self.walked = "split"
@@ -204,7 +285,9 @@ class LaunchGrid:
         for at, whole, (axis, size, left) in zip(corner, tensor.shape[ROWS:], sides, strict=True):
             count = np.minimum(np.broadcast_to(left, shape), size)
             called = self.names[self.reader.root(axis)] if axis is not None else ""
-            self._check_end(load, called or "element", np.where(is_visited, at + count, 0), whole)
+            self._check_end(load, called or "element", np.where(is_visited & (count > 0), at + count, 0), whole)
+            if np.any((at < 0) & is_visited & (count > 0)):
+                raise self._fault(load.line, f"{load.of}: a program reads before the first {called or 'element'}")
             self._place_axis(load, called, at, count, (whole, size), is_visited)
 
     def _place_axis(
@@ -236,10 +319,15 @@ class LaunchGrid:
             first = (at, count) if load.name in self.constant else self.parts.setdefault(called, (at, count))
             if np.any(((at != first[0]) | (count < min(size, whole))) & is_visited):
                 raise self._fault(load.line, f"{load.of}: {int(count.max())} of {whole} {called}s: a tile has all")
-        elif whole == 1 < self.out.shape[ROWS] and len(load.axes) > load.axes.count(None):
+        elif whole == 1 < self.out.shape[ROWS] and self._is_shared(load):
             self.shared.add(load.name)
         elif np.any((at != (self.row if self.is_row and whole > 1 else 0))[is_visited]):
             raise self._fault(load.line, f"{load.of}: rows other than those that the program stores")
+
+    def _is_shared(self, load: Load) -> bool:
+        """Return whether all rows have what a load reads: a row of columns, or one element."""
+        own = self.called(load.axes).split()
+        return not load.pointer.shape if not any(load.axes) else "row" not in own
 
     def _check_stored(self, stored: Stored) -> None:
         """Raise `ProgramError` for a program that stores beyond an axis of a tensor."""
@@ -273,10 +361,12 @@ class LaunchGrid:
         """How many tiles are one block of the kernel; 0 where each is one."""
         return self.reader.walks[0].most if self.walked == "split" else 0
 
-    def written(self) -> Written:
-        """Return the kernel of tiles as text."""
+    def written(self, prelude: Prelude | None = None) -> Written:
+        """Return the kernel of tiles as text; what a prelude makes is an operand in place of what it is made of."""
         r, lines = self.reader, list[tuple[str, int]]()
         names = {n: n.removesuffix("j") if x.is_walked and not self.is_summed else n for n, x in r.loads.items()}
+        if prelude:
+            names[prelude.load] = prelude.name
         axes = {names[x.name]: self._axes(x) for x in r.loads.values()}
         axes |= {"mask": "row key"} if any(w.masks for w in r.walks) else {}
         lines.append((f"def {r.function.name}({', '.join([*axes, *r.numbers])}):", self.stored.line.number))
@@ -288,6 +378,8 @@ class LaunchGrid:
         lines += [(f"    {text}", line.number) for text, line in r.lines[done:]]
         if returned := ", ".join(r.text(x.value) for x in r.stored if not x.is_walked):
             lines.append((f"    return {returned}", self.stored.line.number))
+        gone = {f"    {text}" for text, _ in prelude.lines} if prelude else set[str]()
+        lines = [(text, number) for text, number in lines if text not in gone]
         source, numbers = "\n".join(text for text, _ in lines), tuple(n for _, n in lines)
         results = ["out", *(f"out_{i}" for i in range(1, len(r.stored)))]
         return Written(r.function.name, self.stored.line.file, source, tuple(axes.items()), numbers, " ".join(results))
@@ -307,15 +399,23 @@ class LaunchGrid:
             indent = "        "
         yield from ((indent + text, line.number) for text, line in walk.lines)
 
-    def phase(self, problem: Problem, kind: MaskKind | None, p: object) -> Phase:
-        """Return the phase; ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums."""
-        r, written = self.reader, self.written()
+    def phases(
+        self, problem: Problem, kind: MaskKind | None, p: object, *, keeps_factors: bool = True
+    ) -> tuple[Phase, ...]:
+        """Return the phase, behind one that makes a left factor of an operand if cores do not keep such factors.
+
+        ``kind``: how tiles get their masks; ``p``: a precision, with the order of row sums.
+        """
+        prelude = None if keeps_factors else prelude_of(self.reader)
+        r, written = self.reader, self.written(prelude)._replace(keeps_factors=keeps_factors)
         if isinstance(problem, Problem):
             self._refuse_exchanged()
         loads = zip(written.axes, r.loads.values(), strict=False)
         bound: dict[str, Any] = {n: self._global(x.of, x.name) for (n, _), x in loads}
-        is_masked = any(w.masks for w in r.walks)
-        if is_masked:
+        is_masked, offsets = any(w.masks for w in r.walks), list[int | None]()
+        if is_masked and not isinstance(problem, Problem):
+            bound["mask"], offsets = mask_of_plain(self, kind)
+        elif is_masked:
             seen = self._seen(problem)
             bound["mask"] = mask_of(problem, (self.sizes["row"], self.sizes["key"]), kind, seen=seen)
         elif isinstance(problem, Problem):
@@ -325,12 +425,21 @@ class LaunchGrid:
                 f"{r.function.name}: which keys a query sees is what its masks say, not what the problem does, which "
                 "errors are against (--causal, --window)"
             )
-        cells = self._cells(problem.causal_offset if is_masked else None)
+        cells = self._cells(offsets or [problem.causal_offset if is_masked else None] * len(r.ids))
         out = [self._global(x.pointer.of) for x in r.stored]
         bound |= {"p": p, **r.numbers}
+        if prelude:
+            own = {prelude.load: bound[prelude.name], "p": p, **r.numbers}
+            axes = dict(written.axes)[prelude.name]
+            before, bound[prelude.name] = phase_before(prelude, written, axes, cells, self.sizes, **own)
+            why = (
+                f"{prelude.name} is made of {prelude.load} before the loop, where the matrix unit reads it from memory"
+            )
+            r.notes.append(f"{r.function.name}: {why}: in a kernel of its own")
         phase = kernel_of(written).phase(r.function.name, cells, self.sizes, out, **bound)
         flops = None if isinstance(problem, Problem) else _flops(phase)
-        return replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops)
+        return (before, phase) if prelude else (phase,)
 
     def _refuse_exchanged(self) -> None:
         """Raise `ProgramError` for a kernel of attention that stores to an input, or reads the result."""
@@ -342,14 +451,15 @@ class LaunchGrid:
             raise self._fault(x.line, f"{what}; q, k and v are inputs of an attention, o is its result")
 
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
-        t, is_stored = self._tensor(of), any(of == x.pointer.of for x in self.reader.stored)
+        t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
         b, h, splits, rows, cols = t.shape
-        is_result = of == self.stored.pointer.of and not t.is_workspace
+        is_result = of == self.stored.pointer.of and not t.is_workspace and not load
         name = "o" if is_result else f"{t.name}_" if t.name == "o" else t.name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)
         more: Any = {"is_transposed": t.is_transposed, "shared_rows": shared}
         role: Role = "workspace" if t.is_workspace else "output" if is_stored else "input"
         role = "constant" if load in self.constant else role
+        more["view"] = t if isinstance(t, View) else None
         tensor = GlobalTensor(name, b * splits, h, rows, cols, t.fmt, role, t.is_interleaved, **more)
         return Stacked("split", splits, tensor) if t.is_split else tensor
 
@@ -369,7 +479,7 @@ class LaunchGrid:
             raise self._fault(self.stored.line, "two loops with masks that differ")
         return seen_of(tuple(sorted(masks[0])), problem)
 
-    def _cells(self, offset: int | None) -> tuple[WorkTile, ...]:
+    def _cells(self, offsets: Sequence[int | None]) -> tuple[WorkTile, ...]:
         """Return the blocks; raise `ProgramError` where programs write a row twice, or leave some unwritten."""
         walks = () if self.is_summed else (*(self.walk or ()), self.is_visited)
         kinds, cells = dict[tuple[bytes, ...], tuple[TileRun, ...]](), list[WorkTile]()
@@ -380,16 +490,24 @@ class LaunchGrid:
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)):
             key = tuple(x[i].tobytes() for x in walks)  # what programs visit alike is made once
             runs = kinds[key] if key in kinds else kinds.setdefault(key, self._runs(int(i)))
+            if self.walk and not self.is_summed and not runs:
+                ids = ", ".join(map(str, self.reader.ids[i]))
+                raise self._fault(
+                    self.stored.line, f"program ({ids}) goes through its loop 0 times: let it return early"
+                )
             spans = [(int(at[i, 0]), int(count[i, 0])) for _, at, count in self._spans()]
             place = int(self.batch[i, 0]), int(self.head[i, 0])
             named = [(n, *span) for n, span in zip(("row", "value"), spans, strict=True)][: 1 + self.is_cut]
             named += [(n, int(at[i, 0]), self.sizes.get(n, 1)) for n, at in parts]
-            cells.append(WorkTile(*place, tuple(named), runs, offset))
+            cells.append(WorkTile(*place, tuple(named), runs, offsets[int(i)]))
             (a, b), (c, d) = (np.searchsorted(e, (at, at + n)) for e, (at, n) in zip(edges, spans, strict=True))
             times[(*place, int(self.split[i, 0]))][a:b, c:d] += 1
         if self.is_partial:  # rows that no program stores are nobody's
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
-        if np.any(times != 1):
+        if isinstance(self.out, View) and np.any(times) and not np.any(times > 1):
+            if np.any(times == 0):  # a launch may leave some to others
+                self.reader.notes.append(f"{self.stored.pointer.of}: elements that no program writes are NaN here")
+        elif np.any(times != 1):
             self._refuse_unwritten(times, edges)
         return tuple(cells)
 
@@ -422,7 +540,8 @@ class LaunchGrid:
             col, cols = int(self.walk[0][i, j]), int(self.walk[1][i, j])
             last = runs[-1] if runs else None
             apart = col - last.col - (last.count - 1) * last.step if last else 0
-            if last and (last.cols, last.only) == (cols, only[j]) and (last.count == 1 or last.step == apart):
+            is_like = last is not None and apart != 0 and (last.cols, last.only) == (cols, only[j])
+            if last and is_like and (last.count == 1 or last.step == apart):
                 runs[-1] = replace(last, count=last.count + 1, step=apart)
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))

@@ -17,11 +17,12 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.ttir.arithmetic import BINARY, UNARY
-from npusim.ttir.draft import Choices, Walk, plain_name
-from npusim.ttir.memory import Memory
-from npusim.ttir.rolled import rolled
+from npusim.ttir.draft import Choices, Stored, Walk, plain_name
+from npusim.ttir.layout import Access, View
+from npusim.ttir.memory import Memory, are_alike
+from npusim.ttir.rolled import rolled, with_scale_before_maximum
 from npusim.ttir.text import FORMATS, Function, Op, refusing, shape_of
-from npusim.ttir.values import RELATIONS, Affine, Condition, Floats, Integers, Known, Number
+from npusim.ttir.values import Affine, Floats, Integers, Known, Number, answers, lesser
 
 #: Operations that are refused, and what to do instead.
 _REFUSED: Mapping[str, str] = MappingProxyType(
@@ -30,13 +31,14 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
         "scf.while": "a loop whose end hangs on data: bound it by sizes",
-        "arith.cmpf": "a comparison of values: tl.maximum takes the larger, tl.where a mask of indices",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
-_SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast")
+_SAME = ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast", "tt.bitcast", "ttg.convert_layout")
 #: Iterations of a program, and of all programs together: the addresses of each are evaluated, 8 bytes each.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
+#: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
+MOST_READINGS = 3
 
 
 class UnlikeLoopsError(ProgramError):
@@ -45,14 +47,26 @@ class UnlikeLoopsError(ProgramError):
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
     """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart."""
-    ways: tuple[dict[str, Any], ...] = ({}, {"fuses": False}, {"is_apart": True})
     operations = function.operations
     function = function._replace(operations=rolled(operations))
-    for how in ways:
+    alike = function._replace(operations=with_scale_before_maximum(function.operations))
+    ways: tuple[tuple[Function, dict[str, Any]], ...] = (
+        (function, {}),
+        (function, {"fuses": False}),
+        (alike, {"fuses": False}),
+        (function, {"is_apart": True}),
+    )
+    for given, how in ways:
         with suppress(UnlikeLoopsError):
-            reader = Reader(function, arguments, grid, replace(choices, **how))
+            reader = Reader(given, arguments, grid, replace(choices, **how))
+            for _ in range(MOST_READINGS):
+                if not reader.is_misread:
+                    break
+                reader = Reader(given, arguments, grid, replace(choices, **how), reader.accesses)
+            if reader.is_misread:
+                raise ProgramError(f"{operations[0].line}: {function.name}: a tensor's rows and columns change places")
             break
-    if "fuses" in how:
+    if "fuses" in how and choices.fuses:
         why = "of two loops that without a mask contracts multiplications and additions; here neither does"
         reader.notes.append(f"{function.name}: {why}")
     if function.operations is not operations:
@@ -64,18 +78,77 @@ class Reader(Memory):
     """One kernel at one launch, read from its operations: control flow, and which operation is read how."""
 
     def __init__(
-        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+        self,
+        function: Function,
+        arguments: Mapping[str, Any],
+        grid: tuple[int, ...],
+        choices: Choices,
+        accesses: Mapping[str, list[Access]] | None = None,
     ) -> None:
         super().__init__(function, arguments, grid, choices)
-        for op in function.operations:
-            self._do(op)
+        self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
+        self._loops = [o for o in function.operations if o.name == "scf.for"]
+        self._all(function.operations)
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
         accessed = [x.pointer.of for x in self.stored] + [x.of for x in self.loads.values()]
         for x in self.stored:
-            if accessed.count(x.pointer.of) > 1:
+            if accessed.count(x.pointer.of) > 1 and not self._is_in_place(x):
                 raise ProgramError(f"{x.line}: {x.pointer.of} is stored to and accessed elsewhere too: give it another")
+
+    @property
+    def is_misread(self) -> bool:
+        """Whether a later access said other rows and columns of a recorded view than an earlier one."""
+        views = [x for x in self.loads.values() if isinstance(self.arguments[x.of], View)]
+        return any(self._dims_of(x.pointer, self.arguments[x.of]) != x.dims for x in views)
+
+    def _all(self, operations: Sequence[Op]) -> None:
+        """Read operations one after another; programs that return early are left out from there on."""
+        rest = list(operations)
+        while rest:
+            op = rest.pop(0)
+            if op.name == "block":
+                continue
+            if op.name != "cf.cond_br":
+                self._do(op)
+                continue
+            names, blocks = re.findall(r"\^bb\d+", op.text), list[list[Op]]()
+            for o in rest:
+                blocks += [[]] if o.name == "block" else []
+                blocks[-1].append(o)
+            named = {b[0].text: b for b in blocks}
+            returns = [n for n in names if [o.name for o in named[n][1:]] == ["tt.return"]]
+            every, none = answers(self._condition(op, self.values[op.operands[0]]))
+            if len(returns) != 1 or np.any(~every & ~none) or every.shape[1] > 1:
+                raise op.fail("a branch other than an early return that each program's own numbers decide")
+            is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
+            self._return(op, is_left)
+            rest = [o for n, b in named.items() if n not in returns for o in b]
+
+    def _return(self, op: Op, is_left: Any) -> None:
+        """Go on without the programs that are done."""
+        if is_left.all():
+            raise op.fail("every program returns early: nothing is stored")
+        if is_left.any() and self.stored:
+            raise op.fail("programs that end, or leave a store out, after they have stored: store under a mask")
+        if is_left.any():
+            count = f"{int(is_left.sum()):,} of {len(is_left):,} programs"
+            self.notes.append(f"{op.line}: {count} return early; the time that their start takes is not counted")
+            self._keep(np.flatnonzero(~is_left))
+
+    def _is_in_place(self, x: Stored) -> bool:
+        """Return whether a program stores once, and to what it alone loads."""
+        loads = [y for y in self.loads.values() if y.of == x.pointer.of]
+        return (
+            x is self.stored[0]
+            and [y.pointer.of for y in self.stored].count(x.pointer.of) == 1
+            and all(
+                (y.is_walked, x.is_walked, y.pointer.steps) == (False, False, x.pointer.steps)
+                and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
+                for y in loads
+            )
+        )
 
     def _do(self, op: Op) -> None:
         with refusing(op.line, op.name):
@@ -105,13 +178,66 @@ class Reader(Memory):
             raise op.fail(f"{op.name} has no counterpart in the language of kernels: {op.text[:80]}")
 
     def _scf_if(self, op: Op, condition: Known) -> None:
-        rules = condition.of if isinstance(condition, Condition) else ()
-        holds = [RELATIONS[r](d.base, 0) for r, d in rules]
-        always, never = holds and all(map(np.all, holds)), any(not np.any(h) for h in holds)
-        if op.results or not (always or never):
-            raise op.fail("an if that not all programs answer alike: let the grid or tl.where decide")
-        for inner in op.body if always else ():
+        every, none = answers(self._condition(op, condition))
+        if np.all(every) or np.all(none):
+            self._branch(op, op.body if np.all(every) else op.otherwise)
+            return
+        if np.any(~every & ~none):
+            raise op.fail("an if that a block's elements answer differently: tl.where")
+        has_effects = any(o.name in ("tt.store", "tt.descriptor_store", "scf.for") for o in _within(op))
+        if self._walk is not None and op.results and not has_effects and self._is_skipped_else(op):
+            before, self._only = self._only, every if self._only is None else self._only & every
+            self.cuts.add(None)
+            self._branch(op, op.body)
+            self._only = before
+        elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
+            self._return(op, ~np.broadcast_to(every, (len(self.ids), 1))[:, 0])
+            self._branch(op, op.body)
+        elif op.results and op.otherwise and not has_effects:
+            self._chosen_by_program(op, every)
+        else:
+            why = "an if that not all programs answer alike, other than an early return, a tile that is left out, or a"
+            raise op.fail(f"{why} choice of integers: let the grid or tl.where decide")
+
+    def _npusim_scale(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Number) or not x.value > 0:
+            raise UnlikeLoopsError(f"{op.line}: a scale that is not above 0")
+
+    def _branch(self, op: Op, body: Sequence[Op]) -> None:
+        for inner in body:
             self._do(inner)
+        if op.results:
+            self.values |= {r: self.values[e] for r, e in zip(op.results, body[-1].operands, strict=True)}
+
+    def _chosen_by_program(self, op: Op, every: Any) -> None:
+        """Read both branches of an if whose integers differ between programs."""
+        made = list[list[Known]]()
+        for body in (op.body, op.otherwise):
+            self._branch(op, body)
+            made.append([self.values[r] for r in op.results])
+        for r, a, b in zip(op.results, *made, strict=True):
+            if not isinstance(a, Affine) or not isinstance(b, Affine) or a.steps != b.steps or a.of != b.of:
+                raise op.fail("an if that chooses between computed values by program: tl.where of a mask")
+            left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+            self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left)
+
+    def _is_skipped_else(self, op: Op) -> bool:
+        """Return whether every state of the loop is unchanged where an if does not hold."""
+        loop = next((o for o in self._loops if op in o.body), None)
+        if loop is None:
+            return False
+        carried = dict(zip(loop.operands[4::2], loop.body[-1].operands, strict=True))
+        unchanged = dict(zip(op.results, op.otherwise[-1].operands if op.otherwise else (), strict=False))
+        states = [n for n in carried if isinstance(self.values[n], Floats)]
+        return bool(states) and all(unchanged.get(carried[n]) == n for n in states)
+
+    def _is_last(self, op: Op) -> bool:
+        """Return whether nothing that has an effect comes after an operation of the kernel."""
+        operations = self.function.operations
+        if op not in operations:
+            return False
+        later = operations[operations.index(op) + 1 :]
+        return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
     def _scf_for(self, op: Op) -> None:
         if self._walk is not None:
@@ -123,7 +249,7 @@ class Reader(Memory):
             raise op.fail("a loop whose end hangs on data: bound it by sizes")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
-        stores = any(o.name == "tt.store" for o in _within(op))
+        stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))
         if stores and self.walks and not self.choices.is_apart:
             raise UnlikeLoopsError
         if stores and not self.walks:
@@ -246,7 +372,7 @@ class Reader(Memory):
 
 
 def _within(op: Op) -> Iterator[Op]:
-    for inner in op.body:
+    for inner in (*op.body, *op.otherwise):
         yield inner
         yield from _within(inner)
 

@@ -59,7 +59,10 @@ def _reduces(op: Op, dims: Mapping[str, int]) -> bool:
 
 def _is_over_rows(operations: Sequence[Op], dims: Mapping[str, int]) -> bool:
     """Return whether a sum or maximum along these dimensions leaves another."""
-    return any(_reduces(o, dims) and shape_of(o.type)[0] and o.body[0].name in REDUCTIONS for o in operations)
+    return any(
+        _reduces(o, dims) and o.number("axis") < len(shape_of(o.type)[0]) and o.body[0].name in REDUCTIONS
+        for o in operations
+    )
 
 
 def _loop(reductions: Sequence[Op], operations: Sequence[Op], dims: Mapping[str, int]) -> list[Op]:
@@ -92,3 +95,43 @@ def _constant(name: str, value: float, type_: str, line: Line) -> Op:
 
 def _thinner(type_: str, at: int) -> str:
     return re.sub(rf"(tensor<(?:\d+x){{{at}}})\d+x", r"\g<1>1x", type_)
+
+
+def with_scale_before_maximum(operations: list[Op]) -> list[Op]:
+    """Return a kernel's operations with maxima of scaled tiles for scaled maxima of tiles, where both scale alike.
+
+    Rounding is monotone, so that both have the same bits where the scale is above 0: `SCALE` asks for that.
+    """
+    return [replace(o, body=_scaled_first(o.body, operations)) if o.name == "scf.for" else o for o in operations]
+
+
+#: An operation that is not TTIR's: its operand has to be above 0.
+SCALE = "npusim.scale"
+
+
+def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
+    made = {r: o for o in (*outer, *body) for r in o.results}
+
+    def scale_of(op: Op) -> str:
+        """Return the scalar that all elements of the second factor are; empty where they are not."""
+        known = made.get(op.operands[1]) if op.name == "arith.mulf" else None
+        return known.operands[0] if known is not None and known.name == "tt.splat" else ""
+
+    for largest in [o for o in body if o.name == "tt.reduce" and o.body and o.body[0].name in _MAXIMA]:
+        readers = [o for o in body if largest.results[0] in o.operands]
+        scaled = [o for o in body if o.operands[:1] == largest.operands and scale_of(o)]
+        if len(readers) == len(scaled) == 1 and scale_of(readers[0]) == scale_of(scaled[0]):
+            ((small,), (tile,)), gone = (readers, scaled), (readers[0], scaled[0], made[scaled[0].operands[1]])
+            rest = [
+                replace(o, operands=[largest.results[0] if n == small.results[0] else n for n in o.operands])
+                for o in body
+                if o not in gone and o is not largest
+            ]
+            at = 1 + max((i for i, o in enumerate(rest) if set(o.results) & set(largest.operands)), default=-1)
+            scale = Op(SCALE, [], [scale_of(tile)], SCALE, "", tile.line)
+            moved = replace(largest, operands=tile.results)
+            return [*rest[:at], made[tile.operands[1]], scale, tile, moved, *rest[at:]]
+    return body
+
+
+_MAXIMA = ("arith.maxnumf", "arith.maximumf")

@@ -43,7 +43,10 @@ def refusing(line: Line, what: str) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Op:
-    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its region."""
+    """One operation: results and operands by name, its text, the type behind its colon or arrow, and its regions.
+
+    ``otherwise``: the region of an else.  A label of a basic block is an operation called ``block``.
+    """
 
     name: str
     results: list[str]
@@ -52,6 +55,7 @@ class Op:
     type: str
     line: Line
     body: list[Op] = field(default_factory=list)
+    otherwise: list[Op] = field(default_factory=list)
 
     def number(self, key: str) -> int:
         """Return a whole number among its attributes."""
@@ -81,6 +85,8 @@ def read(text: str) -> Function:
         pass
     for line in lines:
         bare = _LOCATION.sub("", line).strip()
+        if bare.startswith("^bb") and len(stack) == 1:
+            stack[-1].append(Op("block", [], [], bare.partition(":")[0], "", where(line)))
         if not bare or bare.startswith(("^", "#")):
             continue
         if not bare.startswith("}"):
@@ -94,8 +100,11 @@ def read(text: str) -> Function:
             return Function(head[1], {n: t.strip() for n, t in parameters.items()}, body)
         outer = stack[-1][-1]
         if "else" in bare:
-            raise outer.fail("an if with an else of values that are stored or carried; write tl.where")
-        outer.body, outer.line = body, outer.line if outer.line.number else where(line)
+            outer.body, stack = body, [*stack, []]
+            continue
+        outer.body, outer.otherwise = (outer.body, body) if outer.body else (body, [])
+        lines_of = [where(line), *(o.line for o in body)]
+        outer.line = next((x for x in (outer.line, *lines_of) if x.number), outer.line)
         outer.type = bare.rpartition("->")[2].strip() if bare.startswith("})") else outer.type
     raise ProgramError(f"{head[1]}: the text of its TTIR ends early")
 

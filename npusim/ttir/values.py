@@ -133,6 +133,28 @@ class Condition:
 
     of: tuple[tuple[str, Affine], ...]
 
+    def at(self, programs: Integers) -> Condition:
+        """Return the condition in some programs, in that order."""
+        return Condition(tuple((r, d.at(programs)) for r, d in self.of))
+
+
+@dataclass(frozen=True, eq=False)
+class Masking:
+    """A block that is 0 where a condition holds and a low number elsewhere: it masks what it is added to."""
+
+    of: Condition
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Descriptor:
+    """A tensor's descriptor: its first element, sizes and strides, and the block that it loads or stores."""
+
+    pointer: Affine
+    sizes: tuple[Affine, ...]
+    strides: tuple[Affine, ...]
+    block: tuple[int, ...]
+
 
 @dataclass(frozen=True, eq=False)
 class Number:
@@ -148,7 +170,9 @@ class Floats:
     """A block of floats as the kernel of tiles writes it: its axes (None: of size 1) and format.
 
     ``pad``: what it has where a mask kept a load from reading, if that is known.  ``is_product``: it is not stored yet.
-    ``factors``: of a multiplication, which an addition may take in.
+    ``factors``: of a multiplication, which an addition may take in.  ``narrow``: a value of a narrower format that it
+    equals.  ``is_low``: no element is below what it has where
+    a mask hides a column.
     """
 
     text: str
@@ -158,9 +182,28 @@ class Floats:
     is_transposed: bool = False
     is_product: bool = False
     factors: tuple[str, str] | None = None
+    narrow: Floats | None = None
+    is_low: bool = False
 
 
-Known = Affine | Condition | Number | Floats
+@dataclass(frozen=True, eq=False)
+class ValueComparison:
+    """A comparison of values: it holds where ``of`` is not 0, or with ``is_swapped`` where it is."""
+
+    of: Floats
+    is_swapped: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Identity:
+    """A square block with 1 on the diagonal and 0 elsewhere."""
+
+    shape: tuple[int, ...]
+
+
+Known = Affine | Condition | Masking | Descriptor | Number | Floats | ValueComparison | Identity
+#: Elements of integers that are looked at one by one: 8 bytes each.
+MOST_ELEMENTS = 1 << 26
 
 
 def constant(value: int, shape: tuple[int, ...] = ()) -> Affine:
@@ -174,6 +217,9 @@ def reshaped(x: Known, shape: tuple[int, ...], how: Any) -> Known:
         return replace(x, shape=shape, steps=how(x.steps, 0), left=how(x.limits(), None))
     if isinstance(x, Condition):
         return Condition(tuple((r, reshaped(d, shape, how)) for r, d in x.of))  # type: ignore[misc]
+    if isinstance(x, Masking | ValueComparison):
+        return replace(x, of=reshaped(x.of, shape, how))  # type: ignore[arg-type]
+    assert not isinstance(x, Descriptor | Identity), "axes of an identity or a descriptor"
     return replace(x, shape=shape) if isinstance(x, Number) else replace(x, axes=how(x.axes, None))
 
 
@@ -184,13 +230,14 @@ def _quotient(x: Any, y: Any) -> Any:
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"divsi": _quotient, "divui": np.floor_divide, "remsi": np.fmod, "remui": np.mod, "shli": np.left_shift}
     | {"minsi": np.minimum, "minui": np.minimum, "maxsi": np.maximum, "maxui": np.maximum, "shrsi": np.right_shift}
+    | {"shrui": np.right_shift, "xori": np.bitwise_xor}
     | {"andi": np.bitwise_and, "ori": np.bitwise_or, "ceildivsi": lambda x, y: -_quotient(-x, y)}
 )
 
 
 def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
     """Return an integer operation (``addi``, ``muli``, ...) of two; refuse one that is not linear in a block's axes."""
-    left = tuple(_lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
+    left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
     shape = tuple(map(min, a.shape, b.shape))
     if name in ("addi", "subi"):
         sign = 1 if name == "addi" else -1
@@ -203,14 +250,20 @@ def integers(op: Op, name: str, a: Affine, b: Affine) -> Affine:
         return Affine(a.base * b.base, tuple(s * int(factor.base.flat[0]) for s in block.steps), shape, left=left)
     if name in ("remsi", "remui") and sorted(a.steps)[-1:] == [1] == [sum(a.steps)] and not any(b.steps):
         begun = np.mod(a.base, b.base)  # a block that begins anew at its end: what is left before that
-        left = tuple(_lesser(x, b.base - begun) if step else x for x, step in zip(left, a.steps, strict=True))
+        left = tuple(lesser(x, b.base - begun) if step else x for x, step in zip(left, a.steps, strict=True))
         return Affine(begun, a.steps, shape, left=left)
-    if any(a.steps) or any(b.steps):
-        raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
-    return Affine(_FUNCTIONS[name](a.base, b.base), a.steps, shape)
+    if name not in _FUNCTIONS:
+        raise op.fail(f"{op.name} of integers has no counterpart: sums, products, quotients, shifts, minima and maxima")
+    function = _FUNCTIONS[name]
+    if not any(a.steps) and not any(b.steps):
+        return Affine(function(a.base, b.base), a.steps, shape, left=left)
+    if not a.of and (made := affine(function(elements(op, a), elements(op, b)), known_elements(op, left, shape))):
+        return replace(made, left=left)  # linear all the same, as where a block lies within one group
+    raise op.fail(f"{op.name} of a block's indices: addresses have to be linear along a block's axes")
 
 
-def _lesser(x: Integers | None, y: Integers | None) -> Integers | None:
+def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
+    """Return the smaller of two numbers of elements that are known, None where all are."""
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
@@ -229,6 +282,73 @@ def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     if len(along) != 1 or d.steps[along[0]] != 1 or relation not in ("slt", "ult", "sle", "ule"):
         return None
     return along[0], np.clip(-d.base + (relation[1:] == "le"), 0, d.shape[along[0]])
+
+
+def elements(op: Op, x: Affine) -> Integers:
+    """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
+    if x.base.size * prod(x.shape) > MOST_ELEMENTS:
+        count = f"{x.base.size * prod(x.shape):,}"
+        raise op.fail(f"{count} integers of all programs are looked at one by one; allowed: {MOST_ELEMENTS:,}")
+    made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
+    for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
+        made = made + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
+    return np.broadcast_to(made, (*x.base.shape, *x.shape))
+
+
+def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
+    """Return which elements of a block are known: those before the ends along its axes; None where all are."""
+    if all(x is None for x in left):
+        return None
+    return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))
+
+
+def _along(axis: int, base: Integers, shape: tuple[int, ...]) -> Affine:
+    return Affine(base, tuple(int(i == axis) for i in range(len(shape))), shape)
+
+
+def truth(op: Op, x: Condition) -> Any:
+    """Return of every element, (program, iteration, *axes), whether a condition holds."""
+    return np.logical_and.reduce(np.broadcast_arrays(*(RELATIONS[r](elements(op, d), 0) for r, d in x.of)))
+
+
+def answers(x: Condition) -> tuple[Any, Any]:
+    """Return, of each (program, iteration), whether all elements of a block hold, and whether none does."""
+    every, none = np.ones((1, 1), bool), np.zeros((1, 1), bool)
+    for relation, d in x.of:
+        ends = [s * (n - 1) for s, n in zip(d.steps, d.shape, strict=True)]
+        low, high = d.base + sum(min(0, e) for e in ends), d.base + sum(max(0, e) for e in ends)
+        if relation in ("eq", "ne"):
+            equal, never = (low == 0) & (high == 0), (low > 0) | (high < 0)
+            holds, fails = (equal, never) if relation == "eq" else (never, equal)
+        else:
+            does = RELATIONS[relation]
+            holds, fails = does(low, 0) & does(high, 0), ~does(low, 0) & ~does(high, 0)
+        every, none = every & holds, none | fails
+    return every, none
+
+
+def affine(values: Integers, known: Any = None) -> Affine | None:
+    """Return integers by their elements, (program, iteration, *axes), as a base and steps; None where they are not so.
+
+    ``known``: which elements have to be; others are nobody's.
+    """
+    shape = values.shape[2:]
+    known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(values.shape, np.shape(known)))
+    values, steps = np.broadcast_to(values, known.shape), list[int]()
+    for axis in range(2, values.ndim):
+        n = values.shape[axis]
+        both = np.take(known, range(1, n), axis) & np.take(known, range(n - 1), axis)
+        each = np.unique(np.diff(values, axis=axis)[both])
+        if len(each) > 1:
+            return None
+        steps.append(int(each[0]) if len(each) else 0)
+    for i, (step, n) in enumerate(zip(steps, shape, strict=True)):
+        values = values - (step * np.arange(n)).reshape(n, *(1 for _ in shape[i + 1 :]))
+    flat, mask = (x.reshape(*x.shape[:2], -1) for x in (values, known))
+    base = np.take_along_axis(flat, np.argmax(mask, axis=2)[..., None], 2)
+    if np.any((flat != base) & mask):
+        return None
+    return Affine(np.where(mask.any(2), base[..., 0], 0), tuple(steps), shape)
 
 
 def float_of(text: str, fmt: str) -> float:

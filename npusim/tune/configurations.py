@@ -1,6 +1,6 @@
 """Configurations to try: those of a kernel's own `@triton.autotune` and `@triton.heuristics`, or of fields given.
 
-A recorded call (``calls.npz::k``) has a launch and configurations of its own: `configurations_of` is where it comes in.
+A recorded call (``calls.npz::k``) has the configurations of its autotuner, by number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import SpecError, one_line
 from npusim.schedules.triton import arguments_of, launch_of, names_of
+from npusim.ttir import is_recorded
+from npusim.ttir.calls import call_of
 from npusim.ttir.compiler import decorators_of, source_of
 from npusim.tune.prediction import Configuration
 
@@ -49,6 +51,12 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
             return [_Base(request).launched(p, {}) for p in points]
         named = dict(request.tiling or {})
         return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
+    if is_recorded(request.schedule):
+        own, named = call_of(str(request.schedule)).configurations, dict(request.tiling or {})
+        if len(own) == 1:
+            raise SpecError(f"{request.schedule}: its kernel has no autotuner; give -f FIELD=VALUES")
+        points = [{**c.constants, **c.options} for c in own]
+        return [Configuration(p, replace(request, tiling={**named, "config": i})) for i, p in enumerate(points)]
     path, mark, launch = request.schedule.partition("::")
     if not mark or not path.endswith(".py") or ";" in launch:
         raise SpecError(f"{request.schedule}: no @triton.autotune to take configurations from; give -f FIELD=VALUES")

@@ -246,6 +246,10 @@ WRONG = (
     ("tune nope.py::k[1](x)", "nope.py: no such file"),
     ("tune flash -f block_kv=64 --seq 256 --bits Z -j1", "--bits Z: allowed: any, same, or a class: "),
     ("tune flash -f block_kv=64 --sizes seq=x -j1", "--sizes seq=x: write whole numbers: 4096, 4k"),
+    # -------------------- record
+    ("record", "Missing argument 'PROGRAM'."),
+    ("record nope.py", "nope.py: no such file; a program is script.py or script.py::function"),
+    ("record nope.npz", "nope.npz: no such file; `npusim record script.py` writes one"),
     # -------------------- stress
     ("stress flash --over nonsense=1:2", "--over nonsense=1:2: no such aspect; there are logit_std, logit_mean, "),
     ("stress flash --over logit_std=4:1", "--over logit_std=4:1: write logit_std=LOW:HIGH, LOW below HIGH and above 0"),
@@ -405,5 +409,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 21
+    assert len(verbs) == 22
     assert set(verbs) <= {command.split()[0] for command in commands}

@@ -205,6 +205,11 @@ def warp_issue(device: DeviceSpec) -> WarpIssue:
     return issue
 
 
+def shared_memory_bytes(device: DeviceSpec) -> int:
+    """Return the shared memory of a multiprocessor."""
+    return device.cores[SM].buffers[SMEM.partition(".")[2]].capacity_bytes.value
+
+
 def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineType:
     """Return an engine of a kind; raise `ProgramError` where the device's file has another under its name."""
     engine = device.engine(SM, name)

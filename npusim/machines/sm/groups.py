@@ -279,7 +279,7 @@ def layout_of(tile: BlockTile, engine: GroupMatrixEngine, warp_rows: int) -> tup
     warps = tile.warps
     if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
         return GroupWork(warps, generation="mma"), 1
-    if tile.rows < GROUP_ROWS or engine.wgmma is None:
+    if tile.rows < GROUP_ROWS or engine.wgmma is None or warps < GROUP_WARPS:
         down = min(warps, tile.rows // warp_rows) if tile.rows >= GROUP_ROWS else 1
         return GroupWork(warps, across=warps // down, generation="mma"), 1
     groups = warps // GROUP_WARPS

@@ -135,7 +135,7 @@ def kernel_of(tiling: Any) -> GpuKernel | None:
 class SmMachine(Machine):
     """The family of streaming multiprocessors on one device."""
 
-    reshapes_operands = False
+    reshapes_operands, keeps_factors = False, True
     unread = MappingProxyType(
         {
             "flags.cross_core_*": f"{_ASCEND}, whose cores meet through flags",

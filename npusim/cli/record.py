@@ -1,0 +1,128 @@
+"""``npusim record``: the launches of Triton kernels that a program makes, without a GPU."""
+
+import inspect
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from npusim.cli import options as o
+from npusim.cli.console import say, show_either
+from npusim.cli.help import Verbs
+from npusim.errors import SpecError
+from npusim.units import parse_count
+
+if TYPE_CHECKING:
+    from npusim.ttir.calls import Calls
+
+app = Verbs()
+FILE = "calls.npz"
+
+
+@app.verb(
+    "record",
+    ("npusim record bench.py -- --dtype float16", "run a program, its arguments behind --"),
+    ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
+    ("npusim record calls.npz", "what a file holds"),
+    ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
+)
+def record(
+    program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function, or a file of calls to list.")],
+    arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "What the script finds in sys.argv.")] = None,
+    *,
+    out: Annotated[Path, o.option("--out -o FILE", "File of calls (.npz) to write.", shown=FILE)] = Path(FILE),
+    seq: Annotated[
+        str | None, o.option("--seq SIZES", "Call the function once with each size: 1024,4096.", shown=False)
+    ] = None,
+    hw: Annotated[str, o.option("--hw GPU", "The GPU that the program is told it runs on.", shown="h200")] = "h200",
+    floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Run a program on the CPU and record the Triton kernels that it launches, with their arguments and grids.
+
+    Kernels do not run; tensors on a GPU are taken to be on the CPU. The file holds TTIR, integers and grids, and no
+    code: every verb that takes a schedule takes calls.npz::0, the first call.
+    """
+    from npusim.report.inputs import calls_document, calls_table
+    from npusim.ttir import SUFFIX
+    from npusim.ttir.calls import read_calls
+
+    path, _, function = program.partition("::")
+    if path.endswith(SUFFIX):
+        if function or arguments or seq:
+            raise SpecError(f"record {program}: a file of calls is listed as it is; name the file alone")
+        listed = path, read_calls(Path(path))
+    else:
+        listed = str(out), _recorded(Path(path), function, arguments or [], seq, hw, floats=floats)
+        listed[1].save(out)
+        say(f"wrote {out}: {len(listed[1])} {'call' if len(listed[1]) == 1 else 'calls'}")
+    show_either(json, lambda: calls_document(*listed), lambda: calls_table(*listed))
+
+
+def _recorded(path: Path, function: str, arguments: list[str], seq: str | None, hw: str, *, floats: bool) -> "Calls":
+    """Return the calls of a program; raise `SpecError` where it fails, or launches nothing."""
+    from npusim.ttir.record import record as recording
+
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file; a program is script.py or script.py::function")
+    if seq is not None and not function:
+        raise SpecError(f"--seq {seq}: sizes are a function's: {path}::function")
+    sizes = [_size(text) for text in seq.split(",")] if seq is not None else [None]
+    with recording(hw=hw, floats=floats) as calls, _as_main(path, arguments):
+        try:
+            names = runpy.run_path(str(path), run_name="npusim_recorded" if function else "__main__")
+            for size in sizes if function else ():
+                _call(path, names, function, size)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                say(f"{path} exits with {error.code}")
+        except SpecError:
+            raise
+        except Exception as error:
+            raise SpecError(
+                f"{_place(error, path)}: {type(error).__name__}: {error}; {len(calls)} calls before"
+            ) from error
+    if not calls:
+        raise SpecError(f"{path}: no launch of a Triton kernel was made")
+    return calls
+
+
+def _call(path: Path, names: dict[str, Any], function: str, size: int | None) -> None:
+    called = names.get(function)
+    if not callable(called):
+        listed = ", ".join(n for n, x in names.items() if inspect.isfunction(x) and not n.startswith("_"))
+        raise SpecError(f"{path}: no function {function!r}; there are {listed or 'none'}")
+    if size is None:
+        called()
+    else:
+        called(seq=size) if "seq" in inspect.signature(called).parameters else called(size)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise SpecError(f"--seq {text}: a positive whole number is needed: 4096 or 4k") from None
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Return the last line of the program that an error came through."""
+    place, at = f"{path}", error.__traceback__
+    while at is not None:
+        if Path(at.tb_frame.f_code.co_filename).resolve() == path.resolve():
+            place = f"{path}:{at.tb_lineno}"
+        at = at.tb_next
+    return place
+
+
+@contextmanager
+def _as_main(path: Path, arguments: list[str]) -> Iterator[None]:
+    """Have ``sys.argv`` and ``sys.path`` as Python has them for a script."""
+    argv, search = sys.argv, list(sys.path)
+    sys.argv, sys.path[:] = [str(path), *arguments], [str(path.resolve().parent), *search]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, search

@@ -1,0 +1,284 @@
+"""Kernels in the forms that Triton's tutorials and serving libraries have, each launched by a wrapper of its own."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"B": 64}, num_warps=4), triton.Config({"B": 128}, num_warps=8)], key=["n"])
+@triton.jit
+def add(X, Y, Z, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(Z + i, tl.load(X + i, mask=i < n) + tl.load(Y + i, mask=i < n), mask=i < n)
+
+
+@triton.jit
+def softmax_rows(Y, X, sy, sx, rows, columns, B: tl.constexpr, num_stages: tl.constexpr):
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for row in tl.range(first, rows, step, num_stages=num_stages):
+        c = tl.arange(0, B)
+        x = tl.load(X + row * sx + c, mask=c < columns, other=-float("inf"))
+        e = tl.exp(x - tl.max(x, axis=0))
+        tl.store(Y + row * sy + c, e / tl.sum(e, axis=0), mask=c < columns)
+
+
+@triton.heuristics({"IS_WHOLE": lambda a: a["K"] % a["BK"] == 0})
+@triton.jit
+def product(A, B, C, Bias, M, N, K, am, ak, bk, bn, cm, cn,
+            BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, ACT: tl.constexpr,
+            IS_WHOLE: tl.constexpr):  # fmt: skip
+    pid, across = tl.program_id(0), tl.cdiv(N, BN)
+    size = GROUP * across
+    first = pid // size * GROUP
+    down = min(tl.cdiv(M, BM) - first, GROUP)
+    pm, pn = first + pid % size % down, pid % size // down
+    rm, rn, rk = pm * BM + tl.arange(0, BM), pn * BN + tl.arange(0, BN), tl.arange(0, BK)
+    a = A + (rm % M)[:, None] * am + rk[None, :] * ak
+    b = B + rk[:, None] * bk + (rn % N)[None, :] * bn
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        if IS_WHOLE:
+            acc = tl.dot(tl.load(a), tl.load(b), acc)
+        else:
+            left = K - k * BK
+            acc = tl.dot(tl.load(a, mask=rk[None, :] < left, other=0.0),
+                         tl.load(b, mask=rk[:, None] < left, other=0.0), acc)  # fmt: skip
+        a += BK * ak
+        b += BK * bk
+    if Bias is not None:
+        acc += tl.load(Bias + rn, mask=rn < N, other=0.0)[None, :].to(tl.float32)
+    if ACT == "leaky":
+        acc = tl.where(acc >= 0, acc, 0.01 * acc)
+    if ACT == "clamp":
+        acc = tl.minimum(tl.maximum(acc, -2.0), 3.0)
+    c = C + rm[:, None] * cm + rn[None, :] * cn
+    tl.store(c, acc.to(C.dtype.element_ty), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+@triton.jit
+def layer_norm(X, Y, W, B, Mean, Rstd, stride, N, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    X += row * stride
+    Y += row * stride
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for at in range(0, N, BLOCK):
+        c = at + tl.arange(0, BLOCK)
+        total += tl.load(X + c, mask=c < N, other=0.0).to(tl.float32)
+    mean = tl.sum(total, axis=0) / N
+    squares = tl.zeros([BLOCK], dtype=tl.float32)
+    for at in range(0, N, BLOCK):
+        c = at + tl.arange(0, BLOCK)
+        x = tl.load(X + c, mask=c < N, other=0.0).to(tl.float32)
+        x = tl.where(c < N, x - mean, 0.0)
+        squares += x * x
+    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / N + eps)
+    tl.store(Mean + row, mean)
+    tl.store(Rstd + row, rstd)
+    for at in range(0, N, BLOCK):
+        c = at + tl.arange(0, BLOCK)
+        x = tl.load(X + c, mask=c < N, other=0.0).to(tl.float32)
+        y = (x - mean) * rstd * tl.load(W + c, mask=c < N) + tl.load(B + c, mask=c < N)
+        tl.store(Y + c, y.to(Y.dtype.element_ty), mask=c < N)
+
+
+@triton.jit
+def _inner(acc, l, m, q, K, V, at, low, high, scale, rm, rn, BN: tl.constexpr, IS_DIAGONAL: tl.constexpr):
+    for j in tl.range(low, high, BN):
+        k = K.load([at + j, 0]).T
+        s = tl.dot(q, k)
+        if IS_DIAGONAL:
+            s = s * scale + tl.where(rm[:, None] >= (j + rn[None, :]), 0, -1.0e6)
+            new = tl.maximum(m, tl.max(s, 1))
+            s -= new[:, None]
+        else:
+            new = tl.maximum(m, tl.max(s, 1) * scale)
+            s = s * scale - new[:, None]
+        p = tl.math.exp2(s)
+        alpha = tl.math.exp2(m - new)
+        acc = acc * alpha[:, None]
+        acc = tl.dot(p.to(tl.float16), V.load([at + j, 0]), acc)
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    return acc, l, m
+
+
+@triton.jit
+def attention(Q, K, V, O, L, scale, Z, H, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              CAUSAL: tl.constexpr):  # fmt: skip
+    pm, head = tl.program_id(0), tl.program_id(1)
+    whole = Z * H * S
+    Qd = tl.make_tensor_descriptor(Q, shape=[whole, D], strides=[D, 1], block_shape=[BM, D])
+    Kd = tl.make_tensor_descriptor(K, shape=[whole, D], strides=[D, 1], block_shape=[BN, D])
+    Vd = tl.make_tensor_descriptor(V, shape=[whole, D], strides=[D, 1], block_shape=[BN, D])
+    Od = tl.make_tensor_descriptor(O, shape=[whole, D], strides=[D, 1], block_shape=[BM, D])
+    at = head * S
+    rm, rn = pm * BM + tl.arange(0, BM), tl.arange(0, BN)
+    m = tl.zeros([BM], dtype=tl.float32) - float("inf")
+    l = tl.zeros([BM], dtype=tl.float32) + 1.0
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    q = Qd.load([at + pm * BM, 0])
+    scale *= 1.44269504
+    if CAUSAL:
+        acc, l, m = _inner(acc, l, m, q, Kd, Vd, at, 0, pm * BM, scale, rm, rn, BN, False)
+        acc, l, m = _inner(acc, l, m, q, Kd, Vd, at, pm * BM, (pm + 1) * BM, scale, rm, rn, BN, True)
+    else:
+        acc, l, m = _inner(acc, l, m, q, Kd, Vd, at, 0, S, scale, rm, rn, BN, False)
+    tl.store(L + head * S + rm, m + tl.math.log2(l))
+    Od.store([at + pm * BM, 0], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def persistent_product(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr):
+    across, tiles = tl.cdiv(N, BN), tl.cdiv(M, BM) * tl.cdiv(N, BN)
+    rk = tl.arange(0, BK)
+    for tile in tl.range(tl.program_id(0), tiles, SMS, flatten=True):
+        pm, pn = tile // across, tile % across
+        rm, rn = pm * BM + tl.arange(0, BM), pn * BN + tl.arange(0, BN)
+        fm, fn = tl.where(rm < M, rm, 0), tl.where(rn < N, rn, 0)
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(tl.cdiv(K, BK)):
+            left = K - k * BK
+            a = tl.load(A + fm[:, None] * K + (k * BK + rk)[None, :], mask=rk[None, :] < left, other=0.0)
+            b = tl.load(B + (k * BK + rk)[:, None] * N + fn[None, :], mask=rk[:, None] < left, other=0.0)
+            acc = tl.dot(a, b, acc)
+        tl.store(C + rm[:, None] * N + rn[None, :], acc.to(tl.float16), mask=(rm[:, None] < M) & (rn[None, :] < N))
+
+
+@triton.jit
+def descriptor_product(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    pm, pn = tl.program_id(0), tl.program_id(1)
+    a = tl.make_tensor_descriptor(A, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])
+    b = tl.make_tensor_descriptor(B, shape=[N, K], strides=[K, 1], block_shape=[BN, BK])
+    c = tl.make_tensor_descriptor(C, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        acc = tl.dot(a.load([pm * BM, k * BK]), b.load([pn * BN, k * BK]).T, acc)
+    c.store([pm * BM, pn * BN], acc.to(tl.float16))
+
+
+@triton.jit
+def rows(X, Y, S, W, xb, xs, xh, yb, ys, yh, heads, length, lengths, columns, B: tl.constexpr, OP: tl.constexpr,
+         IS_LEFT: tl.constexpr, STORES: tl.constexpr):  # fmt: skip
+    """One row of (batch, sequence, heads, columns) a program; rows beyond a sequence's length are left out."""
+    batch, at, head = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    if IS_LEFT:  # noqa: SIM102 - a branch of the kernel, in one of the compiler
+        if at >= tl.load(lengths + batch):
+            return
+    c = tl.arange(0, B)
+    low = -float("inf") if OP == "softmax" else 0.0
+    x = tl.load(X + batch * xb + at * xs + head * xh + c, mask=c < columns, other=low).to(tl.float32)
+    if OP == "softmax":
+        e = tl.exp(x - tl.max(x, 0))
+        stat = tl.sum(e, 0)
+        y = e / stat
+    elif OP == "rms":
+        stat = tl.rsqrt(tl.sum(x * x, 0) / columns + 1e-6)
+        y = x * stat * tl.load(W + c, mask=c < columns, other=0.0).to(tl.float32)
+    elif OP == "leaky":
+        stat = tl.sum(x, 0)
+        y = tl.where(x > 0.25, x, x * 0.5)
+    elif OP == "clamp":
+        stat = tl.max(tl.abs(x), 0)
+        y = tl.minimum(tl.maximum(x, -0.5), stat * 0.25)
+    else:
+        stat = tl.sum(x, 0)
+        y = x * tl.sigmoid(x)
+    tl.store(Y + batch * yb + at * ys + head * yh + c, y.to(Y.dtype.element_ty), mask=c < columns)
+    if STORES:
+        tl.store(S + (batch * length + at) * heads + head, stat)
+
+
+@triton.jit
+def varlen(Q, K, V, O, L, starts, lengths, table, qs, qh, ks, kh, vs, vh, os, oh, scale, groups, pages, length,
+           D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr,
+           WINDOW: tl.constexpr, LOW: tl.constexpr, SCALED: tl.constexpr, STORES: tl.constexpr):  # fmt: skip
+    """Attention of packed sequences of (tokens, heads, size), or of keys in pages that a table names."""
+    pm, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, size = tl.load(starts + number), tl.load(lengths + number)
+    if pm * BM >= size:
+        return
+    rm, rn, rd = pm * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + (start + rm)[:, None] * qs + head * qh + rd[None, :], mask=rm[:, None] < size, other=0.0)
+    if SCALED:
+        q = (q.to(tl.float32) * (scale * 1.44269504)).to(Q.dtype.element_ty)
+    m = tl.full([BM], -float("inf"), dtype=tl.float32)
+    l = tl.zeros([BM], dtype=tl.float32)
+    acc = tl.zeros([BM, D], dtype=tl.float32)
+    end = tl.minimum((pm + 1) * BM, size) if CAUSAL else size
+    for j in range(0, end, BN):
+        if PAGE:  # noqa: SIM108
+            first = tl.load(table + number * pages + j // PAGE) * PAGE + j % PAGE
+        else:
+            first = start + j
+        key = j + rn
+        k = tl.load(K + (first + rn)[None, :] * ks + head // groups * kh + rd[:, None], mask=key[None, :] < size,
+                    other=0.0)  # fmt: skip
+        s = tl.dot(q, k)
+        if not SCALED:
+            s *= scale * 1.44269504
+        if CAUSAL:
+            seen = (rm[:, None] >= key[None, :]) & (key[None, :] < size)
+            if WINDOW:
+                seen = seen & (rm[:, None] - key[None, :] < WINDOW)
+            s += tl.where(seen, 0, LOW)
+        else:
+            s = tl.where(key[None, :] < size, s, -float("inf"))
+        new = tl.maximum(m, tl.max(s, 1))
+        p = tl.math.exp2(s - new[:, None])
+        alpha = tl.math.exp2(m - new)
+        v = tl.load(V + (first + rn)[:, None] * vs + head // groups * vh + rd[None, :], mask=key[:, None] < size,
+                    other=0.0)  # fmt: skip
+        acc = acc * alpha[:, None] + tl.dot(p.to(V.dtype.element_ty), v)
+        l = l * alpha + tl.sum(p, 1)
+        m = new
+    tl.store(O + (start + rm)[:, None] * os + head * oh + rd[None, :], (acc / l[:, None]).to(O.dtype.element_ty),
+             mask=rm[:, None] < size)  # fmt: skip
+    if STORES:
+        tl.store(L + head * length + start + rm, m + tl.math.log2(l), mask=rm < size)
+
+
+@triton.jit
+def scaled_heads(X, Y, S, M, N: tl.constexpr, BM: tl.constexpr):
+    rm, rn, head = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, N), tl.program_id(1)
+    at = head * M * N + rm[:, None] * N + rn[None, :]
+    tl.store(Y + at, tl.load(X + at) * tl.load(S + head))
+
+
+@triton.jit
+def some_tiles(Q, K, V, O, T, S, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    rm, rn, rd = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, D)
+    q = tl.load(Q + rm[:, None] * D + rd[None, :])
+    m, l = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, D], tl.float32)
+    for j in range(0, S, BN):
+        if tl.load(T + j // BN) != 0:
+            s = tl.dot(q, tl.load(K + (j + rn)[None, :] * D + rd[:, None]))
+            new = tl.maximum(m, tl.max(s, 1))
+            p, alpha = tl.math.exp2(s - new[:, None]), tl.math.exp2(m - new)
+            acc = acc * alpha[:, None] + tl.dot(p.to(tl.float16), tl.load(V + (j + rn)[:, None] * D + rd[None, :]))
+            l = l * alpha + tl.sum(p, 1)
+            m = new
+    tl.store(O + rm[:, None] * D + rd[None, :], (acc / l[:, None]).to(tl.float16))
+
+
+@triton.jit
+def in_place(X, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(X + i, tl.load(X + i, mask=i < n) * 2.0, mask=i < n)
+
+
+@triton.jit
+def running_maximum(X, Y, n, B: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, B)
+    most = -float("inf")
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n, other=-float("inf"))
+        most = tl.max(tl.maximum(x, most))
+    total = 0.0
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n, other=0.0)
+        total += tl.sum(tl.where(at + c < n, tl.exp(x - most), 0.0))
+    for at in range(0, n, B):
+        x = tl.load(X + row * n + at + c, mask=at + c < n)
+        tl.store(Y + row * n + at + c, x - most - tl.log(total), mask=at + c < n)

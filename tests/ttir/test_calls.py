@@ -1,0 +1,208 @@
+"""Recorded calls: what is recorded, their file, the verbs that take them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import npusim
+from npusim.cli.app import app
+from npusim.errors import NpusimError, SpecError
+from npusim.ttir.calls import Calls, read_calls
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]")
+SCRIPT = """
+import sys
+import numpy as np
+from ttir import recorded_kernels as kernels
+
+def main(seq=1000):
+    x = np.zeros(seq, np.float32)
+    kernels.add[lambda a: (-(-seq // a["B"]),)](x, x, np.zeros_like(x), seq)
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+"""
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(X, Y, T, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + i)
+    {}
+"""
+#: What is refused, by the line that has it: words of the message.
+REFUSED = {
+    "tl.store(Y + tl.load(T + i), x)": "integers that are not evenly spaced",
+    "tl.atomic_add(Y + i, x)": "atomics",
+    "tl.store(Y + i, tl.cumsum(x, 0))": "tt.scan has no counterpart",
+    "tl.store(Y + i, tl.where(x == float('inf'), x, 0.0))": "a comparison with infinity",
+    "tl.store(Y + i // 2, x)": "addresses have to be linear along a block's axes",
+    "tl.store(Y + i + 1, x)": "no mask keeps it from that",
+    "tl.store(Y + i * 0 + tl.program_id(0), x, mask=i < 0)": "elements|never|stores|once",
+    "tl.store(Y + i, tl.rand(n, i))": "",
+}
+
+
+def test_arguments_are_views_with_integers_and_strides() -> None:
+    from ttir.drawn import drawn, launched
+
+    case = drawn(2)
+    with npusim.record() as calls:
+        launched(case, lambda x: x)
+    (call,) = calls
+    q, starts = (call.arguments[n] for n in ("Q", "starts"))
+    assert q.shape == case.arguments["Q"].shape
+    assert [s * 2 for s in q.strides] == list(case.arguments["Q"].strides)
+    assert q.data is None, "floats are recorded where that is asked for"
+    assert np.array_equal(starts.data, case.arguments["starts"])
+    assert call.path.endswith("recorded_kernels.py")
+    assert "drawn.py:" in call.where
+    assert call.grid == case.grid
+
+
+def test_a_tuner_is_one_call_with_all_configurations() -> None:
+    from ttir.drawn import launched
+    from ttir.tutorials import TUTORIALS
+
+    with npusim.record() as calls:
+        launched(TUTORIALS["01"](), lambda x: x)
+    (call,) = calls
+    assert [(c.grid, c.constants["B"]) for c in call.configurations] == [((16,), 64), ((8,), 128)]
+    times = [npusim.run(call, hw="h200", tiling={"config": i}, numerics=False) for i in (0, 1)]
+    assert [t.tiling.warps for t in times] == [4, 8]
+    search = npusim.explore(call, hw="h200")
+    assert len(search.outcomes) == 2
+    with pytest.raises(NpusimError, match="config: 2; add has configurations 0 to 1"):
+        npusim.run(call, tiling={"config": 2})
+
+
+def test_what_is_replaced_while_recording_is_restored() -> None:
+    from triton.runtime import driver
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    before = JITFunction.run, Autotuner.run, driver._active
+    with pytest.raises(KeyError), npusim.record():
+        raise KeyError
+    assert before == (JITFunction.run, Autotuner.run, driver._active)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = CliRunner().invoke(app, ["record", str(tmp_path / "script.py"), "-o", str(tmp_path / "c.npz"), "--", "500"])
+    assert done.exit_code == 0, done.stderr
+    return tmp_path / "c.npz"
+
+
+def test_a_file_is_taken_by_the_verbs(file: Path) -> None:
+    again = CliRunner().invoke(app, ["record", str(file), "--json"])
+    (row,) = json.loads(again.stdout)["calls"]
+    assert (row["kernel"], row["grid"], row["configurations"]) == ("add", "8", 2)
+    name = f"{file}::0"
+    for words in (["run", name, "--no-save"], ["program", name], ["compare", name, f"{name} -t config=1", "--no-save"]):
+        done = CliRunner().invoke(app, [w for w in words if w != "--no-save"])
+        assert done.exit_code == 0, (words, done.stderr)
+    assert npusim.run(str(file)).schedule == str(file), "the only call of a file needs no number"
+
+
+def test_an_autotuners_configurations_are_ranked(file: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", f"{file}::0", "--hw", "h200", "-j1", "--json"])
+    assert done.exit_code == 0, done.stderr
+    ranking = json.loads(done.stdout)["shapes"][0]["ranking"]
+    runs = [npusim.run(f"{file}::0", hw="h200", tiling={"config": i}, numerics=False) for i in (0, 1)]
+    predicted = {int(row["configuration"].split()[0].removeprefix("B=")): row["us"] for row in ranking}
+    assert set(predicted) == {64, 128}
+    assert list(predicted.values()) == sorted(predicted.values())
+    assert [r.tiling.warps for r in runs] == [4, 8]
+    differences = {runs[i].latency_us - predicted[b] for i, b in enumerate((64, 128))}
+    assert max(differences) - min(differences) < 1e-6, "the same times, a launch apart"
+
+
+def test_a_function_is_called_with_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(SCRIPT)
+    assert CliRunner().invoke(app, ["record", "script.py::main", "--seq", "512,1k"]).exit_code == 0
+    assert [call.grid for call in read_calls(Path("calls.npz"))] == [(8,), (16,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["record", "no.py"], "no.py: no such file"),
+        (["record", "script.py", "--seq", "4"], "sizes are a function's"),
+        (["record", "script.py::no"], "no function 'no'; there are main"),
+        (["record", "script.py"], r"script.py:\d+: IndexError"),
+        (["record", "empty.py"], "no launch of a Triton kernel was made"),
+        (["run", "no.npz::0"], "no.npz: no such file"),
+        (["run", "bad.npz::0"], "bad.npz: no file of recorded calls"),
+    ],
+)
+def test_wrong_programs_and_files_are_said(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(SCRIPT)
+    Path("empty.py").write_text("")
+    Path("bad.npz").write_bytes(b"PK nothing")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    import re
+
+    assert re.search(why, " ".join(done.stderr.split())), done.stderr
+
+
+def test_sizes_and_numbers_of_a_call_are_its_own(file: Path) -> None:
+    with pytest.raises(SpecError, match="a recorded call has its sizes"):
+        npusim.run(f"{file}::0", problem={"n": 4})
+    with pytest.raises(SpecError, match=r"no call '1'; there are .*c\.npz::0 add"):
+        npusim.run(f"{file}::1")
+
+
+@pytest.mark.parametrize("change", ["format", "grid", "shape", "calls"])
+def test_a_damaged_file_is_refused(change: str, file: Path) -> None:
+    arrays: dict[str, Any] = dict(np.load(file))
+    document = json.loads(bytes(arrays["calls"]).decode())
+    call = document["calls"][0]
+    if change == "format":
+        document["format"] = 99
+    elif change == "grid":
+        call["configurations"][0]["grid"] = [1, 2, 3, 4]
+    elif change == "shape":
+        call["arguments"]["X"]["shape"] = [-4]
+    else:
+        document["calls"] = [3]
+    arrays["calls"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
+    np.savez(file, **arrays)
+    with pytest.raises(SpecError, match="recorded calls"):
+        read_calls(file)
+
+
+def test_nothing_recorded_and_other_suffixes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no launch of a Triton kernel was recorded"):
+        Calls().save(tmp_path / "c.npz")
+    with pytest.raises(SpecError, match=r"ends with \.npz"):
+        Calls().save(tmp_path / "c.bin")
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_not_read_is_refused_at_its_line(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import runpy
+
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL.format(line))
+    kernel = runpy.run_path(str(path))["kernel"]
+    x = np.zeros(256, np.float32)
+    with npusim.record() as calls:
+        kernel[(2,)](x, x.copy(), np.random.default_rng(0).permutation(256).astype(np.int32), 256, B=128)
+    with pytest.raises(NpusimError, match=rf"kernel\.py:\d+: .*({REFUSED[line]})"):
+        npusim.run(calls[0], numerics=False)
