@@ -1,0 +1,439 @@
+"""Which arithmetic of a matrix unit explains every output: one decision after the other, each from its own probes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npusim.formats import ARITHMETICS, cast, get_arithmetic, get_format, matmul
+from npusim.formats.cast import widen
+from npusim.formats.mma_arithmetic import stated_name
+from npusim.formats.mma_tree import C, AdditionTree, Tree, chain, compute, leaf_count, leaves_of, round_to
+from npusim.probe import trees
+from npusim.probe.questions import K, LONG_K, QUESTIONS, RANDOM, TRIPLES, exact, rounding_modes, scale_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.formats.cast import Array
+    from npusim.formats.float_format import FloatFormat
+    from npusim.probe.questions import Case, Probes
+
+#: Other outputs of the tiles than their diagonals that are looked at, spread over all of them.
+MOST_OTHERS = 20_000
+#: Fraction bits that a result may be cut to, and operands.
+KEPT, INPUT_BITS = (None, 13, 10, 7), (None, 7, 8, 10, 11, 12)
+#: Of a fused step, before its width is known: enough to swallow what the structure's probes have.
+SOME_FRACTION = 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question's answer: of how many outputs it explains how many, and which others explain as many."""
+
+    question: str
+    answer: str
+    explained: int
+    asked: int
+    open: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What explains a case's outputs.
+
+    ``name`` is a registered arithmetic's, else says the unit's parameters; None where no unit explains every output.
+    ``findings`` say what is wrong, or worth knowing, of the outputs.
+    """
+
+    case: Case
+    name: str | None
+    unit: AdditionTree | None
+    answers: tuple[Answer, ...]
+    registered: tuple[str, ...]
+    explained: int
+    asked: int
+    findings: tuple[str, ...] = ()
+
+
+def same(x: Array, y: Array) -> Array:
+    """Return where values are equal: NaN to NaN, zeros of either sign."""
+    return (x == y) | (np.isnan(x) & np.isnan(y))
+
+
+def predicted(unit: AdditionTree, case: Case, a: Array, b: Array, c: Array, acc: FloatFormat, out: str) -> Array:
+    """Return what leaves a unit for rows of A, columns of B and values of C; ``out``: the rounding on the way."""
+    fa, fb, _ = case.formats
+    d = compute(unit, (fa, fb, acc), a, b, c)
+    return d if acc.name == case.out.name else round_to(d, case.out, out)
+
+
+def by_registry(name: str, case: Case, a: Array, b: Array, c: Array) -> Array:
+    """Return what a registered arithmetic's kernel computes, as float64."""
+    u = get_arithmetic(name)
+    x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
+    d = matmul(x[:, None, :], y[:, :, None], z[:, None, None], arithmetic=u)[:, 0, 0]
+    return np.asarray(widen(np.ascontiguousarray(d)), np.float64)
+
+
+@dataclass
+class _Unit:
+    """The unit as far as it is decided, and the outputs that decide."""
+
+    p: Probes
+    d: Array
+    acc: FloatFormat
+    unit: AdditionTree = field(default_factory=AdditionTree)
+    out: str = "nearest_even"
+    answers: list[Answer] = field(default_factory=list)
+
+    def got(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
+        p = self.p
+        return predicted(unit, p.case, p.a[where], p.b[where], p.c[where], self.acc, out or self.out)
+
+    def score(self, unit: AdditionTree, where: Array) -> int:
+        return int(same(self.got(unit, where), self.d[where]).sum())
+
+    def choose(self, question: str, where: Array, options: Mapping[str, AdditionTree]) -> None:
+        """Decide for the option that explains most of the outputs; name those that explain as many."""
+        if not len(where):
+            self.answers.append(Answer(question, "not asked", 0, 0))
+            return
+        # Options that compute the same here are told apart by nothing: only what differs from the first is scored.
+        scores = {name: self.score(u, where) for name, u in options.items()}
+        best = max(scores.values())
+        winners = [name for name, n in scores.items() if n == best]
+        self.unit = options[winners[0]]
+        others = ("any of those asked",) if len(winners) == len(options) > 1 else tuple(winners[1:])
+        self.answers.append(Answer(question, winners[0], best, len(where), others))
+
+    # ------------------------------------------------------------ which terms meet
+
+    def structure(self) -> bool:
+        """Read the tree off the pairs; return whether one explains all of them."""
+        p, where = self.p, self.p.of("structure")
+        (weights, unit), leaves = scale_of(p.case), [*range(K), *([C] if p.case.has_c else [])]
+        total, lost = sum(weights[k] for k in leaves), np.zeros((K + 1, K + 1))
+        i, j = p.note[where, 0], p.note[where, 1]
+        with np.errstate(invalid="ignore"):
+            lost[i, j] = lost[j, i] = total - self.d[where] / unit
+        for parse, fraction in ((trees.exact_tree, None), (trees.swallowing_tree, SOME_FRACTION)):
+            try:
+                tree = parse(leaves, lost, weights)
+            except ValueError:
+                continue
+            if self._explains(tree, fraction, where) == len(where):
+                self._settle(tree, fraction, len(where), len(where))
+                return True
+        guesses = [
+            (self._explains(tree, fraction, where), tree, fraction)
+            for step in (1, 2, 4, 8, 16, 32, 64)
+            for tree in (chain(K, step), chain(K, step, is_late=True))
+            for fraction in (None, SOME_FRACTION)
+        ]
+        score, tree, fraction = max(guesses, key=lambda g: g[0])
+        self._settle(tree, fraction, score, len(where))
+        return False
+
+    def _explains(self, tree: Tree, fraction: int | None, where: Array) -> int:
+        found = 0
+        for rounding in ("nearest_even", "toward_zero"):
+            self.unit = AdditionTree(tree, fraction, rounding=rounding)
+            found = max(found, self.score(self.unit, where))
+        return found
+
+    def _settle(self, tree: Tree, fraction: int | None, score: int, asked: int) -> None:
+        step = trees.step_of(tree)
+        whole = tree if step is None else trees.repeated(step, K)
+        self.unit = AdditionTree(whole, fraction, rounding="toward_zero" if fraction else "nearest_even")
+        how = "all terms of a step aligned" if fraction else "added exactly, then rounded"
+        words = trees.in_words(whole) if score == asked else f"none explains all; nearest: {trees.in_words(whole)}"
+        self.answers.append(Answer("which terms meet", f"{words}; {how}", score, asked))
+
+    # ------------------------------------------------------------ what an addition does
+
+    def decide(self) -> None:
+        """Answer the other questions, twice: the second time each with what the others settled."""
+        first = list(self.answers)
+        for _ in range(2):
+            self.answers = list(first)
+            self._outward()
+            self._width()
+            self._inputs()
+            self._products()
+            self._rounding()
+            self._range()
+        for kind in RANDOM:
+            where = self.p.of(kind)
+            n = self.score(self.unit, where)
+            self.answers.append(Answer(kind.replace("_", " "), "equal" if n == len(where) else "NOT equal", n, len(where)))
+
+    def _outward(self) -> None:
+        where = self.p.of("output")
+        if len(where):
+            wide = self.unit if self.unit.fraction is None else replace(self.unit, fraction=24)
+            scores = {mode: int(same(self.got(wide, where, mode), self.d[where]).sum()) for mode in rounding_modes()}
+            self.out = max(scores, key=lambda mode: scores[mode])
+            self.answers.append(Answer("rounding on the way out", self.out, scores[self.out], len(where)))
+
+    def _width(self) -> None:
+        """Bits kept in the alignment, and how the rest is cut: where small terms vanish."""
+        p, u, where = self.p, self.unit, self.p.of("width", "width_c")
+        if u.fraction is None:
+            self.answers.append(Answer("bits kept in a step", "all", self.score(u, where), len(where)))
+            return
+        together = [at for at, triple in enumerate(TRIPLES) if _meets(u.tree, triple)]
+        where = where[np.isin(p.note[where, 0], together)]
+        if _has_sums(u.tree):
+            where = np.intersect1d(where, p.of("width"))
+        if not len(where):
+            self.answers.append(Answer("bits kept in a step", "no step has three of the products asked", 0, 0))
+            return
+        notes = p.note[where]
+        last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
+        widths = range(max(1, last - 3), last + 3)
+        options = {f"{f}, {cut}": replace(u, fraction=f, cut=cut) for f in widths for cut in ("toward_zero", "floor", "nearest_even")}
+        self.choose("bits kept in a step", where, options)
+
+    def _inputs(self) -> None:
+        where, u = self.p.of("inputs"), self.unit
+        if len(where):
+            options = {"all": replace(u, input_bits=None)}
+            for bits in INPUT_BITS[1:]:
+                for mode in ("toward_zero", "nearest_even", "nearest_away"):
+                    options[f"{bits} fraction bits, {mode}"] = replace(u, input_bits=bits, input_rounding=mode)
+            self.choose("operands as read", where, options)
+
+    def _products(self) -> None:
+        p, u = self.p, self.unit
+        random = p.of("raw", *RANDOM[:3])
+        if u.fraction is None:  # where products have more bits than the accumulator
+            bare = trees.with_leaves(_bare(u.tree), lambda n: n)
+            assert bare is not None
+            options = {"exact": bare, "rounded, then added": _all_rounded(bare)}
+            if (first := _first_rounded(bare)) != bare:
+                options["exact but the first of a chain"] = first
+            self.choose("products", random, {n: replace(u, tree=t) for n, t in options.items()})
+        else:
+            options = {"sum of the operands'": replace(u, normalised=False), "its own": replace(u, normalised=True)}
+            self.choose("exponent of a product", random, options)
+
+    def _rounding(self) -> None:
+        p, u = self.p, self.unit
+        kept = KEPT if self.acc.name == "float32" else (None,)
+        options = {
+            f"{mode}{'' if k is None else f', {k} bits kept'}": replace(u, rounding=mode, kept=k)
+            for k in kept for mode in rounding_modes()
+        }
+        self.choose("rounding of a step", p.of("rounding"), options)
+        if _has_sums(self.unit.tree):
+            u = self.unit
+            where = p.of("rounding_c", "random_normal", "random_wide")
+            self.choose("rounding of sums of sums", where, {mode: replace(u, late=mode) for mode in rounding_modes()})
+
+    def _range(self) -> None:
+        """Subnormals, the least exponent of an alignment, overflow, Inf, NaN and zeros."""
+        p = self.p
+        flushes = {"kept": "none", "operands are 0": "in", "results are 0": "out", "operands and results are 0": "both"}
+        tiny = p.of("subnormal_in", "subnormal_out", "subnormal_c", "random_tiny")
+        u = self.unit
+        self.choose("subnormals", tiny, {n: replace(u, flush=f) for n, f in flushes.items()})
+        u = self.unit
+        if u.fraction is not None:
+            lows = [None, *range(-145, -119), *range(-30, -9)]
+            where = p.of("floor", "random_tiny", "subnormal_c", "subnormal_out")
+            self.choose("least exponent aligned to", where, {"none" if n is None else str(n): replace(u, lowest=n) for n in lows})
+        u = self.unit
+        self.choose("overflow", p.of("overflow"), {"Inf": replace(u, overflow="inf"), "the largest": replace(u, overflow="largest")})
+        where = p.of("special")
+        n = self.score(self.unit, where)
+        self.answers.append(Answer("Inf and NaN", "as IEEE 754" if n == len(where) else "otherwise", n, len(where)))
+        zeros = p.of("zero")
+        negative = int(np.signbit(self.d[zeros]).sum())
+        signs = f"-0 in {negative} of {len(zeros)} sums of zeros" if negative else "+0"
+        self.answers.append(Answer("sign of zero", signs, len(zeros), len(zeros)))
+
+
+def _bare(tree: Tree) -> Tree:
+    """Return a tree without nodes of one product."""
+    if isinstance(tree, int):
+        return tree
+    return tree[0] if len(tree) == 1 else tuple(_bare(part) for part in tree)  # type: ignore[no-any-return]
+
+
+def _all_rounded(tree: Tree) -> Tree:
+    if isinstance(tree, int):
+        return tree if tree == C else (tree,)
+    return tuple(_all_rounded(part) for part in tree)
+
+
+def _first_rounded(tree: Tree) -> Tree:
+    """Return a tree with the first of two products that meet rounded: a chain that starts with a product."""
+    if isinstance(tree, int):
+        return tree
+    if len(tree) == 2 and all(isinstance(part, int) and part != C for part in tree):
+        return ((tree[0],), tree[1])
+    return tuple(_first_rounded(part) for part in tree)
+
+
+def _has_sums(tree: Tree) -> bool:
+    """Whether some node adds no product of its own."""
+    if isinstance(tree, int):
+        return False
+    return not any(isinstance(part, int) and part != C for part in tree) or any(map(_has_sums, tree))
+
+
+def _meets(tree: Tree, leaves: tuple[int, ...]) -> bool:
+    if isinstance(tree, int):
+        return False
+    return all(k in tree for k in leaves) or any(_meets(part, leaves) for part in tree)
+
+
+# ---------------------------------------------------------------- a case
+
+
+def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
+    """Return what explains a case's outputs ``d`` (n, tile): each row's own column, and others of its tile.
+
+    ``stated`` is the arithmetic that a device's file has today: preferred among registered ones that explain all.
+    """
+    d, findings, is_product = _as_asked(p, d)
+    if not is_product:
+        return Identified(p.case, None, None, (), (), 0, d.size, findings)
+    own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
+    accumulators = {f.name: f for f in (p.case.formats[2], p.case.out)}
+    best: _Unit | None = None
+    for acc in accumulators.values():
+        unit = _Unit(p, own, acc)
+        is_whole = unit.structure()
+        unit.decide()
+        if best is None or unit.score(unit.unit, np.arange(len(own))) > best.score(best.unit, np.arange(len(own))):
+            best = unit
+        if is_whole and best is unit:
+            break
+    assert best is not None
+    if best.acc.name != p.case.formats[2].name:
+        findings = (*findings, f"it adds up in {best.acc.name}")
+    return _confirmed(best, p, d, own, findings, stated)
+
+
+def _confirmed(best: _Unit, p: Probes, d: Array, own: Array, findings: tuple[str, ...], stated: str) -> Identified:
+    """Hold the unit, and registered ones, to every probe and to other outputs of the tiles."""
+    rows, columns = _others(d)
+    rows, columns = (np.concatenate([np.arange(len(d)), x]) for x in (rows, columns))
+    at = rows // d.shape[1] * d.shape[1] + columns
+    columns[: len(d)] %= d.shape[1]
+    at[: len(d)] = rows[: len(d)]
+    wanted, operands = d[rows, columns], (p.a[rows], p.b[at], p.c[rows])
+    equal = same(predicted(best.unit, p.case, *operands, best.acc, best.out), wanted)
+    formats = (*(f.name for f in p.case.formats[:2]), best.acc.name)
+    registered = [n for n, u in ARITHMETICS.items() if (u.a_format, u.b_format, u.acc_format) == formats and not u.scale_block]
+    explains = []
+    for name in registered:
+        narrow = slice(None, None, 7)  # most are told apart by few
+        for part in (narrow, slice(None)):
+            got = by_registry(name, p.case, *(x[part] for x in operands))
+            got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
+            if not same(got, wanted[part]).all():
+                break
+        else:
+            explains.append(name)
+    chosen = stated if stated in explains else min(explains, key=lambda n: (n.split(".")[0] != stated.split(".")[0], len(n)), default=None)
+    if not equal.all():
+        first = int(np.flatnonzero(~equal)[0])
+        findings = (*findings, f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {_named(p, rows[first], columns[first], d.shape[1])}"
+                    f": {wanted[first].item().hex()}, the nearest unit gives {predicted(best.unit, p.case, *(x[first : first + 1] for x in operands), best.acc, best.out)[0].item().hex()}")
+        if chosen is None:
+            return Identified(p.case, None, best.unit, tuple(best.answers), (), int(equal.sum()), len(equal), findings)
+    step = trees.step_of(best.unit.tree)
+    unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
+    name = chosen or stated_name(*formats, _with_c(unit))
+    return Identified(p.case, name, unit, tuple(best.answers), tuple(explains), len(equal) if chosen else int(equal.sum()), len(equal), findings)
+
+
+def _with_c(unit: AdditionTree) -> AdditionTree:
+    """Return a unit that takes c: at the end, where none was given."""
+    return unit if C in leaves_of(unit.tree) else replace(unit, tree=(C, unit.tree))
+
+
+def _others(d: Array) -> tuple[Array, Array]:
+    """Return rows and columns of outputs beside the diagonals of tiles, at most `MOST_OTHERS`, evenly spread."""
+    side = d.shape[1]
+    places = np.arange(d.size)
+    places = places[places // side % side != places % side]
+    places = places[:: max(1, -(-len(places) // MOST_OTHERS))]
+    return places // side, places % side
+
+
+def _named(p: Probes, row: int, column: int, side: int) -> str:
+    if row % side != column:
+        return f"row {row}, column {column} of its tile"
+    question = QUESTIONS[int(p.question[row])]
+    return f"row {row}, {question} {tuple(int(x) for x in p.note[row])}"
+
+
+def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
+    """Return D as it was asked for, what was seen of it, and whether it is a product: of A, B and C at all.
+
+    Random rows say so, to a 64th: swapped operands give D's transpose, or each other's formats; C may be left out.
+    """
+    where, side = p.of("random_normal"), d.shape[1]
+    tiles = np.unique(where // side)
+    tiles = tiles[[np.isin(np.arange(t * side, (t + 1) * side), where).all() for t in tiles]] if side > 1 else where
+    a, b, got = (x.reshape(len(x) // side, side, -1)[tiles] for x in (p.a, p.b, d))
+    c = p.c.reshape(-1, side)[tiles][:, :, None]
+    fa, fb, _ = p.case.formats
+    swapped = [exact(x, f) for x, f in ((a, fb), (b, fa))] if fa.name != fb.name else None
+    size = np.abs(a) @ np.abs(b).swapaxes(1, 2) + np.abs(c)
+
+    def fits(x: Array, y: Array, z: Array, result: Array) -> bool:
+        return bool((np.abs(x @ y.swapaxes(1, 2) + z - result) <= size / 64).mean() > 0.99)
+
+    if not len(tiles) or fits(a, b, c, got):
+        return d, (), True
+    if side > 1 and fits(a, b, c, got.swapaxes(1, 2)):
+        turned = d.reshape(len(d) // side, side, side).swapaxes(1, 2).reshape(d.shape)
+        return turned, ("operands are swapped: D is the transpose of the product asked for; read as that",), True
+    if p.case.has_c and fits(a, b, 0 * c, got):
+        return d, (f"C takes no part in D: give C, or ask without it ({p.case.name}.to_...)",), False
+    del swapped
+    return d, ("D is not the product that was asked for, not even in its leading bits: were A and B swapped, or their "
+               "formats, or the tiles cut otherwise?",), False
+
+
+def goes_on(identified: Identified, p: Probes, d: Array) -> Answer:
+    """Return how a product four times as long goes on: as the unit's steps, or cut by a library along K."""
+    side = d.shape[1]
+    own, step = d[np.arange(len(d)), np.arange(len(d)) % side], identified.unit
+    assert step is not None
+    bare = trees.with_leaves(step.tree, lambda n: None if n == C else n)
+    assert bare is not None
+    size = leaf_count(step.tree)
+    options: dict[str, Tree] = {}
+    if C in leaves_of(step.tree):
+        options[f"steps of {size} go on"] = trees.repeated(step.tree, LONG_K)
+        if size == K and isinstance(step.tree, tuple) and len(step.tree) == 2:
+            whole = trees.step_of(bare)
+            options["all products, then c"] = (C, trees.repeated(whole or bare, LONG_K, None))
+    else:
+        options["products of 64 go on one after the other"] = trees.repeated((C, step.tree), LONG_K)
+    if found := trees.as_chains(trees.with_leaves(trees.repeated(step.tree, K), lambda n: None if n == C else n) or ()):
+        count, run, each, how = found
+        options[f"{count} chains go on"] = trees.chains(LONG_K, count, run if run * count < K else LONG_K // count, each, how)
+    for parts in (2, 4, 8):
+        for how in ("one after the other", "in pairs"):
+            part = LONG_K // parts
+            tree = [trees.with_leaves(trees.repeated(step.tree, part, None), lambda n, at=i * part: n + at) for i in range(parts)] if part % size == 0 else []
+            if tree:
+                options[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = trees.COMBINED[how](tree)  # type: ignore[arg-type]
+    acc = p.case.formats[2]
+    scores = {}
+    for name, tree in options.items():
+        unit = replace(step, tree=tree)
+        scores[name] = int(same(predicted(unit, p.case, p.a, p.b, p.c, acc, "nearest_even"), own).sum())
+    best = max(scores, key=lambda n: scores[n])
+    others = tuple(n for n, s in scores.items() if s == scores[best] and n != best)
+    words = best if scores[best] == len(own) else "otherwise: a library cuts K in a way that is not known here"
+    return Answer(f"products of K = {LONG_K}", words, scores[best], len(own), others)

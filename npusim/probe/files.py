@@ -1,0 +1,187 @@
+"""A folder of probes for a chip, and the outputs that come back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from npusim.errors import TensorError
+from npusim.formats import cast, get_format
+from npusim.formats.cast import widen
+from npusim.probe import vector
+from npusim.probe.questions import LONG_K, Case, Probes, case_name, probes_of
+from npusim.report.output import write_whole
+from npusim.simulation.inputs import read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npusim.config.device import DeviceSpec
+    from npusim.formats.cast import Array
+
+FORM = "npusim.probes/1"
+#: What is asked where no device is named: torch's own products, and those with C.
+DEFAULT_CASES = ("f16.f32.to_f16", "bf16.f32.to_bf16", "f32.f32.to_f32", "f16.f32", "bf16.f32")
+
+
+def cases_of(device: DeviceSpec) -> tuple[str, ...]:
+    """Return what is asked of a device's matrix units: each pair of formats with C, and as torch's products without."""
+    from npusim.formats import get_arithmetic
+
+    names = [choice.value for unit in device.matrix_engines.values() for choice in unit.arithmetic.values()]
+    for unit in device.matrix_engines.values():
+        names += [steps.arithmetic.value for steps in getattr(unit, "steps", {}).values()]
+    found = dict[str, None]()
+    for name in names:
+        a = get_arithmetic(name)
+        if a.scale_block or a.acc.bits > 32 or min(a.a.bits, a.b.bits) < 8:  # FP4, FP6, scales and float64: not asked
+            continue
+        found[case_name(a.a_format, a.b_format, a.acc_format)] = None
+        if a.a_format == a.b_format and a.a.bits >= 16 and a.a_format != "tf32":
+            found[case_name(a.a_format, a.b_format, a.acc_format, a.a_format)] = None
+    return tuple(found)
+
+
+def encoded(x: Array, fmt: str) -> Array:
+    """Return exact float64 values as bit patterns."""
+    f = get_format(fmt)
+    pattern: Array = np.ascontiguousarray(cast(x.astype(np.float32), f)).view(f.bits_dtype)
+    return pattern
+
+
+def decoded(bits: Array, fmt: str) -> Array:
+    """Return bit patterns as float64 values."""
+    f = get_format(fmt)
+    return np.asarray(widen(np.ascontiguousarray(bits).view(f.dtype)), np.float64)
+
+
+def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool = True) -> bytes:
+    """Return ``probes.npz``: bit patterns of all probes, their questions, and what a script needs to know of them."""
+    arrays: dict[str, Any] = {}
+    facts: dict[str, Any] = {"form": FORM, "device": device, "without_c": {}, "with_c": {}, "vector": {}, "inputs": {}}
+    for case in (Case(Case.of(name).name, depth) for name in names for depth in (Case.of(name).depth, LONG_K)):
+        p, (a, b, _) = probes_of(case), case.formats
+        stored = {"a": encoded(p.a, a.name), "b": encoded(p.b, b.name), "question": p.question, "note": p.note}
+        if case.has_c:
+            stored["c"] = encoded(p.c, case.out.name)
+        arrays |= {f"{case.key}/{role}": array for role, array in stored.items()}
+        facts["with_c" if case.has_c else "without_c"][case.key] = (a.name, b.name, case.out.name)
+    if with_vector:
+        for key, array in vector.inputs().items():
+            arrays[key] = array.view(f"u{array.itemsize}")
+        for key, case in vector.cases().items():
+            facts["vector"][key] = (case.operation, case.fmt, case.out)
+            facts["inputs"][key] = case.inputs
+    buffer = BytesIO()
+    np.savez_compressed(buffer, facts=np.array(json.dumps(facts)), **arrays)
+    return buffer.getvalue()
+
+
+def write_folder(folder: Path, names: Sequence[str], device: str = "") -> list[Path]:
+    """Write probes, scripts and what they expect of others into a folder; return the files.
+
+    Raises `TensorError` where the folder cannot be made, `FormatError` for a case with an unknown format.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TensorError(f"{folder}: cannot be made: {error.strerror}") from None
+    contents = {"probes.npz": probes_archive(names, device)}
+    for name, packaged in (("run_torch.py", "run_torch.txt"), ("run_triton.py", "run_triton.txt"), ("README.md", "folder.txt")):
+        contents[name] = (files("npusim.probe") / packaged).read_bytes()
+    for name, content in contents.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in contents]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a chip returned: by case its probes and D (n, tile), by operation its inputs and results."""
+
+    path: Path
+    facts: Mapping[str, str]
+    device: str
+    products: Mapping[str, tuple[Probes, Array]]
+    vector: Mapping[str, tuple[vector.VectorCase, tuple[Array, ...], Array]]
+    sha256: str
+
+    @property
+    def source(self) -> str:
+        """In words where the outputs come from."""
+        said = (f"{self.facts[n]}" for n in ("date", "chip", "framework") if self.facts.get(n))
+        return f"{', '.join(said)}; {self.path.name} sha256 {self.sha256[:16]}"
+
+
+def read_outputs(path: Path) -> Outputs:
+    """Return the outputs of a chip, with the probes.npz that is in the same folder.
+
+    Raises `TensorError` where a file is missing or damaged, the outputs are of other probes, or a key, dtype or shape
+    is not that of the form; the message names file and key.
+    """
+    arrays = read_tensors(path)
+    probes_path = path.parent / "probes.npz"
+    probes = read_tensors(probes_path)
+    facts, told = _facts(path, arrays), _facts(probes_path, probes)
+    if told.get("form") != FORM:
+        raise TensorError(f"{probes_path}: form is {told.get('form')!r}; must be {FORM!r}")
+    digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
+    if facts.get("probes", digest) != digest:
+        raise TensorError(f"{path}: outputs of other probes than {probes_path} has: sha256 {facts['probes'][:16]}, not {digest[:16]}")
+    products, operations = {}, {}
+    known = {**told["with_c"], **told["without_c"]}
+    for key, array in arrays.items():
+        name, _, role = key.rpartition("/")
+        if role == "d" and name in known:
+            products[name] = _products(path, name, array, probes)
+        elif role == "o" and name in told["vector"]:
+            operation, fmt, out = told["vector"][name]
+            case = vector.VectorCase(operation, fmt, tuple(told["inputs"][name]), out)
+            given = tuple(np.ascontiguousarray(probes[n]).view(get_format(fmt).dtype) for n in case.inputs)
+            rows = given[0].shape[:1]
+            operations[name] = (case, given, _of(path, key, array, out, rows))
+        elif key != "facts":
+            raise TensorError(f"{path}: {key}: no such key; {probes_path} asks for {', '.join([*known][:4])}, ... with /d")
+    if not products and not operations:
+        raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Outputs(path, facts, told.get("device", ""), products, operations, content)
+
+
+def _facts(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    if "facts" not in arrays:
+        return {}
+    try:
+        read = json.loads(str(arrays["facts"]))
+    except ValueError:
+        read = None
+    if not isinstance(read, dict):
+        raise TensorError(f"{path}: facts: not the JSON text of a mapping")
+    return read
+
+
+def _of(path: Path, key: str, array: Array, fmt: str, rows: tuple[int, ...]) -> Array:
+    """Return an output's patterns as unsigned ones; raise `TensorError` for another width or length."""
+    f = get_format(fmt)
+    if array.dtype.kind not in "iuf" or array.dtype.itemsize != f.size_bytes or array.shape[:1] != rows:
+        raise TensorError(f"{path}: {key} is {array.shape} of {array.dtype}; needs {rows[0]} rows of {fmt}, as {f.bits_dtype}")
+    return np.ascontiguousarray(array).view(f.bits_dtype)
+
+
+def _products(path: Path, name: str, array: Array, probes: Mapping[str, Array]) -> tuple[Probes, Array]:
+    case = Case.of(name)
+    a, b = (decoded(probes[f"{name}/{role}"], f.name) for role, f in zip("ab", case.formats, strict=False))
+    c = decoded(probes[f"{name}/c"], case.out.name) if case.has_c else np.zeros(len(a))
+    d = _of(path, f"{name}/d", array, case.out.name, (len(a),))
+    if d.ndim == 1:
+        d = d[:, None]
+    if d.ndim != 2 or not d.shape[1] or len(d) % d.shape[1]:
+        raise TensorError(f"{path}: {name}/d has shape {array.shape}; needs ({len(a)}, side of a tile) or ({len(a)},)")
+    questions = Probes(case, a, b, c, probes[f"{name}/question"], probes[f"{name}/note"])
+    return questions, decoded(d, case.out.name)
