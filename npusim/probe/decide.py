@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from npusim.probe import trees
 from npusim.probe.questions import K, LONG_K, QUESTIONS, RANDOM, TRIPLES, exact, rounding_modes, scale_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Other outputs of the tiles than their diagonals that are looked at, spread over all of them.
 MOST_OTHERS = 20_000
+#: Answers that explain as many, up to which each is held to all outputs.
+MOST_OPEN = 6
 #: Fraction bits that a result may be cut to, and operands.
 KEPT, INPUT_BITS = (None, 13, 10, 7), (None, 7, 8, 10, 11, 12)
 #: Of a fused step, before its width is known: enough to swallow what the structure's probes have.
@@ -70,12 +73,17 @@ def predicted(unit: AdditionTree, case: Case, a: Array, b: Array, c: Array, acc:
     return d if acc.name == case.out.name else round_to(d, case.out, out)
 
 
-def by_registry(name: str, case: Case, a: Array, b: Array, c: Array) -> Array:
-    """Return what a registered arithmetic's kernel computes, as float64."""
-    u = get_arithmetic(name)
+def by_registry(name: str, case: Case, a: Array, b: Array, c: Array, side: int = 1) -> Array:
+    """Return what a registered arithmetic's kernel computes of tiles of ``side`` rows, as float64 (n, side)."""
+    u, cut = get_arithmetic(name), max(side, 1)
+    many = cut if cut > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals
     x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
-    d = matmul(x[:, None, :], y[:, :, None], z[:, None, None], arithmetic=u)[:, 0, 0]
-    return np.asarray(widen(np.ascontiguousarray(d)), np.float64)
+    tiles = len(a) // many
+    right = np.ascontiguousarray(y.reshape(tiles, many, -1).swapaxes(1, 2))
+    start = np.ascontiguousarray(np.broadcast_to(z.reshape(tiles, many, 1), (tiles, many, many)))
+    d = matmul(x.reshape(tiles, many, -1), right, start, arithmetic=u)
+    values = np.asarray(widen(np.ascontiguousarray(d)), np.float64).reshape(len(a), many)
+    return values if cut > 1 else values[np.arange(len(a)), np.arange(len(a)) % many][:, None]
 
 
 @dataclass
@@ -88,6 +96,8 @@ class _Unit:
     unit: AdditionTree = field(default_factory=AdditionTree)
     out: str = "nearest_even"
     answers: list[Answer] = field(default_factory=list)
+    #: By question the fields that another answer, which explains as many of its outputs, would change.
+    others: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def got(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
         p = self.p
@@ -106,8 +116,31 @@ class _Unit:
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
         self.unit = options[winners[0]]
-        others = ("any of those asked",) if len(winners) == len(options) > 1 else tuple(winners[1:])
-        self.answers.append(Answer(question, winners[0], best, len(where), others))
+        self.others[question] = {
+            name: {f.name: v for f in fields(AdditionTree) if (v := getattr(options[name], f.name)) != getattr(self.unit, f.name)}
+            for name in winners[1:]
+        }
+        self.answers.append(Answer(question, winners[0], best, len(where), tuple(winners[1:])))
+
+    def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
+        """Hold answers that explain as many outputs of their question as another to all outputs; return which are equal.
+
+        What explains more is the answer, what explains fewer is no longer open.
+        """
+        equal = equal_of(self.unit)
+        for at, answer in enumerate(self.answers):
+            changes = self.others.get(answer.question, {})
+            if not answer.open or len(changes) > MOST_OPEN or answer.question == "together":
+                continue
+            still = []
+            for name in answer.open:
+                unit = replace(self.unit, **changes.get(name, {}))
+                if (other := equal_of(unit)).sum() > equal.sum():
+                    self.unit, equal, still, answer = unit, other, [], replace(answer, answer=name)
+                elif other.sum() == equal.sum():
+                    still.append(name)
+            self.answers[at] = replace(answer, open=tuple(still))
+        return equal
 
     # ------------------------------------------------------------ which terms meet
 
@@ -127,15 +160,45 @@ class _Unit:
             if self._explains(tree, fraction, where) == len(where):
                 self._settle(tree, fraction, len(where), len(where))
                 return True
-        guesses = [
-            (self._explains(tree, fraction, where), tree, fraction)
-            for step in (1, 2, 4, 8, 16, 32, 64)
-            for tree in (chain(K, step), chain(K, step, is_late=True))
-            for fraction in (None, SOME_FRACTION)
-        ]
-        score, tree, fraction = max(guesses, key=lambda g: g[0])
-        self._settle(tree, fraction, score, len(where))
-        return False
+        return self._search(where)
+
+    def _search(self, where: Array) -> bool:
+        """Where sums are rounded one way (toward zero, odd), M and -M do not cancel: try known kinds of trees."""
+        random = self.p.of("width", "random_normal", "random_wide")
+        some = np.concatenate([where[:: max(1, len(where) // 30)], random[:: max(1, len(random) // 90)]])
+        few, best = some[::9], (-1, AdditionTree(chain(K, 1)))
+        modes = self._modes()
+        for tree in trees.families(K):
+            has_sums = _has_sums(tree)
+            for mode, kept in modes:
+                for late in {mode: None, "nearest_even": None} if has_sums else (mode,):
+                    unit = AdditionTree(tree, None, rounding=mode, kept=kept, late=late)
+                    if self.score(unit, few) < len(few) // 2:
+                        continue
+                    score = self.score(unit, some)
+                    best = (score, unit) if score > best[0] else best
+            if best[0] == len(some):
+                break
+        self.unit, score = best[1], self.score(best[1], where)
+        words = trees.in_words(self.unit.tree)
+        words = f"{words}; found among known kinds" if score == len(where) else f"none explains all; nearest: {words}"
+        self.answers.append(Answer("which terms meet", words, score, len(where)))
+        return score == len(where)
+
+    def _modes(self) -> list[tuple[str, int | None]]:
+        """Return the roundings, and bits kept, that explain 1 + r/8 of the last place best, at each place apart."""
+        p, flat = self.p, (tuple(range(K - 1)), K - 1)
+        where = p.of("rounding")
+        where = where[(p.note[where, 1] == 1) & (np.abs(p.note[where, 2]) < 8)]
+        found: dict[tuple[str, int | None], None] = {}
+        for first in np.unique(np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0)):
+            part = where[np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0) == first]
+            scores = {
+                (mode, kept): self.score(AdditionTree(flat, rounding=mode, kept=kept, late=mode), part)
+                for kept in KEPT for mode in rounding_modes()
+            }
+            found |= {name: None for name, n in scores.items() if n == max(scores.values())}
+        return list(found)[:6]
 
     def _explains(self, tree: Tree, fraction: int | None, where: Array) -> int:
         found = 0
@@ -165,10 +228,39 @@ class _Unit:
             self._products()
             self._rounding()
             self._range()
+        if self._polish():
+            self._products()
+            self._rounding()
+            self._range()
         for kind in RANDOM:
             where = self.p.of(kind)
             n = self.score(self.unit, where)
             self.answers.append(Answer(kind.replace("_", " "), "equal" if n == len(where) else "NOT equal", n, len(where)))
+
+    def _polish(self) -> bool:
+        """Where some rows stay unexplained, try what the questions ask one by one together; return whether it helps."""
+        everything = np.arange(len(self.d))
+        score = self.score(self.unit, everything)
+        if score == len(self.d):
+            return False
+        lost = everything[~same(self.got(self.unit, everything), self.d)]
+        some = np.union1d(lost[:: max(1, len(lost) // 100)], everything[:: len(everything) // 100])
+        u, best = self.unit, (self.score(self.unit, some), self.unit)
+        for fraction, kept in product((None, *range(8, 34)), {u.kept, None}):
+            for mode in rounding_modes():
+                for cut in ("toward_zero", "floor", "nearest_even") if fraction else ("toward_zero",):
+                    unit = replace(u, fraction=fraction, cut=cut, rounding=mode, kept=kept)
+                    n = self.score(unit, some)
+                    best = (n, unit) if n > best[0] else best
+        u = best[1]
+        for late in rounding_modes() if _has_sums(u.tree) else ():
+            for tree in (u.tree, trees.bare(u.tree), _first_rounded(trees.bare(u.tree))):
+                n = self.score(replace(u, late=late, tree=tree), some)
+                best = (n, replace(u, late=late, tree=tree)) if n > best[0] else best
+        if (n := self.score(best[1], everything)) > score:
+            self.unit = best[1]
+            self.answers.append(Answer("together", str(replace(self.unit, tree=(0,))).removeprefix("(0):"), n, len(self.d)))
+        return n > score
 
     def _outward(self) -> None:
         where = self.p.of("output")
@@ -208,10 +300,9 @@ class _Unit:
 
     def _products(self) -> None:
         p, u = self.p, self.unit
-        random = p.of("raw", *RANDOM[:3])
+        random = p.of("raw", *RANDOM)
         if u.fraction is None:  # where products have more bits than the accumulator
-            bare = trees.with_leaves(_bare(u.tree), lambda n: n)
-            assert bare is not None
+            bare = trees.bare(u.tree)
             options = {"exact": bare, "rounded, then added": _all_rounded(bare)}
             if (first := _first_rounded(bare)) != bare:
                 options["exact but the first of a chain"] = first
@@ -254,13 +345,6 @@ class _Unit:
         negative = int(np.signbit(self.d[zeros]).sum())
         signs = f"-0 in {negative} of {len(zeros)} sums of zeros" if negative else "+0"
         self.answers.append(Answer("sign of zero", signs, len(zeros), len(zeros)))
-
-
-def _bare(tree: Tree) -> Tree:
-    """Return a tree without nodes of one product."""
-    if isinstance(tree, int):
-        return tree
-    return tree[0] if len(tree) == 1 else tuple(_bare(part) for part in tree)  # type: ignore[no-any-return]
 
 
 def _all_rounded(tree: Tree) -> Tree:
@@ -316,41 +400,58 @@ def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
     assert best is not None
     if best.acc.name != p.case.formats[2].name:
         findings = (*findings, f"it adds up in {best.acc.name}")
-    return _confirmed(best, p, d, own, findings, stated)
+    return _confirmed(best, p, d, findings, stated)
 
 
-def _confirmed(best: _Unit, p: Probes, d: Array, own: Array, findings: tuple[str, ...], stated: str) -> Identified:
-    """Hold the unit, and registered ones, to every probe and to other outputs of the tiles."""
-    rows, columns = _others(d)
-    rows, columns = (np.concatenate([np.arange(len(d)), x]) for x in (rows, columns))
-    at = rows // d.shape[1] * d.shape[1] + columns
-    columns[: len(d)] %= d.shape[1]
-    at[: len(d)] = rows[: len(d)]
-    wanted, operands = d[rows, columns], (p.a[rows], p.b[at], p.c[rows])
-    equal = same(predicted(best.unit, p.case, *operands, best.acc, best.out), wanted)
+def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stated: str) -> Identified:
+    """Hold the unit to every probe and to other outputs of the tiles, and registered ones to all outputs."""
+    rows, columns = _looked_at(d)
+    operands = p.a[rows], p.b[rows // d.shape[1] * d.shape[1] + columns], p.c[rows]
+    wanted = d[rows, columns]
+
+    def equal_of(unit: AdditionTree) -> Array:
+        return same(predicted(unit, p.case, *operands, best.acc, best.out), wanted)
+
+    equal = best.settle_open(equal_of)
     formats = (*(f.name for f in p.case.formats[:2]), best.acc.name)
-    registered = [n for n, u in ARITHMETICS.items() if (u.a_format, u.b_format, u.acc_format) == formats and not u.scale_block]
-    explains = []
-    for name in registered:
-        narrow = slice(None, None, 7)  # most are told apart by few
-        for part in (narrow, slice(None)):
-            got = by_registry(name, p.case, *(x[part] for x in operands))
-            got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
-            if not same(got, wanted[part]).all():
-                break
-        else:
-            explains.append(name)
-    chosen = stated if stated in explains else min(explains, key=lambda n: (n.split(".")[0] != stated.split(".")[0], len(n)), default=None)
+    registered = _registered(formats, best, p, d)
+    stem = stated.split(".")[0]
+    chosen = stated if stated in registered else min(registered, key=lambda n: (n.split(".")[0] != stem, len(n)), default=None)
     if not equal.all():
         first = int(np.flatnonzero(~equal)[0])
-        findings = (*findings, f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {_named(p, rows[first], columns[first], d.shape[1])}"
-                    f": {wanted[first].item().hex()}, the nearest unit gives {predicted(best.unit, p.case, *(x[first : first + 1] for x in operands), best.acc, best.out)[0].item().hex()}")
-        if chosen is None:
-            return Identified(p.case, None, best.unit, tuple(best.answers), (), int(equal.sum()), len(equal), findings)
+        near = predicted(best.unit, p.case, *(x[first : first + 1] for x in operands), best.acc, best.out)[0]
+        where = _named(p, rows[first], columns[first], d.shape[1])
+        text = f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {where}"
+        findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.item().hex()}")
     step = trees.step_of(best.unit.tree)
     unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
-    name = chosen or stated_name(*formats, _with_c(unit))
-    return Identified(p.case, name, unit, tuple(best.answers), tuple(explains), len(equal) if chosen else int(equal.sum()), len(equal), findings)
+    name = chosen or (stated_name(*formats, _with_c(unit)) if equal.all() else None)
+    counts = (d.size, d.size) if chosen else (int(equal.sum()), len(equal))
+    return Identified(p.case, name, unit, tuple(best.answers), registered, *counts, findings)
+
+
+def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> tuple[str, ...]:
+    """Return the registered arithmetics that explain every output of every tile; alike ones are computed once."""
+    found, known, side = [], dict[tuple[object, ...], bool](), d.shape[1]
+    few = slice(0, 256)
+    for name, u in ARITHMETICS.items():
+        if (u.a_format, u.b_format, u.acc_format) != formats or u.scale_block or p.case.depth % u.k:
+            continue
+        groups = u.index_groups and u.k
+        late = u.c_mode == "late" and u.k
+        alike = (u.method, u.block if u.method != "sequential" else 0, u.fraction_bits, u.rounding, u.kept_fraction_bits,
+                 u.index_groups, groups, late, u.min_alignment_exponent)
+        if alike not in known:
+            known[alike] = True
+            for part in (few, slice(None)):
+                got = by_registry(name, p.case, p.a[part], p.b[part], p.c[part], side)
+                got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
+                if not same(got, d[part]).all():
+                    known[alike] = False
+                    break
+        if known[alike]:
+            found.append(name)
+    return tuple(found)
 
 
 def _with_c(unit: AdditionTree) -> AdditionTree:
@@ -358,13 +459,13 @@ def _with_c(unit: AdditionTree) -> AdditionTree:
     return unit if C in leaves_of(unit.tree) else replace(unit, tree=(C, unit.tree))
 
 
-def _others(d: Array) -> tuple[Array, Array]:
-    """Return rows and columns of outputs beside the diagonals of tiles, at most `MOST_OTHERS`, evenly spread."""
-    side = d.shape[1]
+def _looked_at(d: Array) -> tuple[Array, Array]:
+    """Return rows and columns of the diagonals of tiles, and of at most `MOST_OTHERS` other outputs, evenly spread."""
+    side, rows = d.shape[1], np.arange(len(d))
     places = np.arange(d.size)
     places = places[places // side % side != places % side]
     places = places[:: max(1, -(-len(places) // MOST_OTHERS))]
-    return places // side, places % side
+    return np.concatenate([rows, places // side]), np.concatenate([rows % side, places % side])
 
 
 def _named(p: Probes, row: int, column: int, side: int) -> str:

@@ -36,8 +36,8 @@ QUESTIONS = (
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (32, 33, 34))
 #: Last places of a sum that decide its rounding, in eighths of the last kept.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
-#: Terms of a rounding probe: of a first step, of steps of 2 and 4 interleaved, and of a last step.
-PLACES = (tuple(range(10)), (0, 1, 4, 5, 8, 9, 12, 13, 16, 17), tuple(range(48, 58)))
+#: Terms of a rounding probe: of a first step, of one of interleaved chains, and of a last step.
+PLACES = (tuple(range(10)), (0, 8, 16, 24, 32, 40, 48, 56, 1, 9), tuple(range(48, 58)))
 #: Exponent beyond which no probe goes.
 FAR = 60
 Terms = dict[int, tuple[float, float]]

@@ -87,6 +87,13 @@ def normal(tree: Tree) -> Tree:
     return tuple(sorted(parts, key=lambda p: (isinstance(p, int) and p != C, min(leaves_of(p)))))
 
 
+def bare(tree: Tree) -> Tree:
+    """Return a tree without nodes of one product."""
+    if isinstance(tree, int):
+        return tree
+    return tree[0] if len(tree) == 1 else tuple(map(bare, tree))  # type: ignore[no-any-return]
+
+
 def with_leaves(tree: Tree, of: Callable[[int], Tree | None]) -> Tree | None:
     """Return a tree with each leaf replaced; None takes one away, and a node that has one part left is that part."""
     if isinstance(tree, int):
@@ -147,10 +154,11 @@ def _shifted(tree: Tree, inner: Tree, size: int) -> Tree:
 
 
 def _chain(leaves: list[int], step: int) -> Tree:
+    """Return steps that go on from the first one's products; a first one of a single product rounds it."""
     tree: Node = ()
     for at in range(0, len(leaves), step):
         tree = (*((tree,) if tree else ()), *leaves[at : at + step])
-    return tree[0] if len(tree) == 1 else tree  # type: ignore[no-any-return]
+    return tree
 
 
 def _sequential(parts: list[Tree]) -> Tree:
@@ -182,13 +190,46 @@ def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:
     return COMBINED[how]([_chain(lane, step) for lane in lanes])
 
 
+def families(depth: int) -> Iterator[Tree]:
+    """Yield trees that units are known or likely to have, c in them: the shallow ones first."""
+    sizes = [1 << n for n in range(depth.bit_length()) if 1 << n <= depth]
+    for size in sizes:
+        yield repeated((C, *range(size)), depth)
+        yield repeated((C, tuple(range(size))), depth)
+        yield (C, _chain(list(range(depth)), size))
+        yield _chain_from([k for at in range(depth - size, -1, -size) for k in range(at, at + size)], size)
+        for run in RUNS:
+            if run < size < depth:
+                count = depth // size
+                yield _chain_from([k for lane in range(count) for k in range(depth) if k // run % count == lane], size)
+        for how, part in product(("in pairs", "in halves"), RUNS):
+            if part < size:
+                leaves: list[Tree] = [_flat(range(at, at + part)) for at in range(0, size, part)]
+                yield repeated((C, COMBINED[how](leaves)), depth)
+    for step, run, count, how in product(reversed(RUNS), (*RUNS, 0), CHAIN_COUNTS, COMBINED):
+        run = run or depth // count
+        if count * run <= depth and step <= depth // count:
+            yield (C, chains(depth, count, run, step, how))
+
+
+def _flat(leaves: range) -> Tree:
+    return leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def _chain_from(leaves: list[int], step: int) -> Tree:
+    tree: Tree = C
+    for at in range(0, len(leaves), step):
+        tree = (tree, *leaves[at : at + step])
+    return tree
+
+
 def as_chains(tree: Tree) -> tuple[int, int, int, str] | None:
     """Return the count, run, step and way of `chains` that are a tree; None where none are."""
-    depth, wanted = leaf_count(tree), normal(tree)
+    depth, wanted = leaf_count(tree), normal(bare(tree))
     for count, run, how in product(CHAIN_COUNTS, (*RUNS, depth), COMBINED):
         run = depth // count if run == depth else run
         for step in RUNS:
-            if count * run <= depth and step <= depth // count and normal(chains(depth, count, run, step, how)) == wanted:
+            if count * run <= depth and step <= depth // count and normal(bare(chains(depth, count, run, step, how))) == wanted:
                 return count, run, step, how
     return None
 
