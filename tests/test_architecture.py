@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
-    ("report", "explore", "invariance", "validate", "baseline", "pytest_plugin"),
+    ("report", "explore", "invariance", "validate", "probe", "baseline", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
 )
@@ -50,6 +50,8 @@ WITHIN = frozenset(
         ("baseline", "explore"),
         ("validate", "invariance"),
         ("validate", "explore"),
+        # Random vectors are read and held to bits in one way.
+        ("probe", "validate"),
         ("report", "invariance"),
     }
 )

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from npusim import __version__
-from npusim.cli import checks, compare, explore, formats, guide, inputs, layout, measure, program, run, warm
+from npusim.cli import checks, compare, explore, formats, guide, inputs, layout, measure, probe, program, run, warm
 from npusim.cli import options as o
 from npusim.cli.console import say
 from npusim.cli.help import Group, Verbs, examples
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 #: In the order of the help text.
 VERBS = (
     *("run", "compare", "diff", "report", "explore", "invariant", "check", "validate", "import", "calibrate"),
-    *("export", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
+    *("probe", "export", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
 
@@ -131,5 +131,5 @@ def root(
 
 for module in (run, compare, explore, checks, measure, layout, formats, guide, program, warm):
     app.add_typer(module.app)
-for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
+for verbs in (inputs.hw, inputs.workload, guide.new, measure.export, probe.probe):
     app.add_typer(verbs)

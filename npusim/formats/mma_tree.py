@@ -38,6 +38,13 @@ ROUNDED: dict[str, Callable[[Array], Array]] = {
 }
 
 
+CHOICES: dict[str, tuple[str, ...]] = {
+    "exponents": ("stored", "normalised", "product"),
+    "flush": ("none", "in", "out", "both"),
+    "overflow": ("inf", "largest"),
+}
+
+
 @dataclass(frozen=True)
 class AdditionTree:
     """How a unit adds products and an accumulator.
@@ -48,8 +55,9 @@ class AdditionTree:
         Nested tuples of k and `C`; a product in a node of its own is rounded before it is added.
     fraction
         Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: how the rest is cut.
-    normalised
-        Whether a product's exponent is its own, not the sum of its operands'.
+    exponents
+        Of a product: the sum of its operands' as they are ``stored``, of ``normalised`` subnormal operands (a wider unit
+        reads them), or of the ``product`` itself.
     rounding, kept
         Of a node's sum, and the fraction bits of its result; None: those of the accumulator's format.
     late
@@ -67,7 +75,7 @@ class AdditionTree:
     tree: Tree = ()
     fraction: int | None = None
     cut: str = "toward_zero"
-    normalised: bool = False
+    exponents: Literal["stored", "normalised", "product"] = "stored"
     rounding: str = "nearest_even"
     kept: int | None = None
     late: str = "nearest_even"
@@ -83,7 +91,7 @@ class AdditionTree:
         words = [tree_text(self.tree)]
         for field in fields(self)[1:]:
             if (value := getattr(self, field.name)) != getattr(default, field.name):
-                words.append(f"{field.name}-{str(value).lower()}")
+                words.append(f"{field.name}-{value}")
         return ":".join(words)
 
 
@@ -118,13 +126,11 @@ def parse_tree(text: str) -> AdditionTree:
         name, _, value = word.partition("-")
         if name not in kinds:
             raise FormatError(f"{text!r}: unknown part {word!r}; parts are {', '.join(f'{n}-VALUE' for n in kinds)}")
-        is_number, is_flag = kinds[name].startswith("int"), kinds[name] == "bool"
-        known: tuple[str, ...] = ("true", "false") if is_flag else tuple(ROUNDED)
-        known = {"flush": ("none", "in", "out", "both"), "overflow": ("inf", "largest")}.get(name, known)
+        is_number, known = kinds[name].startswith("int"), CHOICES.get(name, tuple(ROUNDED))
         if is_number and re.fullmatch(r"-?[0-9]{1,4}", value):
             values[name] = int(value)
         elif not is_number and value in known:
-            values[name] = value == "true" if is_flag else value
+            values[name] = value
         else:
             raise FormatError(f"{text!r}: {name}-{value}; must be {'a whole number' if is_number else known}")
     if (values.get("fraction") or 0) > MOST_FRACTION_BITS:
@@ -234,9 +240,10 @@ def compute(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFo
     with np.errstate(all="ignore"):
         a, b = operand_of(a, first, unit), operand_of(b, second, unit)
         products = a * b
-        low = (NO_EXPONENT, NO_EXPONENT) if unit.normalised else (first.min_exponent, second.min_exponent)
-        powers = _exponent(a, low[0]) + _exponent(b, low[1])
-        powers = _exponent(products, NO_EXPONENT) if unit.normalised else np.where(products == 0, NO_EXPONENT, powers)
+        is_stored = unit.exponents == "stored"
+        low = (first.min_exponent, second.min_exponent) if is_stored else (NO_EXPONENT, NO_EXPONENT)
+        powers = np.where(products == 0, NO_EXPONENT, _exponent(a, low[0]) + _exponent(b, low[1]))
+        powers = _exponent(products, NO_EXPONENT) if unit.exponents == "product" else powers
 
         def node(tree: tuple[Any, ...]) -> Array:
             terms, exponents, has_product = [], [], False

@@ -308,8 +308,8 @@ class _Unit:
                 options["exact but the first of a chain"] = first
             self.choose("products", random, {n: replace(u, tree=t) for n, t in options.items()})
         else:
-            options = {"sum of the operands'": replace(u, normalised=False), "its own": replace(u, normalised=True)}
-            self.choose("exponent of a product", random, options)
+            words = {"stored": "sum of the operands'", "normalised": "the same, subnormals normalised", "product": "its own"}
+            self.choose("exponent of a product", random, {w: replace(u, exponents=e) for e, w in words.items()})
 
     def _rounding(self) -> None:
         p, u = self.p, self.unit

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import TensorError
-from npusim.formats import cast, get_format
+from npusim.formats import cast, get_arithmetic, get_format
 from npusim.formats.cast import widen
 from npusim.probe import vector
 from npusim.probe.questions import LONG_K, Case, Probes, case_name, probes_of
-from npusim.report.output import write_whole
 from npusim.simulation.inputs import read_tensors
 
 if TYPE_CHECKING:
@@ -33,11 +32,7 @@ DEFAULT_CASES = ("f16.f32.to_f16", "bf16.f32.to_bf16", "f32.f32.to_f32", "f16.f3
 
 def cases_of(device: DeviceSpec) -> tuple[str, ...]:
     """Return what is asked of a device's matrix units: each pair of formats with C, and as torch's products without."""
-    from npusim.formats import get_arithmetic
-
-    names = [choice.value for unit in device.matrix_engines.values() for choice in unit.arithmetic.values()]
-    for unit in device.matrix_engines.values():
-        names += [steps.arithmetic.value for steps in getattr(unit, "steps", {}).values()]
+    names = [str(choice.value) for choice in device.arithmetic_choices.values()]
     found = dict[str, None]()
     for name in names:
         a = get_arithmetic(name)
@@ -84,21 +79,11 @@ def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool 
     return buffer.getvalue()
 
 
-def write_folder(folder: Path, names: Sequence[str], device: str = "") -> list[Path]:
-    """Write probes, scripts and what they expect of others into a folder; return the files.
-
-    Raises `TensorError` where the folder cannot be made, `FormatError` for a case with an unknown format.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TensorError(f"{folder}: cannot be made: {error.strerror}") from None
-    contents = {"probes.npz": probes_archive(names, device)}
-    for name, packaged in (("run_torch.py", "run_torch.txt"), ("run_triton.py", "run_triton.txt"), ("README.md", "folder.txt")):
-        contents[name] = (files("npusim.probe") / packaged).read_bytes()
-    for name, content in contents.items():
-        write_whole(folder / name, content)
-    return [folder / name for name in contents]
+def folder_contents(names: Sequence[str], device: str = "") -> dict[str, bytes]:
+    """Return the files of a folder of probes by name; raise `FormatError` for a case with an unknown format."""
+    scripts = {"run_torch.py": "run_torch.txt", "run_triton.py": "run_triton.txt", "README.md": "folder.txt"}
+    packaged = {name: (files("npusim.probe") / source).read_bytes() for name, source in scripts.items()}
+    return {"probes.npz": probes_archive(names, device), **packaged}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from npusim.schedules.plugins import with_origin
 from npusim.simulation.apart import done_apart
 from npusim.simulation.inputs import padding_note
 from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
-from npusim.simulation.result import PresetOutcome, RunData, row_sum_evidence
+from npusim.simulation.result import PresetOutcome, RunData, arithmetic_evidence, row_sum_evidence
 from npusim.simulation.robustness import (
     ROUNDED,
     Compared,
@@ -273,7 +273,7 @@ def _notes(
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"
-            for name, evidence in bits.arithmetic.items()
+            for name, evidence in arithmetic_evidence(bits.arithmetic, device).items()
             if evidence == "assumed"
         ]
         notes += [

@@ -63,7 +63,7 @@ def draw_unit(rng: np.random.Generator, acc: str) -> tuple[str, AdditionTree]:
     values: dict[str, Any] = {"rounding": str(rng.choice(MODES)), "fraction": fraction}
     if fraction is not None:
         values["cut"] = str(rng.choice(["toward_zero", "floor", "nearest_even"]))
-        values["normalised"] = bool(rng.random() < 0.3)
+        values["exponents"] = str(rng.choice(["stored", "stored", "product"]))
     if acc == "float32" and rng.random() < 0.2:
         values["kept"] = int(rng.choice([10, 13]))
     values["flush"] = str(rng.choice(["none", "none", "in", "out", "both"]))
@@ -109,6 +109,9 @@ def scalar_product(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, 
     def low(x: Fraction, f: FloatFormat) -> int:
         return max(_power(x), f.min_exponent)
 
+    def exponent(x: Fraction, f: FloatFormat) -> int:
+        return low(x, f) if unit.exponents == "stored" else _power(x)
+
     def node(tree: Any) -> float:
         terms, has_product = [], False
         for part in tree:
@@ -116,7 +119,7 @@ def scalar_product(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, 
                 x, y = operand(a[part], first), operand(b[part], second)
                 has_product = True
                 if x * y:
-                    terms.append((x * y, _power(x * y) if unit.normalised else low(x, first) + low(y, second)))
+                    terms.append((x * y, _power(x * y) if unit.exponents == "product" else exponent(x, first) + exponent(y, second)))
             else:
                 value = c if part == C else node(part)
                 if not math.isfinite(value):

@@ -1,0 +1,99 @@
+"""What a chip's outputs settle of a device file: everything identified, and the file that extends the device's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npusim.formats import get_arithmetic
+from npusim.probe.decide import Answer, Identified, goes_on, identify_product
+from npusim.probe.questions import LONG_K, Case
+from npusim.probe.vector import Operation, identify_operation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from npusim.config.device import DeviceSpec
+    from npusim.probe.files import Outputs
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What was identified of a chip: products by case with how longer ones go on, and operations of its vector core."""
+
+    products: Mapping[str, tuple[Identified, Answer | None]]
+    operations: Mapping[str, Operation]
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether some unit explains every output of every product; tables of operations are no fault."""
+        return all(one.name is not None and not (long and long.explained < long.asked) for one, long in self.products.values())
+
+
+def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callable[[str], object] = str) -> Settled:
+    """Return what explains a chip's outputs; ``on_case`` is told each case as it begins."""
+    stated = {} if device is None else {_formats(c.value): str(c.value) for c in device.arithmetic_choices.values()}
+    products, operations = {}, {}
+    for key, (p, d) in outputs.products.items():
+        case = Case.of(key)
+        if case.depth == LONG_K:
+            continue
+        on_case(key)
+        one = identify_product(p, d, stated.get(tuple(f.name for f in case.formats), ""))
+        long = outputs.products.get(Case(case.name, LONG_K).key)
+        products[key] = one, goes_on(one, *long) if long and one.unit else None
+    for key, (operation, given, result) in outputs.vector.items():
+        on_case(key)
+        operations[key] = identify_operation(key, operation, given, result)
+    return Settled(products, operations)
+
+
+def _formats(name: object) -> tuple[str, str, str]:
+    u = get_arithmetic(str(name))
+    return u.a_format, u.b_format, u.acc_format
+
+
+def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a device's file that the outputs settle, with their values and how many outputs say so.
+
+    Of a product that was asked with C and without it is the answer with C.
+    """
+    found: dict[tuple[str, str, str], Identified] = {}
+    for one, _ in sorted(settled.products.values(), key=lambda pair: pair[0].case.has_c):
+        if one.name is not None:
+            found[_formats(one.name)] = one
+    for key, choice in device.arithmetic_choices.items():
+        if one := found.get(_formats(choice.value)):
+            yield key, str(one.name), f"{one.explained:,} of {one.asked:,} outputs"
+    facts = dict(device.facts())
+    for key in facts:
+        if key.startswith("facts.") or (name := key.rpartition(".")[2]) not in _VECTOR_KEYS:
+            continue
+        prefix, values = _VECTOR_KEYS[name]
+        operations = [o for k, o in settled.operations.items() if k.startswith(prefix)]
+        known = values or {order: order for order in device.row_sums}
+        explained = [[v for a, v in known.items() if any(x.split(", overflow")[0] == a for x in o.answers)] for o in operations]
+        both = [v for v in known.values() if explained and all(v in e for e in explained)]
+        if len(both) == 1:
+            yield key, both[0], f"{sum(o.asked for o in operations):,} results"
+
+
+#: Keys of a vector unit, the operations that settle them, and their values by answer (empty: the answers themselves).
+_VECTOR_KEYS: dict[str, tuple[str, dict[str, str]]] = {
+    "row_sum": ("sum.", {}),
+    "cast_rounding": ("cast.float16", {"nearest_even": "nearest_even", "nearest_away": "nearest_away"}),
+    "multiply_add": ("fma.", {"one rounding": "once", "two roundings": "twice"}),
+}
+
+
+def overlay_text(settled: Settled, outputs: Outputs, device: DeviceSpec, extends: str, name: str) -> str:
+    """Return the device file that extends ``extends`` with what is settled; empty where nothing is."""
+    lines = []
+    for key, value, count in settled_keys(settled, device):
+        source = f"npusim probe identify: {count} explained; {outputs.source}"
+        lines.append(f"{key}: {json.dumps({'value': value, 'basis': 'measured', 'source': source})}")
+    if not lines:
+        return ""
+    head = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
+    return "\n".join([*head, f"description: {json.dumps(f'{device.name}, its arithmetic as probed')}", "", *lines]) + "\n"
