@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from npusim.probe.overlay import Settled
     from npusim.probe.search import Survivors
 
-probe = Verbs(name="probe", no_args_is_help=True, help="Settle a chip's arithmetic: probes to run on it, what explains its outputs.")
+probe = Verbs(
+    name="probe",
+    no_args_is_help=True,
+    help="Settle a chip's arithmetic: probes to run on it, what explains its outputs.",
+)
 
 _OPEN = 4
 ANSWERS = Columns(
@@ -31,7 +36,9 @@ ANSWERS = Columns(
 )
 OPERATIONS = Columns(
     Column("operation", "question"),
-    Column("answer", lambda r: _some(r.answers) or f"none; nearest: {r.best}", style=lambda r: "" if r.answers else "warn"),
+    Column(
+        "answer", lambda r: _some(r.answers) or f"none; nearest: {r.best}", style=lambda r: "" if r.answers else "warn"
+    ),
     Column("explained", "explained", ",", ">"),
     Column("of", "asked", ",", ">"),
     Column("", "note"),
@@ -55,10 +62,17 @@ def root() -> None:
 def bits(
     *,
     out: Annotated[Path, o.option("--out -o FOLDER", "Folder for probes, scripts and how to run them.")],
-    hw: Annotated[str | None, o.option("--hw DEVICE", "The chip's file: its formats are asked.", shown="float16, bfloat16, float32")] = None,
+    hw: Annotated[
+        str | None,
+        o.option("--hw DEVICE", "The chip's file: its formats are asked.", shown="float16, bfloat16, float32"),
+    ] = None,
     cases: Annotated[
         str | None,
-        o.option("--cases CASE,...", "INPUTS.ACCUMULATOR with C, and with .to_RESULT without: f16.f32,f32.f32.to_f32.", shown="those of the device"),
+        o.option(
+            "--cases CASE,...",
+            "INPUTS.ACCUMULATOR with C, and with .to_RESULT without: f16.f32,f32.f32.to_f32.",
+            shown="those of the device",
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:
@@ -67,6 +81,7 @@ def bits(
     Nothing but the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
     """
     from npusim.probe.files import DEFAULT_CASES, cases_of, folder_contents
+
     device = None if hw is None else _device(hw)
     names = o.names(cases, "--cases") if cases else DEFAULT_CASES if device is None else cases_of(device)
     if not names:
@@ -99,7 +114,9 @@ def _device(hw: str) -> "DeviceSpec":
 def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],
     *,
-    hw: Annotated[str | None, o.option("--hw DEVICE", "The device that is extended.", shown="that of the probes")] = None,
+    hw: Annotated[
+        str | None, o.option("--hw DEVICE", "The device that is extended.", shown="that of the probes")
+    ] = None,
     out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="beside FILE")] = None,
     json: o.Json = False,
 ) -> None:
@@ -120,8 +137,8 @@ def identify(
     name = hw or outputs.device
     device = _device(name) if name else None
     with late_progress("identifying") as advance:
-        done, total = [], len(outputs.products) + len(outputs.vector)
-        settled = explain(outputs, device, lambda key: (done.append(key), advance(len(done), total, key)))
+        number, total = count(1), len(outputs.products) + len(outputs.vector)
+        settled = explain(outputs, device, lambda key: advance(next(number), total, key))
     show_either(json, lambda: _document(settled, outputs.source), lambda: _table(settled, outputs.source))
     if device is None:
         say("--hw DEVICE writes what is settled as a device file")
@@ -157,7 +174,11 @@ def _table(settled: "Settled", source: str) -> "Iterator[Block]":
             ("unit", cells(one.name or "none explains every output", style="good" if one.name else "bad")),
             ("explains", cells(counted, style="good" if one.name else "bad")),
             *([("equal to", cells(_some(also)))] if also else []),
-            *([("speed", cells("no kernel computes it: products take the slow exact path, a hundred times as long"))] if slow else []),
+            *(
+                [("speed", cells("no kernel computes it: products take the slow exact path, a hundred times as long"))]
+                if slow
+                else []
+            ),
             *(("finding", cells(text, style="bad")) for text in one.findings),
         ]
         yield Facts(tuple(facts))
@@ -168,12 +189,21 @@ def _table(settled: "Settled", source: str) -> "Iterator[Block]":
 
 def _document(settled: "Settled", source: str) -> dict[str, object]:
     products = [
-        {"case": key, "name": one.name, "registered": one.registered, "explained": one.explained, "asked": one.asked,
-         "findings": one.findings, "answers": [asdict(a) for a in (*one.answers, *([long] if long else []))]}
+        {
+            "case": key,
+            "name": one.name,
+            "registered": one.registered,
+            "explained": one.explained,
+            "asked": one.asked,
+            "findings": one.findings,
+            "answers": [asdict(a) for a in (*one.answers, *([long] if long else []))],
+        }
         for key, (one, long) in settled.products.items()
     ]
     operations = [asdict(r) for r in settled.operations.values()]
-    return document("probe.identify", source=source, explained=settled.is_explained, products=products, operations=operations)
+    return document(
+        "probe.identify", source=source, explained=settled.is_explained, products=products, operations=operations
+    )
 
 
 def _identify_vectors(file: Path, *, is_json: bool) -> None:
@@ -184,7 +214,9 @@ def _identify_vectors(file: Path, *, is_json: bool) -> None:
         for one in identify_vectors(file):
             found.append(one)
             advance(len(found), 0, one.name)
-    show_either(is_json, lambda: document("probe.vectors", names=[asdict(s) for s in found]), lambda: _survivors_table(found))
+    show_either(
+        is_json, lambda: document("probe.vectors", names=[asdict(s) for s in found]), lambda: _survivors_table(found)
+    )
     if lost := [s.name for s in found if s.matched < s.total]:
         raise CheckFailedError(f"{file}: {', '.join(lost)}: the arithmetic that is named does not explain every output")
 
@@ -192,9 +224,18 @@ def _identify_vectors(file: Path, *, is_json: bool) -> None:
 def _survivors_table(found: "list[Survivors]") -> "Iterator[Block]":
     for s in found:
         yield Heading(s.name, f"{s.matched:,} of {s.total:,} outputs")
-        yield Facts((
-            ("survives", cells(_some(s.registered) or "no registered arithmetic", style="" if s.registered else "bad")),
-            *([("excluded", cells(_some(s.excluded)))] if s.excluded else []),
-            ("units", cells(f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs")),
-            *((words, cells(_some(values), style="" if len(values) < 2 else "warn")) for words, values in s.left.items() if values),
-        ))
+        yield Facts(
+            (
+                (
+                    "survives",
+                    cells(_some(s.registered) or "no registered arithmetic", style="" if s.registered else "bad"),
+                ),
+                *([("excluded", cells(_some(s.excluded)))] if s.excluded else []),
+                ("units", cells(f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs")),
+                *(
+                    (words, cells(_some(values), style="" if len(values) < 2 else "warn"))
+                    for words, values in s.left.items()
+                    if values
+                ),
+            )
+        )

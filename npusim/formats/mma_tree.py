@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
+    Formats = tuple[FloatFormat, FloatFormat, FloatFormat]
+
 #: A node is what is added together and rounded once: products by their k, ``C``, and the results of other nodes.
 Tree = int | tuple[Any, ...]
 #: The accumulator's place in a tree.
@@ -56,8 +58,8 @@ class AdditionTree:
     fraction
         Bits kept below the largest exponent of a node's terms; None: all.  ``cut``: how the rest is cut.
     exponents
-        Of a product: the sum of its operands' as they are ``stored``, of ``normalised`` subnormal operands (a wider unit
-        reads them), or of the ``product`` itself.
+        Of a product: the sum of its operands' as they are ``stored``, with subnormals ``normalised`` (a wider unit
+        reads them), or that of the ``product`` itself.
     rounding, kept
         Of a node's sum, and the fraction bits of its result; None: those of the accumulator's format.
     late
@@ -89,10 +91,8 @@ class AdditionTree:
         """Return the text that `parse_tree` reads; without commas and spaces, so that a precision can name it."""
         default = AdditionTree()
         words = [tree_text(self.tree)]
-        for field in fields(self)[1:]:
-            if (value := getattr(self, field.name)) != getattr(default, field.name):
-                words.append(f"{field.name}-{value}")
-        return ":".join(words)
+        changed = {f.name: v for f in fields(self)[1:] if (v := getattr(self, f.name)) != getattr(default, f.name)}
+        return ":".join((*words, *(f"{name}-{value}" for name, value in changed.items())))
 
 
 def leaves_of(tree: Tree) -> list[int]:
@@ -107,10 +107,7 @@ def tree_text(tree: Tree) -> str:
     parts, at = list[str](), 0
     while at < len(tree):
         end = at
-        while (
-            isinstance(tree[at], int) and end + 1 < len(tree) and isinstance(tree[end + 1], int)
-            and tree[end + 1] == tree[end] + 1 and tree[at] != C
-        ):
+        while tree[at] != C and isinstance(tree[end], int) and tree[end + 1 : end + 2] == (tree[end] + 1,):
             end += 1
         parts.append(tree_text(tree[at]) if end == at else f"{tree[at]}..{tree[end]}")
         at = end + 1
@@ -121,18 +118,16 @@ def parse_tree(text: str) -> AdditionTree:
     """Return what `AdditionTree`'s text says; raise `FormatError` where it is none."""
     tree, *words = text.split(":")
     values: dict[str, Any] = {}
-    kinds = {field.name: str(field.type) for field in fields(AdditionTree)[1:]}
+    whole = ("fraction", "kept", "lowest", "input_bits")
+    names = [field.name for field in fields(AdditionTree)[1:]]
     for word in words:
         name, _, value = word.partition("-")
-        if name not in kinds:
-            raise FormatError(f"{text!r}: unknown part {word!r}; parts are {', '.join(f'{n}-VALUE' for n in kinds)}")
-        is_number, known = kinds[name].startswith("int"), CHOICES.get(name, tuple(ROUNDED))
-        if is_number and re.fullmatch(r"-?[0-9]{1,4}", value):
-            values[name] = int(value)
-        elif not is_number and value in known:
-            values[name] = value
-        else:
-            raise FormatError(f"{text!r}: {name}-{value}; must be {'a whole number' if is_number else known}")
+        if name not in names:
+            raise FormatError(f"{text!r}: unknown part {word!r}; parts are {', '.join(f'{n}-VALUE' for n in names)}")
+        known = () if name in whole else CHOICES.get(name, tuple(ROUNDED))
+        if value not in known and not (name in whole and re.fullmatch(r"-?[0-9]{1,4}", value)):
+            raise FormatError(f"{text!r}: {name}-{value}; must be {' or '.join(known) or 'a whole number'}")
+        values[name] = value if known else int(value)
     if (values.get("fraction") or 0) > MOST_FRACTION_BITS:
         raise FormatError(f"{text!r}: fraction-{values['fraction']}; at most {MOST_FRACTION_BITS}")
     return AdditionTree(_read_tree(tree), **values)
@@ -231,7 +226,7 @@ def operand_of(x: Array, fmt: FloatFormat, unit: AdditionTree) -> Array:
     return x
 
 
-def compute(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFormat], a: Array, b: Array, c: Array) -> Array:
+def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) -> Array:
     """Return D of rows of A and columns of B, float64: ``a`` and ``b`` (n, K), ``c`` (n,), exact in their formats.
 
     NaN is NaN, a zero +0; a finite product never overflows.
@@ -275,7 +270,7 @@ def compute(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFo
 CHUNK = 1 << 18
 
 
-def multiply_tree(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFormat], a: Array, b: Array, c: Array) -> None:
+def multiply_tree(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) -> None:
     """Overwrite C (M, N) with D, chained instructions along k: ``a`` (M, K), ``b`` (K, N), values of their formats."""
     depth = leaf_count(unit.tree)
     for k in range(0, a.shape[1], depth):
@@ -296,4 +291,4 @@ def chain(depth: int, step: int, *, is_late: bool = False) -> Tree:
     tree: Any = () if is_late else C
     for k in range(0, depth, step):
         tree = (*(() if tree == () else (tree,)), *range(k, k + step))
-    return (C, tree) if is_late else tree  # type: ignore[return-value]
+    return (C, tree) if is_late else tree

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.formats import ARITHMETICS, cast, get_arithmetic, get_format, matmul
-from npusim.formats.cast import widen
+from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
+from npusim.formats.cast import Array, widen
 from npusim.formats.mma_arithmetic import stated_name
-from npusim.formats.mma_tree import C, AdditionTree, Tree, chain, compute, leaf_count, leaves_of, round_to
+from npusim.formats.mma_tree import AdditionTree, C, Tree, chain, compute, leaves_of, round_to
 from npusim.probe import trees
-from npusim.probe.questions import K, LONG_K, QUESTIONS, RANDOM, TRIPLES, exact, rounding_modes, scale_of
+from npusim.probe.files import decoded, encoded
+from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, rounding_modes, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
     from npusim.probe.questions import Case, Probes
 
@@ -48,12 +48,15 @@ class Identified:
     """What explains a case's outputs.
 
     ``name`` is a registered arithmetic's, else says the unit's parameters; None where no unit explains every output.
+    ``unit`` has one step, c in it where c was given; it adds up in ``acc``, and ``out`` rounds what leaves it.
     ``findings`` say what is wrong, or worth knowing, of the outputs.
     """
 
     case: Case
     name: str | None
     unit: AdditionTree | None
+    acc: FloatFormat
+    out: str
     answers: tuple[Answer, ...]
     registered: tuple[str, ...]
     explained: int
@@ -63,13 +66,17 @@ class Identified:
 
 def same(x: Array, y: Array) -> Array:
     """Return where values are equal: NaN to NaN, zeros of either sign."""
-    return (x == y) | (np.isnan(x) & np.isnan(y))
+    equal: Array = (x == y) | (np.isnan(x) & np.isnan(y))
+    return equal
 
 
-def predicted(unit: AdditionTree, case: Case, a: Array, b: Array, c: Array, acc: FloatFormat, out: str) -> Array:
+Operands = tuple[Array, Array, Array]
+
+
+def predicted(unit: AdditionTree, case: Case, operands: Operands, acc: FloatFormat, out: str) -> Array:
     """Return what leaves a unit for rows of A, columns of B and values of C; ``out``: the rounding on the way."""
     fa, fb, _ = case.formats
-    d = compute(unit, (fa, fb, acc), a, b, c)
+    d = compute(unit, (fa, fb, acc), *operands)
     return d if acc.name == case.out.name else round_to(d, case.out, out)
 
 
@@ -101,7 +108,7 @@ class _Unit:
 
     def got(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
         p = self.p
-        return predicted(unit, p.case, p.a[where], p.b[where], p.c[where], self.acc, out or self.out)
+        return predicted(unit, p.case, (p.a[where], p.b[where], p.c[where]), self.acc, out or self.out)
 
     def score(self, unit: AdditionTree, where: Array) -> int:
         return int(same(self.got(unit, where), self.d[where]).sum())
@@ -117,29 +124,33 @@ class _Unit:
         winners = [name for name, n in scores.items() if n == best]
         self.unit = options[winners[0]]
         self.others[question] = {
-            name: {f.name: v for f in fields(AdditionTree) if (v := getattr(options[name], f.name)) != getattr(self.unit, f.name)}
+            name: {
+                f.name: v
+                for f in fields(AdditionTree)
+                if (v := getattr(options[name], f.name)) != getattr(self.unit, f.name)
+            }
             for name in winners[1:]
         }
         self.answers.append(Answer(question, winners[0], best, len(where), tuple(winners[1:])))
 
     def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
-        """Hold answers that explain as many outputs of their question as another to all outputs; return which are equal.
+        """Hold answers that explain as many outputs of their question to all outputs; return which are equal.
 
-        What explains more is the answer, what explains fewer is no longer open.
+        The one that explains more is the answer, one that explains fewer is no longer open.
         """
         equal = equal_of(self.unit)
         for at, answer in enumerate(self.answers):
             changes = self.others.get(answer.question, {})
             if not answer.open or len(changes) > MOST_OPEN or answer.question == "together":
                 continue
-            still = []
+            best, still = answer.answer, list[str]()
             for name in answer.open:
                 unit = replace(self.unit, **changes.get(name, {}))
                 if (other := equal_of(unit)).sum() > equal.sum():
-                    self.unit, equal, still, answer = unit, other, [], replace(answer, answer=name)
+                    self.unit, equal, still, best = unit, other, [], name
                 elif other.sum() == equal.sum():
                     still.append(name)
-            self.answers[at] = replace(answer, open=tuple(still))
+            self.answers[at] = replace(answer, answer=best, open=tuple(still))
         return equal
 
     # ------------------------------------------------------------ which terms meet
@@ -160,7 +171,15 @@ class _Unit:
             if self._explains(tree, fraction, where) == len(where):
                 self._settle(tree, fraction, len(where), len(where))
                 return True
-        return self._search(where)
+        guesses = [chain(K, 1 << n, is_late=is_late) for n in range(7) for is_late in (False, True)]
+        scores = [
+            (self._explains(t, fraction, where), t, fraction) for t in guesses for fraction in (None, SOME_FRACTION)
+        ]
+        score, tree, fraction = max(scores, key=lambda g: g[0])
+        if score < 0.98 * len(where):
+            return self._search(where)
+        self._settle(tree, fraction, score, len(where))  # some outputs are wrong: they are reported
+        return False
 
     def _search(self, where: Array) -> bool:
         """Where sums are rounded one way (toward zero, odd), M and -M do not cancel: try known kinds of trees."""
@@ -195,7 +214,8 @@ class _Unit:
             part = where[np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0) == first]
             scores = {
                 (mode, kept): self.score(AdditionTree(flat, rounding=mode, kept=kept, late=mode), part)
-                for kept in KEPT for mode in rounding_modes()
+                for kept in KEPT
+                for mode in rounding_modes()
             }
             found |= {name: None for name, n in scores.items() if n == max(scores.values())}
         return list(found)[:6]
@@ -235,7 +255,9 @@ class _Unit:
         for kind in RANDOM:
             where = self.p.of(kind)
             n = self.score(self.unit, where)
-            self.answers.append(Answer(kind.replace("_", " "), "equal" if n == len(where) else "NOT equal", n, len(where)))
+            self.answers.append(
+                Answer(kind.replace("_", " "), "equal" if n == len(where) else "NOT equal", n, len(where))
+            )
 
     def _polish(self) -> bool:
         """Where some rows stay unexplained, try what the questions ask one by one together; return whether it helps."""
@@ -259,7 +281,9 @@ class _Unit:
                 best = (n, replace(u, late=late, tree=tree)) if n > best[0] else best
         if (n := self.score(best[1], everything)) > score:
             self.unit = best[1]
-            self.answers.append(Answer("together", str(replace(self.unit, tree=(0,))).removeprefix("(0):"), n, len(self.d)))
+            self.answers.append(
+                Answer("together", str(replace(self.unit, tree=(0,))).removeprefix("(0):"), n, len(self.d))
+            )
         return n > score
 
     def _outward(self) -> None:
@@ -286,7 +310,11 @@ class _Unit:
         notes = p.note[where]
         last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
         widths = range(max(1, last - 3), last + 3)
-        options = {f"{f}, {cut}": replace(u, fraction=f, cut=cut) for f in widths for cut in ("toward_zero", "floor", "nearest_even")}
+        options = {
+            f"{f}, {cut}": replace(u, fraction=f, cut=cut)
+            for f in widths
+            for cut in ("toward_zero", "floor", "nearest_even")
+        }
         self.choose("bits kept in a step", where, options)
 
     def _inputs(self) -> None:
@@ -303,20 +331,25 @@ class _Unit:
         random = p.of("raw", *RANDOM)
         if u.fraction is None:  # where products have more bits than the accumulator
             bare = trees.bare(u.tree)
-            options = {"exact": bare, "rounded, then added": _all_rounded(bare)}
+            options = {"exact": replace(u, tree=bare), "rounded, then added": replace(u, tree=_all_rounded(bare))}
             if (first := _first_rounded(bare)) != bare:
-                options["exact but the first of a chain"] = first
-            self.choose("products", random, {n: replace(u, tree=t) for n, t in options.items()})
+                options["exact but the first of a chain"] = replace(u, tree=first)
+            self.choose("products", random, options)
         else:
-            words = {"stored": "sum of the operands'", "normalised": "the same, subnormals normalised", "product": "its own"}
-            self.choose("exponent of a product", random, {w: replace(u, exponents=e) for e, w in words.items()})
+            options = {
+                "sum of the operands'": replace(u, exponents="stored"),
+                "the same, subnormals normalised": replace(u, exponents="normalised"),
+                "its own": replace(u, exponents="product"),
+            }
+            self.choose("exponent of a product", random, options)
 
     def _rounding(self) -> None:
         p, u = self.p, self.unit
         kept = KEPT if self.acc.name == "float32" else (None,)
         options = {
             f"{mode}{'' if k is None else f', {k} bits kept'}": replace(u, rounding=mode, kept=k)
-            for k in kept for mode in rounding_modes()
+            for k in kept
+            for mode in rounding_modes()
         }
         self.choose("rounding of a step", p.of("rounding"), options)
         if _has_sums(self.unit.tree):
@@ -327,17 +360,30 @@ class _Unit:
     def _range(self) -> None:
         """Subnormals, the least exponent of an alignment, overflow, Inf, NaN and zeros."""
         p = self.p
-        flushes = {"kept": "none", "operands are 0": "in", "results are 0": "out", "operands and results are 0": "both"}
         tiny = p.of("subnormal_in", "subnormal_out", "subnormal_c", "random_tiny")
         u = self.unit
-        self.choose("subnormals", tiny, {n: replace(u, flush=f) for n, f in flushes.items()})
+        options = {
+            "kept": replace(u, flush="none"),
+            "operands are 0": replace(u, flush="in"),
+            "results are 0": replace(u, flush="out"),
+            "operands and results are 0": replace(u, flush="both"),
+        }
+        self.choose("subnormals", tiny, options)
         u = self.unit
         if u.fraction is not None:
             lows = [None, *range(-145, -119), *range(-30, -9)]
             where = p.of("floor", "random_tiny", "subnormal_c", "subnormal_out")
-            self.choose("least exponent aligned to", where, {"none" if n is None else str(n): replace(u, lowest=n) for n in lows})
+            self.choose(
+                "least exponent aligned to",
+                where,
+                {"none" if n is None else str(n): replace(u, lowest=n) for n in lows},
+            )
         u = self.unit
-        self.choose("overflow", p.of("overflow"), {"Inf": replace(u, overflow="inf"), "the largest": replace(u, overflow="largest")})
+        self.choose(
+            "overflow",
+            p.of("overflow"),
+            {"Inf": replace(u, overflow="inf"), "the largest": replace(u, overflow="largest")},
+        )
         where = p.of("special")
         n = self.score(self.unit, where)
         self.answers.append(Answer("Inf and NaN", "as IEEE 754" if n == len(where) else "otherwise", n, len(where)))
@@ -385,7 +431,7 @@ def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
     """
     d, findings, is_product = _as_asked(p, d)
     if not is_product:
-        return Identified(p.case, None, None, (), (), 0, d.size, findings)
+        return Identified(p.case, None, None, p.case.formats[2], "", (), (), 0, d.size, findings)
     own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     accumulators = {f.name: f for f in (p.case.formats[2], p.case.out)}
     best: _Unit | None = None
@@ -410,16 +456,20 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
     wanted = d[rows, columns]
 
     def equal_of(unit: AdditionTree) -> Array:
-        return same(predicted(unit, p.case, *operands, best.acc, best.out), wanted)
+        return same(predicted(unit, p.case, operands, best.acc, best.out), wanted)
 
     equal = best.settle_open(equal_of)
-    formats = (*(f.name for f in p.case.formats[:2]), best.acc.name)
+    formats = (p.case.formats[0].name, p.case.formats[1].name, best.acc.name)
     registered = _registered(formats, best, p, d)
-    stem = stated.split(".")[0]
-    chosen = stated if stated in registered else min(registered, key=lambda n: (n.split(".")[0] != stem, len(n)), default=None)
+    stem = stated.split(".", maxsplit=1)[0]
+    chosen = (
+        stated
+        if stated in registered
+        else min(registered, key=lambda n: (n.split(".")[0] != stem, len(n)), default=None)
+    )
     if not equal.all():
         first = int(np.flatnonzero(~equal)[0])
-        near = predicted(best.unit, p.case, *(x[first : first + 1] for x in operands), best.acc, best.out)[0]
+        near = predicted(best.unit, p.case, operands, best.acc, best.out)[first]
         where = _named(p, rows[first], columns[first], d.shape[1])
         text = f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {where}"
         findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.item().hex()}")
@@ -427,7 +477,7 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
     unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
     name = chosen or (stated_name(*formats, _with_c(unit)) if equal.all() else None)
     counts = (d.size, d.size) if chosen else (int(equal.sum()), len(equal))
-    return Identified(p.case, name, unit, tuple(best.answers), registered, *counts, findings)
+    return Identified(p.case, name, unit, best.acc, best.out, tuple(best.answers), registered, *counts, findings)
 
 
 def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> tuple[str, ...]:
@@ -439,8 +489,17 @@ def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> t
             continue
         groups = u.index_groups and u.k
         late = u.c_mode == "late" and u.k
-        alike = (u.method, u.block if u.method != "sequential" else 0, u.fraction_bits, u.rounding, u.kept_fraction_bits,
-                 u.index_groups, groups, late, u.min_alignment_exponent)
+        alike = (
+            u.method,
+            u.block if u.method != "sequential" else 0,
+            u.fraction_bits,
+            u.rounding,
+            u.kept_fraction_bits,
+            u.index_groups,
+            groups,
+            late,
+            u.min_alignment_exponent,
+        )
         if alike not in known:
             known[alike] = True
             for part in (few, slice(None)):
@@ -486,7 +545,6 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
     a, b, got = (x.reshape(len(x) // side, side, -1)[tiles] for x in (p.a, p.b, d))
     c = p.c.reshape(-1, side)[tiles][:, :, None]
     fa, fb, _ = p.case.formats
-    swapped = [exact(x, f) for x, f in ((a, fb), (b, fa))] if fa.name != fb.name else None
     size = np.abs(a) @ np.abs(b).swapaxes(1, 2) + np.abs(c)
 
     def fits(x: Array, y: Array, z: Array, result: Array) -> bool:
@@ -499,41 +557,25 @@ def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:
         return turned, ("operands are swapped: D is the transpose of the product asked for; read as that",), True
     if p.case.has_c and fits(a, b, 0 * c, got):
         return d, (f"C takes no part in D: give C, or ask without it ({p.case.name}.to_...)",), False
-    del swapped
-    return d, ("D is not the product that was asked for, not even in its leading bits: were A and B swapped, or their "
-               "formats, or the tiles cut otherwise?",), False
+    if fa.name != fb.name:
+        x, y = (decoded(encoded(z, f.name), g.name) for z, f, g in ((a, fa, fb), (b, fb, fa)))
+        if fits(x, y, c, got):
+            return d, ("formats of A and B are swapped: each was read in the other's",), False
+    return (
+        d,
+        ("D is not the product that was asked for, not even in its leading bits: are its tiles cut otherwise?",),
+        False,
+    )
 
 
-def goes_on(identified: Identified, p: Probes, d: Array) -> Answer:
+def goes_on(one: Identified, p: Probes, d: Array) -> Answer:
     """Return how a product four times as long goes on: as the unit's steps, or cut by a library along K."""
-    side = d.shape[1]
-    own, step = d[np.arange(len(d)), np.arange(len(d)) % side], identified.unit
-    assert step is not None
-    bare = trees.with_leaves(step.tree, lambda n: None if n == C else n)
-    assert bare is not None
-    size = leaf_count(step.tree)
-    options: dict[str, Tree] = {}
-    if C in leaves_of(step.tree):
-        options[f"steps of {size} go on"] = trees.repeated(step.tree, LONG_K)
-        if size == K and isinstance(step.tree, tuple) and len(step.tree) == 2:
-            whole = trees.step_of(bare)
-            options["all products, then c"] = (C, trees.repeated(whole or bare, LONG_K, None))
-    else:
-        options["products of 64 go on one after the other"] = trees.repeated((C, step.tree), LONG_K)
-    if found := trees.as_chains(trees.with_leaves(trees.repeated(step.tree, K), lambda n: None if n == C else n) or ()):
-        count, run, each, how = found
-        options[f"{count} chains go on"] = trees.chains(LONG_K, count, run if run * count < K else LONG_K // count, each, how)
-    for parts in (2, 4, 8):
-        for how in ("one after the other", "in pairs"):
-            part = LONG_K // parts
-            tree = [trees.with_leaves(trees.repeated(step.tree, part, None), lambda n, at=i * part: n + at) for i in range(parts)] if part % size == 0 else []
-            if tree:
-                options[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = trees.COMBINED[how](tree)  # type: ignore[arg-type]
-    acc = p.case.formats[2]
+    assert one.unit is not None
+    own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
     scores = {}
-    for name, tree in options.items():
-        unit = replace(step, tree=tree)
-        scores[name] = int(same(predicted(unit, p.case, p.a, p.b, p.c, acc, "nearest_even"), own).sum())
+    for name, tree in trees.continued(one.unit.tree, LONG_K).items():
+        got = predicted(replace(one.unit, tree=tree), p.case, (p.a, p.b, p.c), one.acc, one.out)
+        scores[name] = int(same(got, own).sum())
     best = max(scores, key=lambda n: scores[n])
     others = tuple(n for n, s in scores.items() if s == scores[best] and n != best)
     words = best if scores[best] == len(own) else "otherwise: a library cuts K in a way that is not known here"

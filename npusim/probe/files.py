@@ -71,9 +71,9 @@ def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool 
     if with_vector:
         for key, array in vector.inputs().items():
             arrays[key] = array.view(f"u{array.itemsize}")
-        for key, case in vector.cases().items():
-            facts["vector"][key] = (case.operation, case.fmt, case.out)
-            facts["inputs"][key] = case.inputs
+        for key, one in vector.cases().items():
+            facts["vector"][key] = (one.operation, one.fmt, one.out)
+            facts["inputs"][key] = one.inputs
     buffer = BytesIO()
     np.savez_compressed(buffer, facts=np.array(json.dumps(facts)), **arrays)
     return buffer.getvalue()
@@ -118,7 +118,9 @@ def read_outputs(path: Path) -> Outputs:
         raise TensorError(f"{probes_path}: form is {told.get('form')!r}; must be {FORM!r}")
     digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
     if facts.get("probes", digest) != digest:
-        raise TensorError(f"{path}: outputs of other probes than {probes_path} has: sha256 {facts['probes'][:16]}, not {digest[:16]}")
+        raise TensorError(
+            f"{path}: outputs of other probes than {probes_path} has: sha256 {facts['probes'][:16]}, not {digest[:16]}"
+        )
     products, operations = {}, {}
     known = {**told["with_c"], **told["without_c"]}
     for key, array in arrays.items():
@@ -132,7 +134,9 @@ def read_outputs(path: Path) -> Outputs:
             rows = given[0].shape[:1]
             operations[name] = (case, given, _of(path, key, array, out, rows))
         elif key != "facts":
-            raise TensorError(f"{path}: {key}: no such key; {probes_path} asks for {', '.join([*known][:4])}, ... with /d")
+            raise TensorError(
+                f"{path}: {key}: no such key; {probes_path} asks for {', '.join([*known][:4])}, ... with /d"
+            )
     if not products and not operations:
         raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
     content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -155,7 +159,9 @@ def _of(path: Path, key: str, array: Array, fmt: str, rows: tuple[int, ...]) -> 
     """Return an output's patterns as unsigned ones; raise `TensorError` for another width or length."""
     f = get_format(fmt)
     if array.dtype.kind not in "iuf" or array.dtype.itemsize != f.size_bytes or array.shape[:1] != rows:
-        raise TensorError(f"{path}: {key} is {array.shape} of {array.dtype}; needs {rows[0]} rows of {fmt}, as {f.bits_dtype}")
+        raise TensorError(
+            f"{path}: {key} is {array.shape} of {array.dtype}; needs {rows[0]} rows of {fmt}, as {f.bits_dtype}"
+        )
     return np.ascontiguousarray(array).view(f.bits_dtype)
 
 

@@ -28,12 +28,15 @@ class Settled:
     @property
     def is_explained(self) -> bool:
         """Whether some unit explains every output of every product; tables of operations are no fault."""
-        return all(one.name is not None and not (long and long.explained < long.asked) for one, long in self.products.values())
+        return all(
+            one.name is not None and not (long and long.explained < long.asked) for one, long in self.products.values()
+        )
 
 
 def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callable[[str], object] = str) -> Settled:
     """Return what explains a chip's outputs; ``on_case`` is told each case as it begins."""
-    stated = {} if device is None else {_formats(c.value): str(c.value) for c in device.arithmetic_choices.values()}
+    choices = [] if device is None else [str(choice.value) for choice in device.arithmetic_choices.values()]
+    stated: dict[tuple[str, ...], str] = {_formats(name): name for name in choices}
     products, operations = {}, {}
     for key, (p, d) in outputs.products.items():
         case = Case.of(key)
@@ -64,8 +67,8 @@ def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, st
         if one.name is not None:
             found[_formats(one.name)] = one
     for key, choice in device.arithmetic_choices.items():
-        if one := found.get(_formats(choice.value)):
-            yield key, str(one.name), f"{one.explained:,} of {one.asked:,} outputs"
+        if (settling := found.get(_formats(choice.value))) is not None:
+            yield key, str(settling.name), f"{settling.explained:,} of {settling.asked:,} outputs"
     facts = dict(device.facts())
     for key in facts:
         if key.startswith("facts.") or (name := key.rpartition(".")[2]) not in _VECTOR_KEYS:
@@ -73,7 +76,9 @@ def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, st
         prefix, values = _VECTOR_KEYS[name]
         operations = [o for k, o in settled.operations.items() if k.startswith(prefix)]
         known = values or {order: order for order in device.row_sums}
-        explained = [[v for a, v in known.items() if any(x.split(", overflow")[0] == a for x in o.answers)] for o in operations]
+        explained = [
+            [v for a, v in known.items() if any(x.split(", overflow")[0] == a for x in o.answers)] for o in operations
+        ]
         both = [v for v in known.values() if explained and all(v in e for e in explained)]
         if len(both) == 1:
             yield key, both[0], f"{sum(o.asked for o in operations):,} results"
@@ -96,4 +101,6 @@ def overlay_text(settled: Settled, outputs: Outputs, device: DeviceSpec, extends
     if not lines:
         return ""
     head = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
-    return "\n".join([*head, f"description: {json.dumps(f'{device.name}, its arithmetic as probed')}", "", *lines]) + "\n"
+    return (
+        "\n".join([*head, f"description: {json.dumps(f'{device.name}, its arithmetic as probed')}", "", *lines]) + "\n"
+    )

@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from npusim.errors import FormatError
 from npusim.formats import cast, get_format
 from npusim.formats.cast import widen
 from npusim.formats.mma_arithmetic import formats_of_inputs, input_name
-from npusim.formats.mma_tree import C, ROUNDED
+from npusim.formats.mma_tree import ROUNDED, C
 
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
@@ -60,7 +60,9 @@ class Case:
     @property
     def out(self) -> FloatFormat:
         """Format of D."""
-        return get_format(formats_of_inputs(self.name.rpartition("to_")[2])[0]) if "to_" in self.name else self.formats[2]
+        return (
+            get_format(formats_of_inputs(self.name.rpartition("to_")[2])[0]) if "to_" in self.name else self.formats[2]
+        )
 
     @property
     def has_c(self) -> bool:
@@ -77,8 +79,10 @@ class Case:
         """Return the case of a key; raise `FormatError` where a format in it is unknown."""
         name, _, depth = key.partition("@k")
         words = name.split(".")
-        if len(words) not in (2, 3) or len(words) == 3 and not words[2].startswith("to_") or depth not in ("", "256"):
-            raise FormatError(f"{key!r}: no case; cases are INPUTS.ACCUMULATOR and INPUTS.ACCUMULATOR.to_RESULT: f16.f32")
+        if len(words) not in (2, 3) or (len(words) == 3 and not words[2].startswith("to_")) or depth not in ("", "256"):
+            raise FormatError(
+                f"{key!r}: no case; cases are INPUTS.ACCUMULATOR and INPUTS.ACCUMULATOR.to_RESULT: f16.f32"
+            )
         case = cls(name, int(depth or K))
         if any(f.is_integer or f.bits < 8 or f.bits > 32 or f.table for f in (*case.formats, case.out)):
             raise FormatError(f"{key!r}: probes are for floating-point formats of 8 to 32 bits")
@@ -142,7 +146,7 @@ class _Builder:
 
     def add(self, question: str, note: tuple[int, ...], terms: Terms, c: float = 0.0) -> None:
         fits = all(holds(x, self.fa) and holds(y, self.fb) for x, y in terms.values()) and holds(c, self.acc)
-        if fits and (self.case.has_c or c == 0 and not question.endswith("_c")):
+        if fits and (self.case.has_c or (c == 0 and not question.endswith("_c"))):
             self.rows.append((question, note, terms, c))
 
     def term(self, e: int, x: float = 1.0, y: float = 1.0) -> tuple[float, float]:
@@ -179,10 +183,10 @@ class _Builder:
                 a[i, k], b[i, k] = x, y
             c[i], note[i, : len(values)] = start, values
             names.append(question)
-        for question, x, y, z in self.dense:
-            part = slice(len(names), len(names) + len(z))
-            a[part], b[part], c[part] = x, y, z
-            names += [question] * len(z)
+        for question, left, right, starts in self.dense:
+            part = slice(len(names), len(names) + len(starts))
+            a[part], b[part], c[part] = left, right, starts
+            names += [question] * len(starts)
         return Probes(self.case, a, b, c, np.array([QUESTIONS.index(q) for q in names], np.uint8), note)
 
 
@@ -317,8 +321,8 @@ def _subnormal(p: _Builder) -> None:
     half = last - (acc.name == "float16")
     for s in range(1, 45):  # half of the smallest result and a far smaller term: lost if no such exponent is aligned to
         for sign in (1, -1):
-            x, y = _split_power(last - s - 1)
-            p.add("floor", (s, sign), {0: _split_power(half), 1: (sign * x, y)})
+            small = _split_power(last - s - 1)
+            p.add("floor", (s, sign), {0: _split_power(half), 1: (sign * small[0], small[1])})
     p.add("subnormal_c", (), {}, 3 * 2.0**e)
     p.add("zero", (1,), {0: (-1.0, 0.0)})
     if p.case.has_c:

@@ -11,7 +11,7 @@ import numpy as np
 from npusim.formats import ARITHMETICS
 from npusim.formats.cast import widen
 from npusim.formats.mma_arithmetic import stated_name
-from npusim.formats.mma_tree import C, AdditionTree, Tree, chain, compute
+from npusim.formats.mma_tree import AdditionTree, C, Tree, chain, compute
 from npusim.probe.decide import same
 from npusim.probe.trees import in_words, repeated
 from npusim.validate.vectors import compare, load_vectors
@@ -27,7 +27,12 @@ LOOKS = (24, 400, 4000)
 FRACTIONS = (None, *range(10, 31))
 ROUNDINGS = ("toward_zero", "nearest_even", "nearest_away", "odd")
 #: Parameters whose values are listed, by what they are called.
-LISTED = {"bits kept in a step": "fraction", "how the rest is cut": "cut", "rounding of a step": "rounding", "bits of the result": "kept"}
+LISTED = {
+    "bits kept in a step": "fraction",
+    "how the rest is cut": "cut",
+    "rounding of a step": "rounding",
+    "bits of the result": "kept",
+}
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,13 @@ def survivors(v: MmaVectors) -> Survivors:
     some = np.random.default_rng(0).permutation(v.d.size)[: LOOKS[-1]]
     case, row, column = np.unravel_index(some, v.d.shape)
     picked = v.a[case, row], v.b[case, :, column], v.c[case, row, column], v.d[case, row, column]
-    a, b, c, d = (np.asarray(widen(np.ascontiguousarray(x)), np.float64) for x in picked)
+    with np.errstate(invalid="ignore"):  # NaN of any pattern
+        a, b, c, d = (np.asarray(widen(np.ascontiguousarray(x)), np.float64) for x in picked)
     if unit.a.name == "tf32":  # the unit ignores the low bits
-        a, b = ((x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64) for x in (a, b))
+        a, b = (
+            (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+            for x in (a, b)
+        )
     alive = list(hypotheses(v.a.shape[2], unit.acc.name))
     tried = len(alive)
     for n in LOOKS:
@@ -81,10 +90,14 @@ def survivors(v: MmaVectors) -> Survivors:
 
 
 def hypotheses(depth: int, acc: str) -> Iterator[AdditionTree]:
-    """Yield units of ``depth`` products: steps of a power of two, c in the first or last, also of interleaved halves."""
+    """Yield units of ``depth`` products: steps of a power of two, c in the first or last, or interleaved halves."""
     trees: dict[Tree, None] = {}
     for size in (1 << n for n in range(depth.bit_length()) if 1 << n <= depth):
-        trees |= {chain(depth, size): None, chain(depth, size, is_late=True): None, repeated((C, tuple(range(size))), depth): None}
+        trees |= {
+            chain(depth, size): None,
+            chain(depth, size, is_late=True): None,
+            repeated((C, tuple(range(size))), depth): None,
+        }
     for run in (1, 2, 4):
         halves = [tuple(k for k in range(depth) if k // run % 2 == half) for half in (0, 1)]
         if all(halves) and 2 * run < depth:
@@ -94,5 +107,7 @@ def hypotheses(depth: int, acc: str) -> Iterator[AdditionTree]:
         if fraction is None:
             yield AdditionTree(tree, None, rounding=rounding, kept=bits)
             continue
-        for cut, lowest in product(("toward_zero", "floor", "nearest_even"), (None, -(fraction + 108) if acc == "float32" else 4 - fraction)):
+        for cut, lowest in product(
+            ("toward_zero", "floor", "nearest_even"), (None, -(fraction + 108) if acc == "float32" else 4 - fraction)
+        ):
             yield AdditionTree(tree, fraction, cut, rounding=rounding, kept=bits, lowest=lowest)

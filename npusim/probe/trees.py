@@ -22,7 +22,7 @@ Node = tuple[Any, ...]
 def swallowing_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     """Return the tree where all that meets M within a node is lost; raise `ValueError` where there is none.
 
-    ``lost`` (leaves, leaves): of M and -M at two leaves the weight that the sum lacks, that of the node where they meet.
+    ``lost`` (leaves, leaves): what the sum lacks with M and -M at two leaves: the weight of the node where they meet.
     """
     if len(leaves) == 1:
         return leaves[0]
@@ -51,7 +51,10 @@ def exact_tree(leaves: list[int], lost: Array, weights: list[int]) -> Tree:
     weight: dict[Any, int] = {k: weights[k] for k in leaves}
     members: dict[Any, list[int]] = {k: [k] for k in leaves}
     while len(items) > 1:
-        beside = {x: [y for y in items if y is not x and _meet(lost, members[x], members[y], weight[x] + weight[y])] for x in items}
+        beside = {
+            x: [y for y in items if y is not x and _meet(lost, members[x], members[y], weight[x] + weight[y])]
+            for x in items
+        }
         found = None
         for x in items:
             clique = [x]
@@ -91,7 +94,7 @@ def bare(tree: Tree) -> Tree:
     """Return a tree without nodes of one product."""
     if isinstance(tree, int):
         return tree
-    return tree[0] if len(tree) == 1 else tuple(map(bare, tree))  # type: ignore[no-any-return]
+    return bare(tree[0]) if len(tree) == 1 else tuple(map(bare, tree))
 
 
 def with_leaves(tree: Tree, of: Callable[[int], Tree | None]) -> Tree | None:
@@ -180,7 +183,7 @@ COMBINED: dict[str, Callable[[list[Tree]], Tree]] = {
     "one after the other": _sequential,
     "in pairs": _pairs,
     "in halves": partial(_pairs, apart=0),
-    "at once": lambda parts: tuple(parts),
+    "at once": tuple,
 }
 
 
@@ -206,10 +209,10 @@ def families(depth: int) -> Iterator[Tree]:
             if part < size:
                 leaves: list[Tree] = [_flat(range(at, at + part)) for at in range(0, size, part)]
                 yield repeated((C, COMBINED[how](leaves)), depth)
-    for step, run, count, how in product(reversed(RUNS), (*RUNS, 0), CHAIN_COUNTS, COMBINED):
-        run = run or depth // count
-        if count * run <= depth and step <= depth // count:
-            yield (C, chains(depth, count, run, step, how))
+    for step, count, how in product(reversed(RUNS), CHAIN_COUNTS, COMBINED):
+        for run in (*RUNS, depth // count):
+            if count * run <= depth and step <= depth // count:
+                yield (C, chains(depth, count, run, step, how))
 
 
 def _flat(leaves: range) -> Tree:
@@ -226,10 +229,13 @@ def _chain_from(leaves: list[int], step: int) -> Tree:
 def as_chains(tree: Tree) -> tuple[int, int, int, str] | None:
     """Return the count, run, step and way of `chains` that are a tree; None where none are."""
     depth, wanted = leaf_count(tree), normal(bare(tree))
-    for count, run, how in product(CHAIN_COUNTS, (*RUNS, depth), COMBINED):
-        run = depth // count if run == depth else run
-        for step in RUNS:
-            if count * run <= depth and step <= depth // count and normal(bare(chains(depth, count, run, step, how))) == wanted:
+    for count, how, step in product(CHAIN_COUNTS, COMBINED, RUNS):
+        for run in (*RUNS, depth // count):
+            if (
+                count * run <= depth >= 2 * count
+                and step <= depth // count
+                and normal(bare(chains(depth, count, run, step, how))) == wanted
+            ):
                 return count, run, step, how
     return None
 
@@ -252,7 +258,46 @@ def in_words(tree: Tree) -> str:
         return f"{in_words(tree[1] if tree[0] == C else tree[0]).replace(', c in the first', '')}; c added last"
     if found := as_chains(tree):
         count, run, size, how = found
-        of = f"k = i, i + {count}, ..." if run == 1 else f"runs of {run} k in turn" if run * count < leaf_count(tree) else f"{run} k"
+        of = (
+            f"k = i, i + {count}, ..."
+            if run == 1
+            else f"runs of {run} k in turn"
+            if run * count < leaf_count(tree)
+            else f"{run} k"
+        )
         each = "" if size == 1 else f", {size} products an addition"
         return f"{count} chains of {of}{each}, added {how}"
     return tree_text(tree)
+
+
+def products_of(tree: Tree) -> Tree:
+    """Return a tree without c."""
+    rest = with_leaves(tree, lambda n: None if n == C else n)
+    assert rest is not None
+    return rest
+
+
+def continued(step: Tree, depth: int) -> dict[str, Tree]:
+    """Return by words the trees of ``depth`` products that a unit of this step, or a library with it, may form."""
+    size, bare_step, found = leaf_count(step), products_of(step), dict[str, Tree]()
+    if C in leaves_of(step):
+        found[f"steps of {size} go on"] = repeated(step, depth)
+        inner = step_of(bare_step)
+        if size > 1 and inner is not None:
+            found["all products, then c"] = (C, repeated(inner, depth, None))
+    else:
+        found[f"products of {size} go on one after the other"] = repeated((C, step), depth)
+    if lanes := as_chains(bare_step):
+        count, run, each, how = lanes
+        found[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)
+    for parts, how in product((2, 4, 8), ("one after the other", "in pairs")):
+        part = depth // parts
+        if part % size == 0:
+            one = repeated(step, part, None)
+            cut = [_moved(one, at * part) for at in range(parts)]
+            found[f"K is cut into {parts} parts, added {how}: by a library, or the unit?"] = COMBINED[how](cut)
+    return found
+
+
+def _moved(tree: Tree, by: int) -> Tree:
+    return tree + by if isinstance(tree, int) else tuple(_moved(part, by) for part in tree)

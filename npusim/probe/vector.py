@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -72,7 +72,9 @@ def inputs(seed: int = 7) -> dict[str, Array]:
         arrays[f"nans.{name}"] = np.concatenate([pairs, np.full((len(pairs), 62), -3.0)], 1).astype(f.dtype)
         for key in ("x", "y", "z"):
             spread = rng.uniform(-4, 4, SAMPLES) * (rng.random(SAMPLES) < 0.7)
-            arrays[f"{key}.{name}"] = np.asarray(cast((rng.standard_normal(SAMPLES) * 2.0**spread).astype(np.float32), f))
+            arrays[f"{key}.{name}"] = np.asarray(
+                cast((rng.standard_normal(SAMPLES) * 2.0**spread).astype(np.float32), f)
+            )
     for target in TARGETS:
         arrays[f"ties.{target}"] = tie_probes(target)
     return arrays
@@ -162,7 +164,12 @@ def _maxima(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
         return np.asarray(cast(np.where(best == 0, np.where(signs, -0.0, 0.0), best).astype(np.float32), f))
 
     for take, nan in ((np.fmax.reduce, "numbers win over NaN"), (np.max, "a NaN makes NaN")):
-        for zero, words in (("+", "+0 over -0"), ("-", "-0 over +0"), ("first", "of zeros the first"), ("last", "of zeros the last")):
+        for zero, words in (
+            ("+", "+0 over -0"),
+            ("-", "-0 over +0"),
+            ("first", "of zeros the first"),
+            ("last", "of zeros the last"),
+        ):
             yield f"{nan}, {words}", lambda x, t=take, z=zero: largest(x, t, z)
 
 
@@ -174,8 +181,11 @@ def _functions(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
     if case.fmt != "float32":  # as frameworks compute narrow formats
         for name, variant in unary.VARIANTS[case.operation].items():
             if "float32" in variant.formats:
-                yield f"{name} in float32, rounded", lambda x, name=name: cast(
-                    function(np.asarray(widen(x), np.float32), "float32", variant=name), case.fmt
+                yield (
+                    f"{name} in float32, rounded",
+                    lambda x, name=name: cast(
+                        function(np.asarray(widen(x), np.float32), "float32", variant=name), case.fmt
+                    ),
                 )
 
 
@@ -183,8 +193,9 @@ def _casts(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
     for rounding in ROUNDED:
         for overflow in OVERFLOWS:
             for nan in NAN_RULES:
-                yield f"{rounding}, overflow {overflow}, NaN {nan}", lambda x, r=rounding, o=overflow, n=nan: cast(
-                    x, case.out, rounding=r, overflow=o, nan=n
+                yield (
+                    f"{rounding}, overflow {overflow}, NaN {nan}",
+                    lambda x, r=rounding, o=overflow, n=nan: cast(x, case.out, rounding=r, overflow=o, nan=n),
                 )
 
 
@@ -197,6 +208,7 @@ def _arithmetic(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
         yield "one rounding", lambda x, y, z: fma(x, y, z, f)
         yield "two roundings", lambda x, y, z: add(mul(x, y, f), z, f)
     if f != "float32":
+
         def wide(*values: Array) -> Array:
             x, y, *z = (np.asarray(widen(v), np.float32) for v in values)
             return cast(div(x, y, "float32") if not z else fma(x, y, z[0], "float32"), f)
@@ -238,7 +250,9 @@ def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], res
         equal_of[name] = int(equal.sum()) if case.operation == "cast" else but_nan[name]
     answers, note = tuple(name for name, n in equal_of.items() if n == len(result)), ""
     if not answers and (words := {n.partition(", NaN")[0] for n, count in but_nan.items() if count == len(result)}):
-        return Operation(key, question, tuple(sorted(words)), len(result), len(result), note="NaN has patterns of its own")
+        return Operation(
+            key, question, tuple(sorted(words)), len(result), len(result), note="NaN has patterns of its own"
+        )
     best = max(equal_of, key=lambda name: equal_of[name])
     if not answers:
         note = _row_order(case, given[0], wanted) if case.operation == "sum" else _ulps(case, given, result)

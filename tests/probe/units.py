@@ -6,12 +6,12 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from npusim.formats.mma_tree import C, AdditionTree, Tree
+from npusim.formats.mma_tree import AdditionTree, C, Tree
 from npusim.probe import trees
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from npusim.formats.float_format import FloatFormat
 
 K = 64
@@ -46,7 +46,10 @@ def draw_step(rng: np.random.Generator) -> tuple[str, Tree]:
         return kind, (C, trees.COMBINED[how](leaves))
     if kind == "chains":
         count, run, step = int(rng.choice([2, 4, 8])), int(rng.choice([1, 2, 4])), int(rng.choice([1, 2]))
-        return kind, (C, trees.chains(K, count, run, step, str(rng.choice(["one after the other", "in pairs", "in halves"]))))
+        return kind, (
+            C,
+            trees.chains(K, count, run, step, str(rng.choice(["one after the other", "in pairs", "in halves"]))),
+        )
     if kind == "late":
         tree = ()
         for at in range(0, 64, size):
@@ -97,7 +100,9 @@ def _cut(x: Fraction, mode: str) -> int:
     return down + (rest > Fraction(1, 2))
 
 
-def scalar_product(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFormat], a: Any, b: Any, c: float) -> float:
+def scalar_product(
+    unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, FloatFormat], a: Any, b: Any, c: float
+) -> float:
     """Return D of one row and column, finite ones, in rational numbers: twin of `npusim.formats.mma_tree.compute`."""
     first, second, acc = formats
 
@@ -119,7 +124,12 @@ def scalar_product(unit: AdditionTree, formats: tuple[FloatFormat, FloatFormat, 
                 x, y = operand(a[part], first), operand(b[part], second)
                 has_product = True
                 if x * y:
-                    terms.append((x * y, _power(x * y) if unit.exponents == "product" else exponent(x, first) + exponent(y, second)))
+                    terms.append(
+                        (
+                            x * y,
+                            _power(x * y) if unit.exponents == "product" else exponent(x, first) + exponent(y, second),
+                        )
+                    )
             else:
                 value = c if part == C else node(part)
                 if not math.isfinite(value):
