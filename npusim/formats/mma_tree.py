@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,21 +31,25 @@ C = -1
 NO_EXPONENT = -9999
 #: Most fraction bits of an alignment: 64 terms of so many bits are exact in float64.
 MOST_FRACTION_BITS = 45
-ROUNDED: dict[str, Callable[[Array], Array]] = {
-    "nearest_even": np.rint,
-    "nearest_away": lambda y: np.copysign(np.floor(np.abs(y) + 0.5), y),
-    "toward_zero": np.trunc,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "odd": lambda y: np.where(np.floor(y) == y, y, np.floor(y) + (np.mod(np.floor(y), 2) == 0)),
-}
+ROUNDED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {
+        "nearest_even": np.rint,
+        "nearest_away": lambda y: np.copysign(np.floor(np.abs(y) + 0.5), y),
+        "toward_zero": np.trunc,
+        "floor": np.floor,
+        "ceil": np.ceil,
+        "odd": lambda y: np.where(np.floor(y) == y, y, np.floor(y) + (np.mod(np.floor(y), 2) == 0)),
+    }
+)
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "exponents": ("stored", "normalised", "product"),
-    "flush": ("none", "in", "out", "both"),
-    "overflow": ("inf", "largest"),
-}
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "exponents": ("stored", "normalised", "product"),
+        "flush": ("none", "in", "out", "both"),
+        "overflow": ("inf", "largest"),
+    }
+)
 
 
 @dataclass(frozen=True)

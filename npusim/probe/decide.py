@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from npusim.formats.float_format import FloatFormat
-    from npusim.probe.questions import Case, Probes
+    from npusim.probe.questions import ProbeCase, Probes
 
 #: Other outputs of the tiles than their diagonals that are looked at, spread over all of them.
 MOST_OTHERS = 20_000
@@ -52,7 +52,7 @@ class Identified:
     ``findings`` say what is wrong, or worth knowing, of the outputs.
     """
 
-    case: Case
+    case: ProbeCase
     name: str | None
     unit: AdditionTree | None
     acc: FloatFormat
@@ -73,14 +73,14 @@ def same(x: Array, y: Array) -> Array:
 Operands = tuple[Array, Array, Array]
 
 
-def predicted(unit: AdditionTree, case: Case, operands: Operands, acc: FloatFormat, out: str) -> Array:
+def predicted(unit: AdditionTree, case: ProbeCase, operands: Operands, acc: FloatFormat, out: str) -> Array:
     """Return what leaves a unit for rows of A, columns of B and values of C; ``out``: the rounding on the way."""
     fa, fb, _ = case.formats
     d = compute(unit, (fa, fb, acc), *operands)
     return d if acc.name == case.out.name else round_to(d, case.out, out)
 
 
-def by_registry(name: str, case: Case, a: Array, b: Array, c: Array, side: int = 1) -> Array:
+def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: int = 1) -> Array:
     """Return what a registered arithmetic's kernel computes of tiles of ``side`` rows, as float64 (n, side)."""
     u, cut = get_arithmetic(name), max(side, 1)
     many = cut if cut > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals

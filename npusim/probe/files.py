@@ -16,7 +16,7 @@ from npusim.errors import TensorError
 from npusim.formats import cast, get_arithmetic, get_format
 from npusim.formats.cast import widen
 from npusim.probe import vector
-from npusim.probe.questions import LONG_K, Case, Probes, case_name, probes_of
+from npusim.probe.questions import LONG_K, ProbeCase, Probes, case_name, probes_of
 from npusim.simulation.inputs import read_tensors
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool 
     """Return ``probes.npz``: bit patterns of all probes, their questions, and what a script needs to know of them."""
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {"form": FORM, "device": device, "without_c": {}, "with_c": {}, "vector": {}, "inputs": {}}
-    for case in (Case(Case.of(name).name, depth) for name in names for depth in (Case.of(name).depth, LONG_K)):
+    for case in (
+        ProbeCase(ProbeCase.of(name).name, depth) for name in names for depth in (ProbeCase.of(name).depth, LONG_K)
+    ):
         p, (a, b, _) = probes_of(case), case.formats
         stored = {"a": encoded(p.a, a.name), "b": encoded(p.b, b.name), "question": p.question, "note": p.note}
         if case.has_c:
@@ -166,7 +168,7 @@ def _of(path: Path, key: str, array: Array, fmt: str, rows: tuple[int, ...]) -> 
 
 
 def _products(path: Path, name: str, array: Array, probes: Mapping[str, Array]) -> tuple[Probes, Array]:
-    case = Case.of(name)
+    case = ProbeCase.of(name)
     a, b = (decoded(probes[f"{name}/{role}"], f.name) for role, f in zip("ab", case.formats, strict=False))
     c = decoded(probes[f"{name}/c"], case.out.name) if case.has_c else np.zeros(len(a))
     d = _of(path, f"{name}/d", array, case.out.name, (len(a),))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from npusim.formats import get_arithmetic
 from npusim.probe.decide import Answer, Identified, goes_on, identify_product
-from npusim.probe.questions import LONG_K, Case
-from npusim.probe.vector import Operation, identify_operation
+from npusim.probe.questions import LONG_K, ProbeCase
+from npusim.probe.vector import OperationResult, identify_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ class Settled:
     """What was identified of a chip: products by case with how longer ones go on, and operations of its vector core."""
 
     products: Mapping[str, tuple[Identified, Answer | None]]
-    operations: Mapping[str, Operation]
+    operations: Mapping[str, OperationResult]
 
     @property
     def is_explained(self) -> bool:
@@ -39,12 +40,12 @@ def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callab
     stated: dict[tuple[str, ...], str] = {_formats(name): name for name in choices}
     products, operations = {}, {}
     for key, (p, d) in outputs.products.items():
-        case = Case.of(key)
+        case = ProbeCase.of(key)
         if case.depth == LONG_K:
             continue
         on_case(key)
         one = identify_product(p, d, stated.get(tuple(f.name for f in case.formats), ""))
-        long = outputs.products.get(Case(case.name, LONG_K).key)
+        long = outputs.products.get(ProbeCase(case.name, LONG_K).key)
         products[key] = one, goes_on(one, *long) if long and one.unit else None
     for key, (operation, given, result) in outputs.vector.items():
         on_case(key)
@@ -85,11 +86,13 @@ def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, st
 
 
 #: Keys of a vector unit, the operations that settle them, and their values by answer (empty: the answers themselves).
-_VECTOR_KEYS: dict[str, tuple[str, dict[str, str]]] = {
-    "row_sum": ("sum.", {}),
-    "cast_rounding": ("cast.float16", {"nearest_even": "nearest_even", "nearest_away": "nearest_away"}),
-    "multiply_add": ("fma.", {"one rounding": "once", "two roundings": "twice"}),
-}
+_VECTOR_KEYS: Mapping[str, tuple[str, dict[str, str]]] = MappingProxyType(
+    {
+        "row_sum": ("sum.", {}),
+        "cast_rounding": ("cast.float16", {"nearest_even": "nearest_even", "nearest_away": "nearest_away"}),
+        "multiply_add": ("fma.", {"one rounding": "once", "two roundings": "twice"}),
+    }
+)
 
 
 def overlay_text(settled: Settled, outputs: Outputs, device: DeviceSpec, extends: str, name: str) -> str:

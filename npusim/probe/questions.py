@@ -44,7 +44,7 @@ Terms = dict[int, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Case:
+class ProbeCase:
     """What is asked of a unit: ``f16.f32`` gives C and sees float32, ``f16.f32.to_f16`` gives no C, sees float16."""
 
     name: str
@@ -75,7 +75,7 @@ class Case:
         return self.name if self.depth == K else f"{self.name}@k{self.depth}"
 
     @classmethod
-    def of(cls, key: str) -> Case:
+    def of(cls, key: str) -> ProbeCase:
         """Return the case of a key; raise `FormatError` where a format in it is unknown."""
         name, _, depth = key.partition("@k")
         words = name.split(".")
@@ -101,7 +101,7 @@ class Probes:
     ``question`` (n,): the place in `QUESTIONS`; ``note`` (n, 3): what tells a question's probes apart.
     """
 
-    case: Case
+    case: ProbeCase
     a: Array
     b: Array
     c: Array
@@ -125,7 +125,7 @@ def holds(x: float, fmt: FloatFormat) -> bool:
 class _Builder:
     """Collects the probes of a case; those whose operands a format does not hold are left out."""
 
-    case: Case
+    case: ProbeCase
     rows: list[tuple[str, tuple[int, ...], Terms, float]] = field(default_factory=list)
     dense: list[tuple[str, Array, Array, Array]] = field(default_factory=list)
 
@@ -190,7 +190,7 @@ class _Builder:
         return Probes(self.case, a, b, c, np.array([QUESTIONS.index(q) for q in names], np.uint8), note)
 
 
-def scale_of(case: Case) -> tuple[list[int], float]:
+def scale_of(case: ProbeCase) -> tuple[list[int], float]:
     """Return the weights of a case's leaves in `structure` probes, c's last, and u."""
     p = _Builder(case)
     return [w for w, _, _ in p.weights()], 2.0**p.low
@@ -200,7 +200,7 @@ def _top(f: FloatFormat) -> int:
     return math.frexp(f.max_finite)[1] - 1
 
 
-def probes_of(case: Case, random: int = 800, seed: int = 7) -> Probes:
+def probes_of(case: ProbeCase, random: int = 800, seed: int = 7) -> Probes:
     """Return a case's probes: the same ones for the same ``seed``; ``random`` rows confirm the answers."""
     p = _Builder(case)
     rng = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +28,14 @@ LOOKS = (24, 400, 4000)
 FRACTIONS = (None, *range(10, 31))
 ROUNDINGS = ("toward_zero", "nearest_even", "nearest_away", "odd")
 #: Parameters whose values are listed, by what they are called.
-LISTED = {
-    "bits kept in a step": "fraction",
-    "how the rest is cut": "cut",
-    "rounding of a step": "rounding",
-    "bits of the result": "kept",
-}
+LISTED = MappingProxyType(
+    {
+        "bits kept in a step": "fraction",
+        "how the rest is cut": "cut",
+        "rounding of a step": "rounding",
+        "bits of the result": "kept",
+    }
+)
 
 
 @dataclass(frozen=True)

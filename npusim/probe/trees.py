@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,12 +180,9 @@ def _pairs(parts: list[Tree], apart: int = 1) -> Tree:
     return parts[0]
 
 
-COMBINED: dict[str, Callable[[list[Tree]], Tree]] = {
-    "one after the other": _sequential,
-    "in pairs": _pairs,
-    "in halves": partial(_pairs, apart=0),
-    "at once": tuple,
-}
+COMBINED: Mapping[str, Callable[[list[Tree]], Tree]] = MappingProxyType(
+    {"one after the other": _sequential, "in pairs": _pairs, "in halves": partial(_pairs, apart=0), "at once": tuple}
+)
 
 
 def chains(depth: int, count: int, run: int, step: int, how: str) -> Tree:

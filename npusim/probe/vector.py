@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ FIRST = (0, 1, 5, 77)
 SAMPLES = 8192
 FUNCTIONS = ("exp", "exp2", "rsqrt", "tanh")
 #: M of rows that are summed, and what its weights are multiples of: lost beside M in float32 too.
-LARGE = {"float16": (2.0**15, 2.0**-24), "float32": (2.0**60, 2.0**-10)}
+LARGE = MappingProxyType({"float16": (2.0**15, 2.0**-24), "float32": (2.0**60, 2.0**-10)})
 #: Targets of the casts of float32.
 TARGETS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -114,7 +115,7 @@ def tie_probes(target: str) -> Array:
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationResult:
     """What explains an operation's results: ``answers`` that all of them have, ``explained`` of ``asked``, and why not.
 
     ``answers`` is empty where nothing explains all; ``best`` is what explains most, ``note`` what else is to say.
@@ -216,17 +217,21 @@ def _arithmetic(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
         yield "in float32, rounded once more", wide
 
 
-OPTIONS: Mapping[str, tuple[str, Callable[[VectorCase], Iterator[tuple[str, Callable[..., Array]]]]]] = {
-    "sum": ("order of a row's sum", _sums),
-    "max": ("maximum of a row", _maxima),
-    "cast": ("cast from float32", _casts),
-    "div": ("division", _arithmetic),
-    "fma": ("product and sum", _arithmetic),
-    **{name: (f"{name}", _functions) for name in FUNCTIONS},
-}
+OPTIONS: Mapping[str, tuple[str, Callable[[VectorCase], Iterator[tuple[str, Callable[..., Array]]]]]] = (
+    MappingProxyType(
+        {
+            "sum": ("order of a row's sum", _sums),
+            "max": ("maximum of a row", _maxima),
+            "cast": ("cast from float32", _casts),
+            "div": ("division", _arithmetic),
+            "fma": ("product and sum", _arithmetic),
+            **{name: (f"{name}", _functions) for name in FUNCTIONS},
+        }
+    )
+)
 
 
-def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], result: Array) -> Operation:
+def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
     NaN equals any NaN, but in casts, whose NaN rule is asked for: there only where no rule explains all.
@@ -250,13 +255,13 @@ def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], res
         equal_of[name] = int(equal.sum()) if case.operation == "cast" else but_nan[name]
     answers, note = tuple(name for name, n in equal_of.items() if n == len(result)), ""
     if not answers and (words := {n.partition(", NaN")[0] for n, count in but_nan.items() if count == len(result)}):
-        return Operation(
+        return OperationResult(
             key, question, tuple(sorted(words)), len(result), len(result), note="NaN has patterns of its own"
         )
     best = max(equal_of, key=lambda name: equal_of[name])
     if not answers:
         note = _row_order(case, given[0], wanted) if case.operation == "sum" else _ulps(case, given, result)
-    return Operation(key, question, answers, equal_of[best], len(result), best, note)
+    return OperationResult(key, question, answers, equal_of[best], len(result), best, note)
 
 
 def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:

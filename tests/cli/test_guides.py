@@ -15,7 +15,10 @@ from npusim.report import page
 from tests.cli.transcripts import anew, blocks, shown
 
 COMMAND = re.compile(r"^npusim (?P<words>.*?)(?:\s+# exit code (?P<code>\d))?$")
-TOPICS = ("ci", "cluster", "compare", "device", "diff", "measurements", "schedule", "scope", "tile", "trace", "triton")
+TOPICS = (
+    *("ci", "cluster", "compare", "device", "diff", "measurements", "probe", "schedule", "scope", "tile", "trace"),
+    "triton",
+)
 
 
 def test_there_is_a_guide_for_each_thing_that_users_do() -> None:

@@ -20,7 +20,7 @@ from npusim.probe import vector
 from npusim.probe.decide import by_registry
 from npusim.probe.files import cases_of, encoded, folder_contents, read_outputs
 from npusim.probe.overlay import identify, overlay_text
-from npusim.probe.questions import Case, probes_of
+from npusim.probe.questions import ProbeCase, probes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def operation(key: str) -> Array:
 
 def save(folder: Path, name: str, **more: Array) -> Path:
     """Outputs of a 910B2 whose Cube is another unit than its file has."""
-    case = Case("f16.f32")
+    case = ProbeCase("f16.f32")
     p = probes_of(case)
     keys = (*(k for k in vector.cases() if k.startswith("sum.")), "cast.float16", "exp.float16")
     arrays = {f"{k}/o": (x := operation(k)).view(f"u{x.itemsize}") for k in keys}
@@ -92,7 +92,7 @@ def test_a_unit_that_no_kernel_computes_runs_at_once_by_the_parameters_in_its_na
     key = "cores.aic.engines.CUBE.arithmetic.float16"
     value = json.dumps({"value": UNIT, "basis": "measured", "source": "a test"})
     file.write_text(f"schema: npusim.device/1\nextends: ascend_910b2\nname: unit\n{key}: {value}\n", encoding="utf-8")
-    run = npusim.run("gemm", hw=str(file), m=32, n=32, k=64)
+    run = npusim.run("flash", hw=str(file), seq=16, rows="0", heads=[0])
     assert run.numerics is not None
     assert run.numerics.arithmetic == {UNIT: "measured"}
     assert run.numerics.error.rmse < 1e-3
@@ -100,7 +100,7 @@ def test_a_unit_that_no_kernel_computes_runs_at_once_by_the_parameters_in_its_na
 
 def test_unexplained_outputs_are_no_device_file_and_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    case, p = Case("f16.f32"), probes_of(Case("f16.f32"))
+    case, p = ProbeCase("f16.f32"), probes_of(ProbeCase("f16.f32"))
     d = encoded(by_registry("ascend.cube.k16.f16.f32", case, p.a, p.b, p.c, 16), "float32")
     d[5000, 8] ^= 1
     np.savez(folder / "faulty.npz", **{"f16.f32/d": d})

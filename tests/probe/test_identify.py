@@ -14,7 +14,7 @@ from npusim.formats import ARITHMETICS, get_arithmetic
 from npusim.formats.mma_tree import compute, parse_tree
 from npusim.probe import trees
 from npusim.probe.decide import Identified, by_registry, goes_on, identify_product, predicted, same
-from npusim.probe.questions import LONG_K, RANDOM, Case, Probes, _Builder, _random, case_name, probes_of
+from npusim.probe.questions import LONG_K, RANDOM, ProbeCase, Probes, _Builder, _random, case_name, probes_of
 from npusim.probe.search import survivors
 from npusim.validate.vectors import load_vectors
 from tests.probe.units import K, draw_unit, scalar_product
@@ -39,13 +39,13 @@ def distinct() -> list[str]:
 
 @cache
 def probes(key: str) -> Probes:
-    return probes_of(Case.of(key))
+    return probes_of(ProbeCase.of(key))
 
 
 @cache
 def fresh(key: str) -> Probes:
     """Random rows that decide nothing."""
-    p, rng = _Builder(Case.of(key)), np.random.default_rng(SEED)
+    p, rng = _Builder(ProbeCase.of(key)), np.random.default_rng(SEED)
     for kind in RANDOM:
         _random(p, kind, FRESH // len(RANDOM), rng)
     return p.finished()
@@ -58,7 +58,7 @@ def tiles(p: Probes, compute_rows: Any, side: int = 16) -> Any:
     return compute_rows(p.a[rows], p.b[columns], p.c[rows]).reshape(-1, side)
 
 
-def of_name(name: str, case: Case, p: Probes) -> Any:
+def of_name(name: str, case: ProbeCase, p: Probes) -> Any:
     """What a name computes of rows, by its own kernel or the slow path, as it leaves the chip."""
     u = get_arithmetic(name)
     if u.tree is None:
@@ -72,8 +72,8 @@ def of_name(name: str, case: Case, p: Probes) -> Any:
 def assert_registered(name: str) -> None:
     u = get_arithmetic(name)
     key = case_name(u.a_format, u.b_format, u.acc_format)
-    case, p = Case.of(key), probes(key)
-    assert len(p.a) + len(probes_of(Case(key, LONG_K)).a) <= 6_000
+    case, p = ProbeCase.of(key), probes(key)
+    assert len(p.a) + len(probes_of(ProbeCase(key, LONG_K)).a) <= 6_000
     one = identify_product(p, by_registry(name, case, p.a, p.b, p.c, 16))
     assert name in one.registered
     assert one.explained == one.asked
@@ -96,7 +96,7 @@ def test_every_registered_arithmetic_is_read_off_its_outputs(name: str) -> None:
 
 def drawn(key: str, seed: int) -> tuple[str, Identified, bool]:
     """A drawn unit's words, what was identified, and whether its name computes all fresh outputs alike."""
-    case, p = Case.of(key), probes(key)
+    case, p = ProbeCase.of(key), probes(key)
     words, unit = draw_unit(np.random.default_rng(seed), case.formats[2].name)
 
     def outputs(a: Any, b: Any, c: Any) -> Any:
@@ -134,7 +134,7 @@ def test_ten_drawn_units_through_float16_results_without_c() -> None:
 
 def test_a_registered_arithmetic_is_identified_through_float16_results_without_c() -> None:
     key = "f16.f32.to_f16"
-    case, p = Case.of(key), probes(key)
+    case, p = ProbeCase.of(key), probes(key)
     name = "ascend.cube.k16.f16.f32"
     with np.errstate(over="ignore"):
         d = by_registry(name, case, p.a, p.b, p.c, 16).astype(np.float16).astype(np.float64)
@@ -145,7 +145,7 @@ def test_a_registered_arithmetic_is_identified_through_float16_results_without_c
 @pytest.mark.parametrize("row", [40, 4_800])
 def test_one_flipped_bit_of_five_thousand_outputs_is_reported(row: int) -> None:
     key = "f16.f32"
-    case, p = Case.of(key), probes(key)
+    case, p = ProbeCase.of(key), probes(key)
     d = by_registry("hopper.mma.k16.f16.f32", case, p.a, p.b, p.c, 16)
     bits = d.astype(np.float32).view(np.uint32)
     bits[row, row % 16] ^= 1
@@ -157,7 +157,7 @@ def test_one_flipped_bit_of_five_thousand_outputs_is_reported(row: int) -> None:
 
 def test_swapped_operands_and_a_c_that_takes_no_part_are_said() -> None:
     key = "f16.f32"
-    case, p = Case.of(key), probes(key)
+    case, p = ProbeCase.of(key), probes(key)
     d = by_registry("hopper.mma.k16.f16.f32", case, p.a, p.b, np.zeros_like(p.c), 16)
     assert "C takes no part" in identify_product(p, d).findings[0]
     p = replace(p, c=np.repeat(p.c[::16], 16))  # one c a tile: D's transpose is then a product of the same c
@@ -166,7 +166,7 @@ def test_swapped_operands_and_a_c_that_takes_no_part_are_said() -> None:
     assert "swapped" in identify_product(p, turned).findings[0]
     assert "not the product" in identify_product(p, np.roll(d, 5, axis=0)).findings[0]
     key = "e4m3e5m2.f32"
-    p, other = probes(key), Case.of("e5m2e4m3.f32")
+    p, other = probes(key), ProbeCase.of("e5m2e4m3.f32")
     from npusim.probe.files import decoded, encoded
 
     a, b = decoded(encoded(p.a, "float8_e4m3fn"), "float8_e5m2"), decoded(encoded(p.b, "float8_e5m2"), "float8_e4m3fn")
@@ -176,7 +176,7 @@ def test_swapped_operands_and_a_c_that_takes_no_part_are_said() -> None:
 
 def test_operands_cut_to_tf32_and_flushed_subnormals_are_named() -> None:
     key = "f32.f32.to_f32"
-    case, p = Case.of(key), probes(key)
+    case, p = ProbeCase.of(key), probes(key)
     text = "(c+0..7):fraction-25:rounding-toward_zero:input_bits-10:input_rounding-nearest_even:flush-both"
     unit = parse_tree(text)
     unit = replace(unit, tree=trees.repeated(unit.tree, K))
@@ -189,7 +189,7 @@ def test_operands_cut_to_tf32_and_flushed_subnormals_are_named() -> None:
 
 
 def test_a_split_along_k_is_told_from_the_units_steps() -> None:
-    short, long = Case("f16.f32"), Case("f16.f32", LONG_K)
+    short, long = ProbeCase("f16.f32"), ProbeCase("f16.f32", LONG_K)
     p, q = probes_of(short), probes_of(long)
     steps = trees.repeated(parse_tree("(c+0..15)").tree, LONG_K)
     halves = trees.products_of(trees.repeated(parse_tree("(c+0..15)").tree, LONG_K // 2))
@@ -206,7 +206,7 @@ def test_a_split_along_k_is_told_from_the_units_steps() -> None:
 
 
 def test_the_slow_path_is_a_scalar_model_in_rational_numbers() -> None:
-    case, p = Case("f16.f32"), fresh("f16.f32")
+    case, p = ProbeCase("f16.f32"), fresh("f16.f32")
     rows = np.random.default_rng(SEED).permutation(len(p.a))[:12]
     for seed in range(10):
         _, unit = draw_unit(np.random.default_rng(SEED + 100 + seed), "float32")
