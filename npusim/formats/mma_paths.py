@@ -226,7 +226,7 @@ class GroupedMultiplier(Multiplier):
 
 
 class TreeMultiplier(Multiplier):
-    """Any other unit, slowly: ``mma_tree``, some 10 million products a second for each node of a step."""
+    """Any other unit, slowly: ``mma_tree``, 10 to 30 million products a second."""
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
         """See :class:`Multiplier`."""

@@ -29,6 +29,8 @@ Tree = int | tuple[Any, ...]
 C = -1
 #: Exponent of a zero, which takes no part in an alignment.
 NO_EXPONENT = -9999
+#: Length of a tree's text, and its additions: those of 64 products that are all added alone fit.
+MOST_TEXT, MOST_NODES = 4096, 256
 #: Most fraction bits of an alignment: 64 terms of so many bits are exact in float64.
 MOST_FRACTION_BITS = 45
 ROUNDED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -139,6 +141,8 @@ def parse_tree(text: str) -> AdditionTree:
 
 
 def _read_tree(text: str) -> Tree:
+    if len(text) > MOST_TEXT or text.count("(") > MOST_NODES:
+        raise FormatError(f"{text[:40]!r}...: at most {MOST_TEXT} characters and {MOST_NODES} additions")
     tokens = re.findall(r"[0-9]+\.\.[0-9]+|[0-9]+|[c()+]", text)
     stack: list[list[Any]] = [[]]
     for token in tokens:
@@ -149,7 +153,7 @@ def _read_tree(text: str) -> Tree:
             stack[-1].append(node)
         elif ".." in token:
             first, last = map(int, token.split(".."))
-            stack[-1].extend(range(first, min(last, 1 << 16) + 1))
+            stack[-1].extend(range(first, min(last, MOST_TEXT) + 1))
         elif token not in "+)":
             stack[-1].append(C if token == "c" else int(token))
     read = stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 MOST_OTHERS = 20_000
 #: Answers that explain as many, up to which each is held to all outputs.
 MOST_OPEN = 6
+#: How an alignment may cut.
+CUTS = ("toward_zero", "floor", "nearest_even")
 #: Fraction bits that a result may be cut to, and operands.
 KEPT, INPUT_BITS = (None, 13, 10, 7), (None, 7, 8, 10, 11, 12)
 #: Of a fused step, before its width is known: enough to swallow what the structure's probes have.
@@ -267,18 +268,22 @@ class _Unit:
             return False
         lost = everything[~same(self.got(self.unit, everything), self.d)]
         some = np.union1d(lost[:: max(1, len(lost) // 100)], everything[:: len(everything) // 100])
-        u, best = self.unit, (self.score(self.unit, some), self.unit)
-        for fraction, kept in product((None, *range(8, 34)), {u.kept, None}):
-            for mode in rounding_modes():
-                for cut in ("toward_zero", "floor", "nearest_even") if fraction else ("toward_zero",):
-                    unit = replace(u, fraction=fraction, cut=cut, rounding=mode, kept=kept)
-                    n = self.score(unit, some)
-                    best = (n, unit) if n > best[0] else best
-        u = best[1]
-        for late in rounding_modes() if _has_sums(u.tree) else ():
-            for tree in (u.tree, trees.bare(u.tree), _first_rounded(trees.bare(u.tree))):
-                n = self.score(replace(u, late=late, tree=tree), some)
-                best = (n, replace(u, late=late, tree=tree)) if n > best[0] else best
+        bare = trees.bare(self.unit.tree)
+        steps: list[dict[str, Any]] = [
+            {"fraction": f, "cut": cut, "exponents": e, "kept": kept}
+            for f in (None, *range(8, 34))
+            for cut in (CUTS if f else CUTS[:1])
+            for e in (("stored", "product") if f else ("stored",))
+            for kept in dict.fromkeys((self.unit.kept, None))
+        ]
+        steps += [{"rounding": mode, "kept": kept} for mode in rounding_modes() for kept in KEPT]
+        if _has_sums(bare):
+            steps += [{"late": m, "tree": t} for m in rounding_modes() for t in (bare, _first_rounded(bare))]
+        best = self.score(self.unit, some), self.unit
+        for change in (*steps, *steps):  # the second time each with what the others settled
+            unit = replace(best[1], **change)
+            if (n := self.score(unit, some)) > best[0]:
+                best = n, unit
         if (n := self.score(best[1], everything)) > score:
             self.unit = best[1]
             self.answers.append(
@@ -310,11 +315,7 @@ class _Unit:
         notes = p.note[where]
         last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
         widths = range(max(1, last - 3), last + 3)
-        options = {
-            f"{f}, {cut}": replace(u, fraction=f, cut=cut)
-            for f in widths
-            for cut in ("toward_zero", "floor", "nearest_even")
-        }
+        options = {f"{f}, {cut}": replace(u, fraction=f, cut=cut) for f in widths for cut in CUTS}
         self.choose("bits kept in a step", where, options)
 
     def _inputs(self) -> None:
@@ -467,12 +468,16 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
         if stated in registered
         else min(registered, key=lambda n: (n.split(".")[0] != stem, len(n)), default=None)
     )
-    if not equal.all():
+    if chosen and not equal.all():
+        findings = (*findings, f"the answers miss {int((~equal).sum()):,} of {len(equal):,} outputs; {chosen} has all")
+    elif not equal.all():
         first = int(np.flatnonzero(~equal)[0])
         near = predicted(best.unit, p.case, operands, best.acc, best.out)[first]
         where = _named(p, rows[first], columns[first], d.shape[1])
         text = f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {where}"
         findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.item().hex()}")
+    if chosen is None and not p.case.has_c and trees.step_of(best.unit.tree) is None:
+        findings = (*findings, "C was not given: it is taken to be added last")
     step = trees.step_of(best.unit.tree)
     unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
     name = chosen or (stated_name(*formats, _with_c(unit)) if equal.all() else None)

@@ -121,9 +121,24 @@ def read_outputs(path: Path) -> Outputs:
     digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
     if facts.get("probes", digest) != digest:
         raise TensorError(
-            f"{path}: outputs of other probes than {probes_path} has: sha256 {facts['probes'][:16]}, not {digest[:16]}"
+            f"{path}: outputs of other probes than {probes_path} has: sha256 {str(facts['probes'])[:16]}, not {digest[:16]}"
         )
-    products, operations = {}, {}
+    try:
+        products, operations = _read_all(path, arrays, probes, told)
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise TensorError(f"{probes_path}: not as npusim probe bits wrote it: {error}") from None
+    if not products and not operations:
+        raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Outputs(path, facts, told.get("device", ""), products, operations, content)
+
+
+def _read_all(
+    path: Path, arrays: Mapping[str, Any], probes: Mapping[str, Any], told: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the products and operations of a file of outputs."""
+    products: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
     known = {**told["with_c"], **told["without_c"]}
     for key, array in arrays.items():
         name, _, role = key.rpartition("/")
@@ -136,13 +151,8 @@ def read_outputs(path: Path) -> Outputs:
             rows = given[0].shape[:1]
             operations[name] = (case, given, _of(path, key, array, out, rows))
         elif key != "facts":
-            raise TensorError(
-                f"{path}: {key}: no such key; {probes_path} asks for {', '.join([*known][:4])}, ... with /d"
-            )
-    if not products and not operations:
-        raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Outputs(path, facts, told.get("device", ""), products, operations, content)
+            raise TensorError(f"{path}: {key}: no such key; the probes ask for {', '.join([*known][:4])}, ... with /d")
+    return products, operations
 
 
 def _facts(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
