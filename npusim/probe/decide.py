@@ -10,10 +10,10 @@ import numpy as np
 from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
 from npusim.formats.cast import Array, widen
 from npusim.formats.mma_arithmetic import stated_name
-from npusim.formats.mma_tree import AdditionTree, C, Tree, chain, compute, leaves_of, round_to
+from npusim.formats.mma_tree import ROUNDED, AdditionTree, C, Tree, chain, compute, leaves_of, round_to
 from npusim.probe import trees
 from npusim.probe.files import decoded, encoded
-from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, rounding_modes, scale_of
+from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, scale_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MOST_OTHERS = 20_000
 #: Answers that explain as many, up to which each is held to all outputs.
 MOST_OPEN = 6
+#: Roundings that are tried, the commonest first.
+MODES = tuple(ROUNDED)
 #: How an alignment may cut.
 CUTS = ("toward_zero", "floor", "nearest_even")
 #: Fraction bits that a result may be cut to, and operands.
@@ -83,15 +85,15 @@ def predicted(unit: AdditionTree, case: ProbeCase, operands: Operands, acc: Floa
 
 def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: int = 1) -> Array:
     """Return what a registered arithmetic's kernel computes of tiles of ``side`` rows, as float64 (n, side)."""
-    u, cut = get_arithmetic(name), max(side, 1)
-    many = cut if cut > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals
+    u = get_arithmetic(name)
+    many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # of single rows the diagonals
     x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
     tiles = len(a) // many
     right = np.ascontiguousarray(y.reshape(tiles, many, -1).swapaxes(1, 2))
     start = np.ascontiguousarray(np.broadcast_to(z.reshape(tiles, many, 1), (tiles, many, many)))
     d = matmul(x.reshape(tiles, many, -1), right, start, arithmetic=u)
     values = np.asarray(widen(np.ascontiguousarray(d)), np.float64).reshape(len(a), many)
-    return values if cut > 1 else values[np.arange(len(a)), np.arange(len(a)) % many][:, None]
+    return values if side > 1 else values[np.arange(len(a)), np.arange(len(a)) % many][:, None]
 
 
 @dataclass
@@ -119,7 +121,6 @@ class _Unit:
         if not len(where):
             self.answers.append(Answer(question, "not asked", 0, 0))
             return
-        # Options that compute the same here are told apart by nothing: only what differs from the first is scored.
         scores = {name: self.score(u, where) for name, u in options.items()}
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
@@ -216,7 +217,7 @@ class _Unit:
             scores = {
                 (mode, kept): self.score(AdditionTree(flat, rounding=mode, kept=kept, late=mode), part)
                 for kept in KEPT
-                for mode in rounding_modes()
+                for mode in MODES
             }
             found |= {name: None for name, n in scores.items() if n == max(scores.values())}
         return list(found)[:6]
@@ -253,6 +254,7 @@ class _Unit:
             self._products()
             self._rounding()
             self._range()
+            self.answers = list({answer.question: answer for answer in self.answers}.values())  # the last of each
         for kind in RANDOM:
             where = self.p.of(kind)
             n = self.score(self.unit, where)
@@ -276,9 +278,9 @@ class _Unit:
             for e in (("stored", "product") if f else ("stored",))
             for kept in dict.fromkeys((self.unit.kept, None))
         ]
-        steps += [{"rounding": mode, "kept": kept} for mode in rounding_modes() for kept in KEPT]
+        steps += [{"rounding": mode, "kept": kept} for mode in MODES for kept in KEPT]
         if _has_sums(bare):
-            steps += [{"late": m, "tree": t} for m in rounding_modes() for t in (bare, _first_rounded(bare))]
+            steps += [{"late": m, "tree": t} for m in MODES for t in (bare, _first_rounded(bare))]
         best = self.score(self.unit, some), self.unit
         for change in (*steps, *steps):  # the second time each with what the others settled
             unit = replace(best[1], **change)
@@ -295,7 +297,7 @@ class _Unit:
         where = self.p.of("output")
         if len(where):
             wide = self.unit if self.unit.fraction is None else replace(self.unit, fraction=24)
-            scores = {mode: int(same(self.got(wide, where, mode), self.d[where]).sum()) for mode in rounding_modes()}
+            scores = {mode: int(same(self.got(wide, where, mode), self.d[where]).sum()) for mode in MODES}
             self.out = max(scores, key=lambda mode: scores[mode])
             self.answers.append(Answer("rounding on the way out", self.out, scores[self.out], len(where)))
 
@@ -350,13 +352,13 @@ class _Unit:
         options = {
             f"{mode}{'' if k is None else f', {k} bits kept'}": replace(u, rounding=mode, kept=k)
             for k in kept
-            for mode in rounding_modes()
+            for mode in MODES
         }
         self.choose("rounding of a step", p.of("rounding"), options)
         if _has_sums(self.unit.tree):
             u = self.unit
             where = p.of("rounding_c", "random_normal", "random_wide")
-            self.choose("rounding of sums of sums", where, {mode: replace(u, late=mode) for mode in rounding_modes()})
+            self.choose("rounding of sums of sums", where, {mode: replace(u, late=mode) for mode in MODES})
 
     def _range(self) -> None:
         """Subnormals, the least exponent of an alignment, overflow, Inf, NaN and zeros."""

@@ -119,10 +119,9 @@ def read_outputs(path: Path) -> Outputs:
     if told.get("form") != FORM:
         raise TensorError(f"{probes_path}: form is {told.get('form')!r}; must be {FORM!r}")
     digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
-    if facts.get("probes", digest) != digest:
-        raise TensorError(
-            f"{path}: outputs of other probes than {probes_path} has: sha256 {str(facts['probes'])[:16]}, not {digest[:16]}"
-        )
+    if (stated := str(facts.get("probes", digest))) != digest:
+        text = f"outputs of other probes than {probes_path} has: sha256 {stated[:16]}, not {digest[:16]}"
+        raise TensorError(f"{path}: {text}")
     try:
         products, operations = _read_all(path, arrays, probes, told)
     except (KeyError, ValueError, IndexError, TypeError) as error:

@@ -5,7 +5,6 @@ M is the largest power of two that a format and its accumulator hold, u the smal
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,7 +16,7 @@ from npusim.errors import FormatError
 from npusim.formats import cast, get_format
 from npusim.formats.cast import widen
 from npusim.formats.mma_arithmetic import formats_of_inputs, input_name
-from npusim.formats.mma_tree import ROUNDED, C
+from npusim.formats.mma_tree import C
 
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
@@ -378,9 +377,3 @@ def _random(p: _Builder, kind: str, count: int, rng: np.random.Generator) -> Non
 def exact(x: Array, f: FloatFormat) -> Array:
     """Return values rounded to a format, as float64."""
     return np.asarray(widen(cast(x.astype(np.float32), f, overflow="saturate")), np.float64)
-
-
-@functools.cache
-def rounding_modes() -> tuple[str, ...]:
-    """Return the roundings that are tried, the commonest first."""
-    return tuple(ROUNDED)
