@@ -83,7 +83,11 @@ def bits(
     from npusim.probe.files import DEFAULT_CASES, cases_of, folder_contents
 
     device = None if hw is None else _device(hw)
-    names = o.names(cases, "--cases") if cases else DEFAULT_CASES if device is None else cases_of(device)
+    names, left_out = (DEFAULT_CASES, ()) if device is None else cases_of(device)
+    if cases:
+        names, left_out = tuple(o.names(cases, "--cases")), ()
+    for name in left_out:
+        say(f"not asked: {name}: no probes are for scales, float64, FP6 and FP4")
     if not names:
         raise SpecError(f"--hw {hw}: its matrix units take no format that probes are for; --cases f16.f32")
     contents = folder_contents(names, "" if hw is None else hw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,6 +125,7 @@ class _Unit:
         scores = {name: self.score(u, where) for name, u in options.items()}
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
+        winners.sort(key=lambda name: options[name] != self.unit)  # what is decided stays, where it explains as many
         self.unit = options[winners[0]]
         self.others[question] = {
             name: {
@@ -250,10 +252,16 @@ class _Unit:
             self._products()
             self._rounding()
             self._range()
-        if self._polish():
+        everything = np.arange(len(self.d))
+        for _ in range(3):
+            if not self._polish():
+                break
+            before = self.unit, list(self.answers)
             self._products()
             self._rounding()
             self._range()
+            if self.score(self.unit, everything) < self.score(before[0], everything):
+                self.unit, self.answers = before
             self.answers = list({answer.question: answer for answer in self.answers}.values())  # the last of each
         for kind in RANDOM:
             where = self.p.of(kind)
@@ -271,21 +279,26 @@ class _Unit:
         lost = everything[~same(self.got(self.unit, everything), self.d)]
         some = np.union1d(lost[:: max(1, len(lost) // 100)], everything[:: len(everything) // 100])
         bare = trees.bare(self.unit.tree)
-        steps: list[dict[str, Any]] = [
-            {"fraction": f, "cut": cut, "exponents": e, "kept": kept}
+        rounded: list[dict[str, Any]] = [{"rounding": mode, "kept": kept} for mode in MODES for kept in KEPT]
+        if _has_sums(bare):
+            rounded += [{"late": m, "tree": t} for m in MODES for t in (bare, _first_rounded(bare))]
+        rounded += [{"flush": flush} for flush in ("none", "in", "out", "both")]
+        aligned: list[dict[str, Any]] = [
+            {"fraction": f, "cut": cut, "exponents": e, "kept": None}
             for f in (None, *range(8, 34))
             for cut in (CUTS if f else CUTS[:1])
             for e in (("stored", "product") if f else ("stored",))
-            for kept in dict.fromkeys((self.unit.kept, None))
         ]
-        steps += [{"rounding": mode, "kept": kept} for mode in MODES for kept in KEPT]
-        if _has_sums(bare):
-            steps += [{"late": m, "tree": t} for m in MODES for t in (bare, _first_rounded(bare))]
         best = self.score(self.unit, some), self.unit
-        for change in (*steps, *steps):  # the second time each with what the others settled
-            unit = replace(best[1], **change)
-            if (n := self.score(unit, some)) > best[0]:
-                best = n, unit
+        neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
+        for start, steps in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
+            here = self.score(start, some), start
+            for change in (*steps, *steps):  # the second time each with what the others settled
+                if here[0] == len(some):
+                    break
+                unit = replace(here[1], **change)
+                here = (n, unit) if (n := self.score(unit, some)) > here[0] else here
+            best = max(best, here, key=lambda scored: scored[0])
         if (n := self.score(best[1], everything)) > score:
             self.unit = best[1]
             self.answers.append(

@@ -24,24 +24,31 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.formats.cast import Array
+    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 FORM = "npusim.probes/1"
 #: What is asked where no device is named: torch's own products, and those with C.
 DEFAULT_CASES = ("f16.f32.to_f16", "bf16.f32.to_bf16", "f32.f32.to_f32", "f16.f32", "bf16.f32")
 
 
-def cases_of(device: DeviceSpec) -> tuple[str, ...]:
-    """Return what is asked of a device's matrix units: each pair of formats with C, and as torch's products without."""
-    names = [str(choice.value) for choice in device.arithmetic_choices.values()]
-    found = dict[str, None]()
-    for name in names:
-        a = get_arithmetic(name)
-        if a.scale_block or a.acc.bits > 32 or min(a.a.bits, a.b.bits) < 8:  # FP4, FP6, scales and float64: not asked
-            continue
-        found[case_name(a.a_format, a.b_format, a.acc_format)] = None
+def cases_of(device: DeviceSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the cases of a device's matrix units, and the arithmetics for which there are no probes.
+
+    Each pair of formats is asked with C, and as torch's products without.
+    """
+    cases: dict[str, None] = {}
+    names = dict.fromkeys(str(choice.value) for choice in device.arithmetic_choices.values())
+    left_out = tuple(name for name in names if not _has_probes(get_arithmetic(name)))
+    for a in (get_arithmetic(name) for name in names if name not in left_out):
+        cases[case_name(a.a_format, a.b_format, a.acc_format)] = None
         if a.a_format == a.b_format and a.a.bits >= 16 and a.a_format != "tf32":
-            found[case_name(a.a_format, a.b_format, a.acc_format, a.a_format)] = None
-    return tuple(found)
+            cases[case_name(a.a_format, a.b_format, a.acc_format, a.a_format)] = None
+    return tuple(cases), left_out
+
+
+def _has_probes(a: MmaArithmetic) -> bool:
+    """Whether a unit takes no scales, and formats of 8 to 32 bits alone."""
+    return not a.scale_block and a.acc.bits <= 32 and min(a.a.bits, a.b.bits) >= 8
 
 
 def encoded(x: Array, fmt: str) -> Array:
@@ -115,40 +122,40 @@ def read_outputs(path: Path) -> Outputs:
     arrays = read_tensors(path)
     probes_path = path.parent / "probes.npz"
     probes = read_tensors(probes_path)
-    facts, told = _facts(path, arrays), _facts(probes_path, probes)
-    if told.get("form") != FORM:
-        raise TensorError(f"{probes_path}: form is {told.get('form')!r}; must be {FORM!r}")
+    facts, asked = _facts(path, arrays), _facts(probes_path, probes)
+    if asked.get("form") != FORM:
+        raise TensorError(f"{probes_path}: form is {asked.get('form')!r}; must be {FORM!r}")
     digest = hashlib.sha256(probes_path.read_bytes()).hexdigest()
     if (stated := str(facts.get("probes", digest))) != digest:
         text = f"outputs of other probes than {probes_path} has: sha256 {stated[:16]}, not {digest[:16]}"
         raise TensorError(f"{path}: {text}")
     try:
-        products, operations = _read_all(path, arrays, probes, told)
+        products, operations = _read_all(path, arrays, probes, asked)
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise TensorError(f"{probes_path}: not as npusim probe bits wrote it: {error}") from None
     if not products and not operations:
         raise TensorError(f"{path}: no outputs; a product's key is CASE/d, an operation's OPERATION/o")
     content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Outputs(path, facts, told.get("device", ""), products, operations, content)
+    return Outputs(path, facts, asked.get("device", ""), products, operations, content)
 
 
 def _read_all(
-    path: Path, arrays: Mapping[str, Any], probes: Mapping[str, Any], told: Mapping[str, Any]
+    path: Path, arrays: Mapping[str, Any], probes: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the products and operations of a file of outputs."""
     products: dict[str, Any] = {}
     operations: dict[str, Any] = {}
-    known = {**told["with_c"], **told["without_c"]}
+    known = {**asked["with_c"], **asked["without_c"]}
     for key, array in arrays.items():
         name, _, role = key.rpartition("/")
         if role == "d" and name in known:
             products[name] = _products(path, name, array, probes)
-        elif role == "o" and name in told["vector"]:
-            operation, fmt, out = told["vector"][name]
-            case = vector.VectorCase(operation, fmt, tuple(told["inputs"][name]), out)
-            given = tuple(np.ascontiguousarray(probes[n]).view(get_format(fmt).dtype) for n in case.inputs)
-            rows = given[0].shape[:1]
-            operations[name] = (case, given, _of(path, key, array, out, rows))
+        elif role == "o" and name in asked["vector"]:
+            operation, fmt, out = asked["vector"][name]
+            case = vector.VectorCase(operation, fmt, tuple(asked["inputs"][name]), out)
+            inputs = tuple(np.ascontiguousarray(probes[n]).view(get_format(fmt).dtype) for n in case.inputs)
+            rows = inputs[0].shape[:1]
+            operations[name] = (case, inputs, _of(path, key, array, out, rows))
         elif key != "facts":
             raise TensorError(f"{path}: {key}: no such key; the probes ask for {', '.join([*known][:4])}, ... with /d")
     return products, operations

@@ -44,19 +44,19 @@ class VectorCase:
 
 def cases() -> dict[str, VectorCase]:
     """Return the operations that are asked, by key."""
-    found = {}
+    cases_by_key = {}
     for f in ("float16", "float32"):
         for n in COLUMNS:
-            found[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
-        found[f"max.{f}"] = VectorCase("max", f, (f"nans.{f}",), f)
-        inputs = f"all.{f}" if f == "float16" else f"x.{f}"
+            cases_by_key[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
+        cases_by_key[f"max.{f}"] = VectorCase("max", f, (f"nans.{f}",), f)
+        domain = f"all.{f}" if f == "float16" else f"x.{f}"
         for name in FUNCTIONS:
-            found[f"{name}.{f}"] = VectorCase(name, f, (inputs,), f)
-        found[f"div.{f}"] = VectorCase("div", f, (f"x.{f}", f"y.{f}"), f)
-        found[f"fma.{f}"] = VectorCase("fma", f, (f"x.{f}", f"y.{f}", f"z.{f}"), f)
+            cases_by_key[f"{name}.{f}"] = VectorCase(name, f, (domain,), f)
+        cases_by_key[f"div.{f}"] = VectorCase("div", f, (f"x.{f}", f"y.{f}"), f)
+        cases_by_key[f"fma.{f}"] = VectorCase("fma", f, (f"x.{f}", f"y.{f}", f"z.{f}"), f)
     for target in TARGETS:
-        found[f"cast.{target}"] = VectorCase("cast", "float32", (f"ties.{target}",), target)
-    return found
+        cases_by_key[f"cast.{target}"] = VectorCase("cast", "float32", (f"ties.{target}",), target)
+    return cases_by_key
 
 
 def inputs(seed: int = 7) -> dict[str, Array]:
@@ -231,7 +231,7 @@ OPTIONS: Mapping[str, tuple[str, Callable[[VectorCase], Iterator[tuple[str, Call
 )
 
 
-def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], result: Array) -> OperationResult:
+def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
     NaN equals any NaN, but in casts, whose NaN rule is asked for: there only where no rule explains all.
@@ -246,7 +246,7 @@ def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], res
     for name, compute in ways(case):
         try:
             with np.errstate(all="ignore"):
-                got = np.ascontiguousarray(compute(*given))
+                got = np.ascontiguousarray(compute(*operands))
         except FormatError:  # a policy that the format cannot express
             continue
         equal = got.view(f.bits_dtype) == result
@@ -260,7 +260,7 @@ def identify_operation(key: str, case: VectorCase, given: tuple[Array, ...], res
         )
     best = max(equal_of, key=lambda name: equal_of[name])
     if not answers:
-        note = _row_order(case, given[0], wanted) if case.operation == "sum" else _ulps(case, given, result)
+        note = _row_order(case, operands[0], wanted) if case.operation == "sum" else _ulps(case, operands, result)
     return OperationResult(key, question, answers, equal_of[best], len(result), best, note)
 
 
@@ -282,12 +282,12 @@ def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:
         return "no order of additions in this format: perhaps a wider one"
 
 
-def _ulps(case: VectorCase, given: tuple[Array, ...], result: Array) -> str:
+def _ulps(case: VectorCase, operands: tuple[Array, ...], result: Array) -> str:
     """Return how many results are how many patterns from the correctly rounded ones, the commonest first."""
     f = get_format(case.out)
     _, ways = OPTIONS[case.operation]
     with np.errstate(all="ignore"):
-        right = np.ascontiguousarray(next(iter(ways(case)))[1](*given))
+        right = np.ascontiguousarray(next(iter(ways(case)))[1](*operands))
     usual = ~np.isnan(np.asarray(widen(right)))
     signed = np.dtype(f"i{f.size_bytes}")
     apart = result.view(signed).astype(np.int64)[usual] - right.view(signed)[usual]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npusim.formats import ARITHMETICS, get_arithmetic
-from npusim.formats.mma_tree import compute, parse_tree
+from npusim.formats.mma_tree import compute, parse_tree, round_to
 from npusim.probe import trees
 from npusim.probe.decide import Identified, by_registry, goes_on, identify_product, predicted, same
 from npusim.probe.questions import LONG_K, RANDOM, ProbeCase, Probes, _Builder, _random, case_name, probes_of
@@ -106,7 +106,12 @@ def drawn(key: str, seed: int) -> tuple[str, Identified, bool]:
     if one.name is None:
         return words, one, False
     hidden = compute(unit, case.formats, fresh(key).a, fresh(key).b, fresh(key).c)  # before it leaves the chip
-    return words, one, bool(same(of_name(one.name, case, fresh(key)), hidden).all())
+    named = of_name(one.name, case, fresh(key))
+    if not same(named, hidden).all():  # float16 results do not show all of a float32's rounding: that is said
+        assert case.out.bits < 32, words
+        assert any(a.open for a in one.answers if a.question.startswith("rounding"))
+        named, hidden = (round_to(x, case.out, one.out) for x in (named, hidden))
+    return words, one, bool(same(named, hidden).all())
 
 
 def assert_drawn(key: str, count: int, at_least: int) -> None:
@@ -129,7 +134,7 @@ def test_twenty_drawn_units() -> None:
 
 @pytest.mark.exhaustive
 def test_ten_drawn_units_through_float16_results_without_c() -> None:
-    assert_drawn("f16.f32.to_f16", 12, 10)
+    assert_drawn("f16.f32.to_f16", 14, 10)
 
 
 def test_a_registered_arithmetic_is_identified_through_float16_results_without_c() -> None:
