@@ -256,7 +256,7 @@ def _width(p: _Builder) -> None:
             for at, (i, j, k) in enumerate(TRIPLES):
                 m, n = p.term(hi)
                 p.add("width", (at, s, x), {i: (m, n), j: (-m, n), k: small})
-                if i == 0:
+                if at < 3:
                     p.add("width_c", (at, s, x), {j: (-m, n), k: small}, 2.0**hi)
         base = hi - 2 if is_half else hi
         m, n = p.term(base - 2, 3, 3)  # 2.25: its exponent is 1, its operands' 0
