@@ -61,7 +61,7 @@ def store(name: str, stamp: bytes, data: bytes, *, is_silent: bool = False) -> N
         else:
             return
     if faults and not is_silent:
-        _say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
+        say_once(f"compiled kernels cannot be kept in {faults[0]}; set {VARIABLE} to a folder that can be written")
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _content(file: Path) -> bytes | None:
     rest = content[_DIGEST_BYTES:]
     if _DIGEST(rest).digest() == content[:_DIGEST_BYTES]:
         return rest
-    _say_once(f"{file} is damaged: what it held is made anew")
+    say_once(f"{file} is damaged: what it held is made anew")
     with suppress(OSError):
         file.unlink()
     return None
@@ -154,22 +154,23 @@ def private_folder() -> Path | None:
         status = private.lstat()
         is_users = user in (status.st_uid, "user") and not stat.S_IMODE(status.st_mode) & 0o077
         if not stat.S_ISDIR(status.st_mode) or not is_users:
-            _say_once(
+            say_once(
                 f"{private} is not this user's alone and is not used: kernels are compiled anew in every process; "
                 f"set {VARIABLE} to a folder of your own"
             )
             return None
     except OSError as error:
-        _say_once(
+        say_once(
             f"no folder for compiled kernels can be written ({private}: {error.strerror}): they are compiled anew "
             f"in every process; set {VARIABLE}"
         )
         return None
     else:
-        _say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
+        say_once(f"no cache folder can be written; compiled kernels are kept in {private}")
     return private
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """Write a line to the standard error, once a process."""
     sys.stderr.write(f"npusim: {text}\n")

@@ -39,19 +39,22 @@ from npusim.algorithms.tiling_mask import TilingMask, mask_of
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 from npusim.config.tiling import Field, Tiling, part_of
 from npusim.errors import ProgramError, TilingError
-from npusim.ir.op import Attributes, Opcode
+from npusim.ir.op import Attributes, Charge, Opcode
 from npusim.ir.tile import GlobalTensor, GlobalTile
 from npusim.machines.ascend.plan import AscendTiling, ProductPlan
+from npusim.machines.published.kernel import AscendKernel, GpuKernel, KernelUse, Specialised, layout
 from npusim.numerics.reference import attention_scores
 from npusim.schedules.define import Blocks, FlashTiling, attention, schedule
 from npusim.schedules.registry import Schedule, for_inputs
 
 __all__ = [
     "MASKED",
+    "AscendKernel",
     "AscendTiling",
     "AttentionTensors",
     "Attributes",
     "Blocks",
+    "Charge",
     "CopyProblem",
     "Field",
     "FlashPrecision",
@@ -59,7 +62,9 @@ __all__ = [
     "GemmProblem",
     "GlobalTensor",
     "GlobalTile",
+    "GpuKernel",
     "Instruction",
+    "KernelUse",
     "Mask",
     "Name",
     "Opcode",
@@ -68,6 +73,7 @@ __all__ = [
     "ProductPlan",
     "ProgramError",
     "Schedule",
+    "Specialised",
     "SplitPrecision",
     "Stacked",
     "Stage",
@@ -95,6 +101,7 @@ __all__ = [
     "grid",
     "kernel",
     "kv_runs",
+    "layout",
     "log",
     "mask_of",
     "maximum",

@@ -513,3 +513,34 @@ def test_numbers_in_timing_machines_and_schedules_cite_where_they_come_from() ->
 )
 def test_the_search_for_numbers_finds_those_without_a_source(source: str, count: int) -> None:
     assert len(unsourced_numbers(source)) == count
+
+
+#: Functions outside ``simulation/`` that take a request: verbs, a search's words, and two examinations of a run.  There
+#: were 27 before a search, a plan and words of a command line were objects of their own.
+MOST_OF_REQUESTS = 9
+
+
+def test_few_functions_outside_simulation_take_a_request() -> None:
+    takers = {
+        f"{name_of(path)}: {node.name}"
+        for path in SOURCES
+        if part_of(path) != "simulation"
+        for node in nodes_of(parsed(path))
+        if isinstance(node, ast.FunctionDef)
+        for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if a.annotation is not None and re.search(r"\bRequest\b", ast.unparse(a.annotation).partition("[")[0])
+    }
+    assert "cli/run.py: run" in takers
+    assert len(takers) <= MOST_OF_REQUESTS, sorted(takers)
+
+
+def test_what_a_device_is_is_asked_of_its_machine() -> None:
+    # Files of devices and nodes are told apart where they are read, nowhere else.
+    wrong = {
+        f"{name_of(path)}:{node.lineno}"
+        for path in SOURCES
+        if name_of(path) != "config/node.py"
+        for node in nodes_of(parsed(path))
+        if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
+    }
+    assert_only_known("device", wrong)

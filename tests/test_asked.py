@@ -18,7 +18,7 @@ from npusim.run import run
 from npusim.schedules import SCHEDULES
 from npusim.simulation.plan import target_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request
-from tests.tilings import declared
+from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.tile import choose_tile
 from npusim.simulation.variants import row_key
-from tests.tilings import declared
+from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
     from pathlib import Path

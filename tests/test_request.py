@@ -20,6 +20,7 @@ from npusim.config.problem import CopyProblem, Dtype, GemmProblem
 from npusim.config.tiling import build_tiling
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
+from npusim.explore.space import SearchRequest
 from npusim.schedules import find_schedule
 from npusim.simulation.plan import Plan, plan_of
 from npusim.simulation.request import NEEDS, OPTIONS, Request, RunOptions, command
@@ -148,7 +149,7 @@ def test_a_tiling_field_passes_eight_functions_from_the_command_line_to_a_tile()
         )
     finally:
         sys.setprofile(None)
-    assert passed == ["attention_cells", "one", "phases", "_build", "fitted", "program_of", "run_plan", "run"]
+    assert passed == ["attention_cells", "_phase", "phases", "_build", "fitted", "program_of", "run_plan", "run"]
 
 
 def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +208,7 @@ def test_what_a_line_says_is_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_request_runs_and_is_searched() -> None:
     request = Request("flash", seq=256, numerics=False, trace_groups=())
     result = run_request(request)
-    found = search(request, {"block_kv": [result.tiling.model_dump()["block_kv"]]}, Options())
+    axes = {"block_kv": [result.tiling.model_dump()["block_kv"]]}
+    found = search(SearchRequest(request, (request.schedule,)).spec(axes), Options())
     assert found.best is not None
     assert found.best.cycles == result.cycles

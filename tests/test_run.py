@@ -11,10 +11,15 @@ from numerics.test_executor import plain_attention
 import npusim
 from npusim.config.packaged import packaged_tensors
 from npusim.errors import NpusimError, SpecError, TensorError, TilingError
+from npusim.machines.base import Machine
+from npusim.schedules import define
+from npusim.simulation import tile
 from npusim.simulation.inputs import load_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from npusim.config.device import DeviceSpec
 
 REAL = "smollm2_layer18_group.safetensors"
 
@@ -250,3 +255,18 @@ def test_an_infinite_input_is_refused_as_a_nan_is() -> None:
     infinite[0, 0, 3, 3] = np.inf
     with pytest.raises(TensorError, match="k has 1 Inf"):
         npusim.run("flash", tensors=given(k=infinite), causal=False)
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200", "v100"])
+def test_a_run_makes_one_machine_of_its_device(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, init = list[object](), Machine.__init__
+
+    def counted(self: Machine, device: DeviceSpec) -> None:
+        made.append(device)
+        init(self, device)
+
+    for known in (tile._one_device, tile._choice, define._machine):
+        known.cache_clear()
+    monkeypatch.setattr(Machine, "__init__", counted)
+    npusim.run("flash", hw=hw, seq=512, numerics=False)
+    assert len(made) == 1

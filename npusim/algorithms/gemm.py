@@ -241,7 +241,6 @@ def pointwise(what: str, shape: tuple[int, int, int], fmt: str, tile: tuple[int,
 
 
 def _sum_of(label: str, parts: Stacked, out: GlobalTensor, tile: tuple[int, int]) -> Phase:
-    """Return the sum of matrices that lie one behind the other, in float32."""
     (m, n), run = tile, TileRun(0, 1, parts.count, 1)
     blocks = tuple(replace(b, runs=(run,)) for b in grid(out, ("m", m), ("n", n)))
     return add_parts.phase(label, blocks, {"m": m, "n": n, "split": 1}, [out], parts=parts, fmt=out.fmt)

@@ -74,7 +74,6 @@ def fail(why: str, frame: FrameType | None = None, line: int = 0) -> NoReturn:
 
 
 def _checked(fmt: str) -> str:
-    """Return the name of a format; refuse what is none."""
     try:
         get_format(fmt)
     except FormatError as error:
@@ -601,7 +600,7 @@ class Trace:
                 if before is not x:
                     self._bound[key] = x
                     if before is not None and self.events:
-                        line = _line_of_store(frame, name, self._line)
+                        line = next((at for at in _stores(frame.f_code).get(name, ()) if at >= self._line), 0)
                         self._rebound.setdefault((before, x), (self.events[-1], line))
             elif isinstance(x, float | int) and not isinstance(x, bool):
                 self.constants.setdefault(float(x), name)
@@ -694,13 +693,9 @@ class Trace:
         self.loop, self._walked, self._views = None, (), set()
 
 
-def _line_of_store(frame: FrameType, name: str, line: int) -> int:
-    """Return the first line from ``line`` on where a function binds a variable; 0 where there is none."""
-    return next((at for at in _stores(frame.f_code).get(name, ()) if at >= line), 0)
-
-
 @cache
 def _stores(code: CodeType) -> dict[str, list[int]]:
+    """Return the lines where a function binds each variable."""
     lines: dict[str, list[int]] = {}
     line = code.co_firstlineno
     for i in dis.get_instructions(code):

@@ -376,7 +376,8 @@ class _Lowering:
     def tables(self, label: str, operands: Mapping[str, OperandForm], outs: tuple[OperandForm, ...]) -> Tables:
         """Return the tables; a phase of one stage calls it by its own label."""
         self._name()
-        called = _unique([self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label])
+        called = [self._stage_name(g) for g in self.groups] if len(self.groups) > 1 else [label]
+        called = [n if n not in called[:i] else f"{n} {called[: i + 1].count(n)}" for i, n in enumerate(called)]
         stages = [Stage(n, tuple(map(self._row, g))) for n, g in zip(called, self.groups, strict=True)]
         listed = zip([g[0].loop for g in self.groups], stages, strict=True)
         runs = [(at, tuple(s for _, s in run)) for at, run in groupby(listed, itemgetter(0))]
@@ -501,11 +502,6 @@ class _Lowering:
         return f"{base}_in" if v.kind == "product" else base
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    """Return names of which each is there once: later ones of a name get a number."""
-    return [n if n not in names[:i] else f"{n} {names[: i + 1].count(n)}" for i, n in enumerate(names)]
-
-
 def _label(v: Value, called: str) -> str:
     """Return what messages and traces call a value: tiles of one letter are matrices, as papers write them."""
     called = called.removesuffix("_in") if v.kind == "product" else called
@@ -513,7 +509,6 @@ def _label(v: Value, called: str) -> str:
 
 
 def _column(e: Event) -> tuple[str, ...]:
-    """Return the axis of columns that an event works on, none for vectors."""
     return e.dst.axes[1:] or next((s.axes[1:] for s in e.read if len(s.axes) > 1), ())
 
 
@@ -663,7 +658,6 @@ class _Roles:
         self.carried, self.is_partial, self.lowering = lowering.trace.carried, is_partial, lowering
 
     def of(self, v: Value) -> Role:
-        """Return the role of a value."""
         if v.kind in ("operand", "mask"):
             return "operand" if v.kind == "operand" else "mask"
         if v in self.results:

@@ -421,6 +421,12 @@ def with_finite_starts(phase: Phase) -> Phase:
     return replace(phase, names={**phase.names, **names}, notes=(*phase.notes, *notes))
 
 
+def from_last(phase: Phase) -> Phase:
+    """Return the phase with each block's tiles visited from the last to the first."""
+    cells = tuple(replace(b, runs=tuple(r.reversed() for r in b.runs[::-1])) for b in phase.cells)
+    return with_finite_starts(replace(phase, cells=cells))
+
+
 def choose(table: Table, choices: Mapping[Opcode, Attributes]) -> Table:
     """Return the table with a precision's attributes for each opcode; a row's own attributes stay."""
     return tuple(replace(r, attributes=choices.get(r.opcode, PLAIN)) if r.attributes == PLAIN else r for r in table)

@@ -96,7 +96,6 @@ class TilingMask:
 
 @lru_cache(maxsize=8)
 def _lower(rows: int, cols: int, band: int | None) -> npt.NDArray[np.int8]:
-    """Return a lower-triangular matrix, (1, 1, rows, cols), or a band of it; it cannot be written."""
     lower = np.tril(np.ones((1, 1, rows, cols), np.int8))
     lower = lower if band is None else lower - np.tril(lower, -band)
     lower.flags.writeable = False

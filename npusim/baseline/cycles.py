@@ -215,7 +215,6 @@ def _unit(unit: Unit) -> UnitCycles:
 
 
 def _moved(old: ExpectedCycles, new: ExpectedCycles) -> Iterator[tuple[str, str, int, int]]:
-    """Yield what moved, the largest first: operations and waits, or busy pipes where the file has no more."""
     before, after = dict(_numbers(old, whole=not old.units)), dict(_numbers(new, whole=not old.units))
     pairs = {key: (before.get(key, 0), after.get(key, 0)) for key in dict.fromkeys([*before, *after])}
     ranked = sorted(pairs.items(), key=lambda item: -abs(item[1][1] - item[1][0]))

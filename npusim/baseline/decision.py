@@ -15,6 +15,7 @@ from npusim.config.cases import Candidate, DecisionFile, ExpectedChoice, Expecte
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import Exploration, search
 from npusim.explore.search import Options
+from npusim.explore.space import SearchRequest
 from npusim.report.compare import compare, reason
 from npusim.report.text import percent
 from npusim.simulation.simulate import run_request
@@ -119,7 +120,8 @@ def check_decision(file: Path, case: DecisionFile, tolerance: float, update: Upd
 
 def _search(case: DecisionFile, candidate: Candidate, folder: Path) -> CandidateOutcome:
     """Return what a search gives, with whether the best point's output is finite, on one head's last rows."""
-    found = search(request_of(case, candidate, folder), candidate.fields, Options(exhaustive=True))
+    asked = request_of(case, candidate, folder)
+    found = search(SearchRequest(asked, (asked.schedule,)).spec(candidate.fields), Options(exhaustive=True))
     if not case.numerics or found.best is None or found.request.problem is not None:  # a product or copy has no sample
         return CandidateOutcome(candidate.name, found)
     looked_at = found.setting.variants.request_of(found.best.point)

@@ -66,7 +66,11 @@ def compare(
         altair()  # refuses before the work, not after it
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
-    comparison = compare_runs(*_runs(runs, replace(request, trace_groups=(), presets=False)))
+    sources = [_source(word) for word in runs]
+    if all(isinstance(source, Path) for source in sources):
+        refuse(request.changed(), "runs that were kept are not run again; leave these options out")
+    base = replace(request, trace_groups=(), presets=False)
+    comparison = compare_runs(*_runs(runs, [s if isinstance(s, Path) else s.on(base) for s in sources]))
     if html is not None:
         write(html, comparison_page(comparison))
     if markdown:
@@ -75,22 +79,31 @@ def compare(
         show_either(json, lambda: comparison_document(comparison), lambda: comparison_table(comparison))
 
 
-def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
+def _source(word: str) -> "Path | o.Worded":
+    """Return a word's file, or the schedule with its options that it stands for."""
+    from npusim.report.output import kept_run
+
+    file = None if "::" in word else kept_run(word) or (Path(word) if _is_file(word) else None)
+    return file or o.Worded.of(word)
+
+
+def _runs(words: "Sequence[str]", sources: "Sequence[Path | Request]") -> "list[Path | RunData]":
     """Return files as paths, all else as results of runs, each named by its word.
 
     Everything is read before anything is run.
     """
-    from npusim.report.output import kept_run
     from npusim.report.record import load_result
     from npusim.simulation.simulate import run_request
 
-    files = [None if "::" in w else kept_run(w) or (Path(w) if _is_file(w) else None) for w in words]
-    sources = [file or _request(w, base) for w, file in zip(words, files, strict=True)]
-    if all(isinstance(source, Path) for source in sources):
-        refuse(base.changed(), "runs that were kept are not run again; leave these options out")
-    for source in sources:
-        if isinstance(source, Path) and source.suffix != ".csv":
-            load_result(source)
+    for word, source in zip(words, sources, strict=True):
+        if isinstance(source, Path):
+            if source.suffix != ".csv":
+                load_result(source)
+            continue
+        try:
+            source.find_schedule()
+        except SpecError as error:
+            raise SpecError(f"{word}: no run folder or result of that name, and as a schedule: {error}") from None
     results: list[Path | RunData] = []
     short = [_LAUNCH.sub("", word) for word in words]
     for word, source in zip(short if len(set(short)) == len(words) else words, sources, strict=True):
@@ -100,16 +113,6 @@ def _runs(words: "Sequence[str]", base: Request) -> "list[Path | RunData]":
         with progress(f"simulating {word}") as advance:
             results.append(replace(run_request(replace(source, progress=in_percent(advance))), name=word))
     return results
-
-
-def _request(word: str, base: Request) -> Request:
-    """Return the request of a word: a schedule, with its own options where they are quoted with it."""
-    request = o.worded(word, base)
-    try:
-        request.find_schedule()
-    except SpecError as error:
-        raise SpecError(f"{word}: no run folder or result of that name, and as a schedule: {error}") from None
-    return request
 
 
 def _is_file(word: str) -> bool:

@@ -165,7 +165,6 @@ def in_percent(advance: Callable[..., None], is_begun: Callable[[], object] = bo
 
 
 def _width() -> int | None:
-    """Return the columns to wrap to; None where they are not known."""
     if os.environ.get("COLUMNS", "").isdecimal() or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None

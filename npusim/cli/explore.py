@@ -14,8 +14,11 @@ from npusim.errors import TilingError
 from npusim.simulation.request import Request, TensorOptions, short_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from npusim.explore.exploration import Exploration
     from npusim.explore.search import Options, Progress
+    from npusim.explore.space import SearchSpec
     from npusim.explore.store import PointOutcome
 
 app = Verbs()
@@ -96,12 +99,17 @@ def explore(
     keep what is done and bound what is left; --resume goes on.
     """
     from npusim.explore.search import Options
+    from npusim.explore.space import SearchRequest
     from npusim.report.search import about_of, exploration_document, exploration_table
 
     fields = [*(fields or ()), *([f"precision={precisions}"] if precisions else ())]
-    request, axes, notes = _axes(request, fields, auto=auto)
-    path = out or _default_out(request, axes)
-    name = ", ".join(short_name(str(s)) for s in axes.get("schedule", (request.schedule,)))
+    given, fixed = _given({key: str(value) for key, value in (request.overrides or {}).items()}, fields)
+    schedules = _names(request.schedule)
+    asked = SearchRequest(replace(request, schedule=schedules[0], overrides=fixed or None), schedules)
+    axes, notes = asked.auto_space(given) if auto else (given, ())
+    schedules = tuple(map(str, axes.get("schedule", schedules)))
+    name, spec = ", ".join(map(short_name, schedules)), asked.spec(axes, studies=studies or not auto)
+    path = out or _default_out(spec, schedules)
     options = Options(
         jobs=jobs or os.cpu_count() or 1,
         cluster=cluster,
@@ -113,10 +121,9 @@ def explore(
         pareto=pareto,
         max_rmse=max_rmse,
         finite=finite,
-        studies=studies or not auto,
         notes=notes,
     )
-    done, last, exploration = _searched(name, request, axes, options)
+    done, last, exploration = _searched(name, spec, options)
     show_either(
         json,
         lambda: exploration_document(name, done, exploration, last),
@@ -124,16 +131,17 @@ def explore(
     )
     if done:
         say(f"wrote {path}")
+    _end(exploration, path, best)
+
+
+def _end(exploration: "Exploration | None", path: Path, best: Path | None) -> None:
+    """Write the best point; raise `TilingError` where a search that is over has no point with a time."""
     if exploration is None:
         raise KeyboardInterrupt
-    if exploration.best is None:
-        _refuse_none(exploration, path)
-    elif best is not None:
-        write(best, f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n")
-
-
-def _refuse_none(exploration: "Exploration", path: Path) -> None:
-    """Raise `TilingError` where a search that is over has no point with a time."""
+    if exploration.best is not None:
+        if best is not None:
+            write(best, f"{json_text.dumps(exploration.tiling(exploration.best), indent=1, default=str)}\n")
+        return
     if exploration.undecided:
         say("npusim: no point has a time yet; --resume goes on")
         return
@@ -143,7 +151,7 @@ def _refuse_none(exploration: "Exploration", path: Path) -> None:
 
 
 def _searched(
-    name: str, request: Request, axes: "dict[str, Any]", options: "Options"
+    name: str, spec: "SearchSpec", options: "Options"
 ) -> "tuple[list[PointOutcome], Progress, Exploration | None]":
     """Return the outcomes in order, how far the search came, and the search; None for one that was interrupted."""
     from npusim.explore.exploration import search
@@ -173,42 +181,39 @@ def _searched(
 
         told = replace(options, on_outcome=lambda o, _: done.append(o), on_size=on_size, on_progress=on_progress)
         with suppress(KeyboardInterrupt):  # what is done is shown first
-            exploration = search(request, axes, told)
+            exploration = search(spec, told)
     return sorted(done, key=lambda outcome: outcome.index), last, exploration
 
 
-def _axes(
-    request: Request, fields: "tuple[str, ...] | list[str]", *, auto: bool
-) -> "tuple[Request, dict[str, Any], tuple[str, ...]]":
-    """Return the request of the first schedule, the axes: of schedules, of ``-f``, of lists in ``-C``, and notes."""
-    from npusim.explore.space import auto_space, parse_field
+def _names(schedules: str) -> tuple[str, ...]:
+    """Return the schedules of ``a,b``; the launch of a kernel has commas of its own."""
+    names = [schedules] if "::" in schedules else schedules.split(",")
+    return tuple(name.strip() for name in names if name.strip()) or (schedules,)
 
-    names = [request.schedule] if "::" in request.schedule else request.schedule.split(",")  # a launch has commas
-    schedules = [name.strip() for name in names if name.strip()]
-    axes: dict[str, Any] = {"schedule": tuple(schedules)} if len(schedules) > 1 else {}
-    lists = {key: value for key, value in (request.overrides or {}).items() if "," in str(value)}
-    fixed = {key: value for key, value in (request.overrides or {}).items() if key not in lists}
-    request = replace(request, schedule=schedules[0] if schedules else request.schedule, overrides=fixed or None)
+
+def _given(overrides: "Mapping[str, str]", fields: "Iterable[str]") -> "tuple[dict[str, Any], dict[str, str]]":
+    """Return the axes of lists in ``-C`` and of ``-f``, and the numbers of the device that are fixed."""
+    from npusim.explore.space import parse_field
+
     given: dict[str, Any] = {}
-    for axis, values in map(parse_field, [*(f"{key}={value}" for key, value in lists.items()), *fields]):
+    lists = [f"{key}={value}" for key, value in overrides.items() if "," in value]
+    for axis, values in map(parse_field, [*lists, *fields]):
         if axis in given:
             raise TilingError(f"--field {axis}: has its values twice; write them all in one list")
         given[axis] = values
-    more, notes = auto_space(request, schedules, given) if auto else (given, ())
-    return request, axes | more, notes
+    return given, {key: value for key, value in overrides.items() if "," not in value}
 
 
-def _default_out(request: Request, axes: "dict[str, Any]") -> Path:
+def _default_out(spec: "SearchSpec", schedules: "Iterable[str]") -> Path:
     """Return the table of a search, under a name that another search does not have."""
-    from npusim.explore.space import spec_of
-
-    load, device, digest = request.load(), request.machine(), spec_of(request, axes).digest()[:6]
+    request = spec.asked
+    load = request.load()
     inputs = f"{load.name}-{request.seq_kv or request.seq or load.seq_kv or load.seq}"
     if request.problem is not None:
         sizes = request.problem.model_dump(exclude_defaults=True).items()
         inputs = "".join(f"{n}{size}" for n, size in sizes if isinstance(size, int))
     if isinstance(request.tensors, str | Path):
         inputs = Path(request.tensors).stem
-    names = (str(name).partition("[")[0] for name in axes.get("schedule", (request.schedule,)))
+    names = (name.partition("[")[0] for name in schedules)
     schedule = "-".join(Path(name.rpartition(":")[2] or name).name for name in names)
-    return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{device.name}-{digest}.csv".split())
+    return Path("runs") / "_".join(f"explore-{schedule}-{inputs}-{spec.device.name}-{spec.digest()[:6]}.csv".split())

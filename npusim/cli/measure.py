@@ -11,7 +11,7 @@ from npusim.cli import options as o
 from npusim.cli.console import progress, say, show_either, write
 from npusim.cli.help import Verbs
 from npusim.errors import SpecError
-from npusim.simulation.request import Request, refuse
+from npusim.simulation.request import refuse
 
 app = Verbs()
 export = Verbs(name="export", no_args_is_help=True, help="Predictions in the forms that other tools read.")
@@ -168,7 +168,7 @@ def export_rows(
     given = o.key_values(grid, "--grid")
     axes = {n: [o.count(f"--grid {n}")(value) for value in o.names(text, f"--grid {n}")] for n, text in given.items()}
     with progress("predicting") as advance:
-        text, faults = latency_rows(Request(schedule, hw=hw, precision=precision, dtype=dtype), axes, form, advance)
+        text, faults = latency_rows(schedule, axes, form, advance, hw=hw, precision=precision, dtype=dtype)
     write(file, text)
     for fault in (*faults[:_SHOWN], *([f"{len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else [])):
         say(f"no row: {fault}")

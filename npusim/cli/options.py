@@ -4,11 +4,11 @@ import inspect
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -98,6 +98,7 @@ Cluster = Annotated[
 #: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "KEYS", "N")
 _COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
+Read = TypeVar("Read")
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")
 
@@ -113,7 +114,6 @@ def request_option(name: str) -> Any:
 
 
 def _kind(name: str, option: Option) -> Any:
-    """Return the type of a field as it is typed."""
     kind: Any = int if option.metavar in _NUMBERS else list[str] if name in _REPEATED else str
     if not option.metavar:
         kind = Literal[option.choices] if option.choices else bool
@@ -185,28 +185,35 @@ def names(text: str, option: str, known: Sequence[str] = ()) -> tuple[str, ...]:
     return listed
 
 
-def worded(text: str, base: Request) -> Request:
-    """Return ``base`` with the schedule and the options of a command line's words: ``flash -t depth=3``.
+@dataclass(frozen=True)
+class Worded:
+    """The schedule and the options of a command line's words: ``flash -t depth=3``."""
 
-    Tiling fields and changed numbers of the device add to those of ``base``.
-    """
-    schedule, *options = words(text)
-    request, default = _parsed(options), _parsed([])
-    changes = {n: getattr(request, n) for n in OPTIONS if getattr(request, n) != getattr(default, n)}
-    for name in _REPEATED:
-        changes[name] = {**(getattr(base, name) or {}), **(getattr(request, name) or {})}
-    return replace(base, schedule=schedule, **changes)
+    schedule: str
+    changes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, text: str) -> "Worded":
+        """Read words; raise `SpecError` for those that are no run."""
+        schedule, *options = words(text)
+        default = vars(_parsed([]))
+        return cls(schedule, {n: v for n, v in vars(_parsed(options)).items() if v != default[n]})
+
+    def on(self, base: Request) -> Request:
+        """Return ``base`` with them; tiling fields and changed numbers of the device add to its own."""
+        added = {n: {**(vars(base)[n] or {}), **self.changes.get(n, {})} for n in _REPEATED}
+        return replace(base, **{**self.changes, **added, "schedule": self.schedule})
+
+
+def _itself(request: Read) -> Read:
+    """Return what is read of the words."""
+    return request
 
 
 def _parsed(options: Sequence[str]) -> Request:
     """Return the request of options alone; errors in them read as those of any command."""
-
-    @takes(schedule=False)
-    def read(request: Request) -> Request:
-        return request
-
     reader = typer.Typer(add_completion=False)
-    reader.command(cls=Command)(read)
+    reader.command(cls=Command)(takes(schedule=False)(_itself))
     request = typer.main.get_command(reader).main(list(options), prog_name="RUN", standalone_mode=False)
     if not isinstance(request, Request):
         raise SpecError(f"{' '.join(options)}: give options of npusim run")

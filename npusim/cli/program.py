@@ -9,6 +9,7 @@ from npusim.simulation.request import CallOptions, Request, short_name
 
 if TYPE_CHECKING:
     from npusim.report.program import Printed
+    from npusim.simulation.plan import Plan
 
 app = Verbs()
 
@@ -45,20 +46,21 @@ def program(
         program_document,
         program_table,
     )
+    from npusim.simulation.plan import plan_of
 
-    printed = _printed(request, short_name(request.schedule))
+    printed = _printed(plan_of(request, is_bare=True), short_name(request.schedule))
     if diff is None:
         show_either(json, lambda: program_document(printed), lambda: program_table(printed))
         return
-    difference = program_difference(printed, _printed(o.worded(diff, request), diff))
+    other = plan_of(o.Worded.of(diff).on(request), is_bare=True)
+    difference = program_difference(printed, _printed(other, diff))
     show_either(json, lambda: difference_document(difference), lambda: difference_table(difference))
 
 
-def _printed(request: Request, name: str) -> "Printed":
+def _printed(plan: "Plan", name: str) -> "Printed":
     from npusim.report.program import Printed
-    from npusim.simulation.plan import plan_of
     from npusim.simulation.tile import program_of
 
     with late_progress(f"building {name}"):
-        plan, tile_program = program_of(plan_of(request, is_bare=True))
+        plan, tile_program = program_of(plan)
         return Printed.of(name, tile_program, plan.device.name)

@@ -12,6 +12,8 @@ from npusim.report.text import document
 from npusim.simulation.request import NEEDS, Request, refuse, short_name
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
+    from npusim.schedules import Schedule
     from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
@@ -118,9 +120,11 @@ def run(
             {**changed, **written, "--full": full or None},
             "--fields only lists what can be chosen on the cores of --hw; leave these out",
         )
-        _show_fields(request, as_json=json)
+        request = replace(request, overrides=None)
+        _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)
         return
     from npusim.report.output import RUNS, check_writable, save_run
+    from npusim.simulation.naming import digest_of, folder_of
     from npusim.simulation.plan import plan_of
     from npusim.simulation.simulate import run_plan
 
@@ -134,8 +138,8 @@ def run(
     if trace is False and not report:
         refuse({n: written[n] for n in ("--timeline", "--trace-groups")}, "no timeline is written with --no-trace")
     if not no_save:  # before minutes of simulation
-        out = RUNS / plan.folder() if out is None else out
-        check_writable(out, None if force else plan.digest())
+        out = RUNS / folder_of(plan) if out is None else out
+        check_writable(out, None if force else digest_of(plan))
     if report:
         altair()  # refuses before the work, not after it
     plan = _to_be_shown(plan, is_traced=not no_save and (trace is not False or report), report=report)
@@ -162,17 +166,14 @@ def _to_be_shown(plan: "Plan", *, is_traced: bool, report: bool) -> "Plan":
     return replace(plan, request=shown)
 
 
-def _show_fields(request: Request, *, as_json: bool) -> None:
+def _show_fields(name: str, schedule: "Schedule", device: "DeviceSpec", *, as_json: bool) -> None:
     """Print tiling fields and precision presets of a schedule on a device's cores."""
-    from npusim.config.node import NodeDevice
     from npusim.config.tiling import tiling_fields
     from npusim.report.inputs import fields_table
     from npusim.simulation.tile import open_fields
 
-    device = (request := replace(request, overrides=None)).machine()
-    name, schedule = request.schedule, request.find_schedule()
     fields = tiling_fields(schedule.tiling)
-    chosen = frozenset[str]() if isinstance(device, NodeDevice) else open_fields(schedule, device)
+    chosen = open_fields(schedule, device)
     show_either(
         as_json,
         lambda: document(

@@ -173,8 +173,8 @@ def sizes_of(problem: SpecModel | None) -> dict[str, int]:
 
 def kind_of(tiling: Tiling | None) -> str:
     """Return whose kernel a tiling means: a published one's name, ``library``, or empty for a kernel by its tile."""
-    is_library = tiling is not None and getattr(tiling, "stages", "") is None
-    return getattr(tiling, "kernel", None) or ("library" if is_library else "")
+    fields = dict(tiling or ())
+    return fields.get("kernel") or ("library" if fields.get("stages", "") is None else "")
 
 
 def band(

@@ -194,14 +194,12 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         if missing:
             text = f"missing; sizes of {self.kind} are {', '.join(needed)}, or give a workload's name"
             raise fault_at(missing[0], text)
-        wrong = [name for name, value in self if value is not None and self._has_no(name)]
+        others = type(self).model_fields.keys() - {"name", *OF_NAMED} if self.kind == "named" else {"seq", "phase"}
+        wrong = [name for name, value in self if value is not None and name in others]
         if wrong:
             known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
             raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
         return self
-
-    def _has_no(self, size: str) -> bool:
-        return size not in ("name", *OF_NAMED) if self.kind == "named" else size in ("seq", "phase")
 
     def of_name(self) -> dict[str, object]:
         """Return what `npusim.run` takes besides the name of a named workload."""

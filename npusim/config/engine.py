@@ -377,13 +377,17 @@ class LibrarySpec(SpecModel):
     )
     code: CodeSpec | None = Field(default=None, description="of kernels whose instructions are counted")
 
-    def softmax_cycles(self, columns: int) -> float:
-        """Return the cycles of an element in rows of so many columns, between those stated in proportion."""
-        points = [(int(n), r.row_cycles.value / int(n)) for n, r in self.softmax.items()]
-        for (left, low), (right, high) in pairwise(points):
-            if left <= columns < right:
-                return low + (high - low) * (columns - left) / (right - left)
-        return points[0][1] if columns < points[0][0] else points[-1][1]
+    def softmax_points(self, columns: int) -> dict[str, float]:
+        """Return the lengths whose ``row_cycles`` an element in rows of so many columns takes, each with its share.
+
+        Between those stated in proportion; before the first and after the last as there.
+        """
+        for left, right in pairwise(self.softmax):
+            if int(left) <= columns < int(right):
+                share = (columns - int(left)) / (int(right) - int(left))
+                return {left: (1 - share) / int(left), right: share / int(right)}
+        one = min(self.softmax, key=lambda n: abs(int(n) - columns))
+        return {one: 1 / int(one)}
 
 
 class LocalMemoryPipe(SpecModel):

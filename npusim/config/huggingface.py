@@ -117,7 +117,6 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 def _named(default: Any, *names: str) -> Any:
-    """Return a field that a file calls one of some names."""
     return Field(default, validation_alias=AliasChoices(*names))
 
 

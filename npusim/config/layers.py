@@ -205,7 +205,8 @@ class ModelProblem(LayerProblem):
 
     def stored_bytes(self, bits: float = 16) -> float:
         """Return the bytes of the layers' weights, of all devices; ``bits``: of those not `stored` in fewer."""
-        total, experts, stored = self.parameters or self.weights().layers, self.experts, self.stored
+        weights, experts, stored = self.weights(), self.experts, self.stored
+        total = self.parameters - weights.vocabulary if self.parameters else weights.layers
         if stored is None:
             return total * bits / 8
         routed = 0 if experts is None else (self.layers - self.dense_layers) * experts.width * experts.count

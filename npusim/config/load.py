@@ -64,7 +64,8 @@ def validated(model: type[ModelType], document: Document) -> ModelType:
 
     A file of another kind of npusim's is told by its schema alone: its keys are no faults.
     """
-    expected, schema = _schema_of(model), document.data.get("schema")
+    field, schema = model.model_fields.get("schema_id"), document.data.get("schema")
+    expected = str(get_args(field.annotation)[0]) if field is not None else ""
     if expected and isinstance(schema, str) and schema.partition("/")[0] in KINDS - {expected.partition("/")[0]}:
         raise document.error("schema", f"{schema!r} is another kind of file; {expected!r} is needed here")
     try:
@@ -91,11 +92,6 @@ class _Content:
 def _model_of(model: type[BaseModel], content: _Content) -> BaseModel:
     """Return one frozen model for all files of one content: programs of one device share what they have alike."""
     return model.model_validate(content.document.data)
-
-
-def _schema_of(model: type[BaseModel]) -> str:
-    field = model.model_fields.get("schema_id")
-    return str(get_args(field.annotation)[0]) if field is not None else ""
 
 
 def read_spec(what: str, name_or_path: str | Path) -> Document:

@@ -265,7 +265,9 @@ class NodeDevice(DeviceSpec):
 
     @classmethod
     def alone(cls, device: DeviceSpec) -> NodeDevice:
-        """Return one device as a node of its own, without links and without a host."""
+        """Return one device as a node of its own, without links and without a host; a node stays as it is."""
+        if isinstance(device, NodeDevice):
+            return device
         count = WholeQuantity(value=1, basis="derived", source="one device")
         parts: dict[str, object] = dict.fromkeys(NodeSpec.model_fields)
         parts |= {"schema_id": NODE_SCHEMA, "name": device.name, "description": device.description}

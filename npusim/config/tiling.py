@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from npusim.config.messages import explain, suggest
+from npusim.config.model import fault_at
+from npusim.config.outside import is_outside
 from npusim.errors import TilingError
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "TilingField",
     "build_tiling",
     "lightest",
+    "one_of",
     "part_of",
     "tile_fields",
     "tiling_fields",
@@ -59,6 +62,20 @@ def lightest(value: Lightest) -> Any:
     return {"lightest": value}
 
 
+def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
+    """Return what declares a field, ``Annotated[str, one_of(names)]``, that is one of some names or FILE.py:NAME.
+
+    The names, and what each is in words, are asked for when they are needed.
+    """
+    return AfterValidator(partial(_check_name, names))
+
+
+def _check_name(names: Callable[[], Mapping[str, object]], value: str) -> str:
+    if not is_outside(value) and value not in (known := names()):
+        raise fault_at("", f"unknown {value!r}{suggest(value, sorted(known))}; one of your own is FILE.py:NAME")
+    return value
+
+
 def part_of(kind: Kind) -> Any:
     """Return what declares whether a field belongs to the tile, which may be chosen, or to the model, which may not.
 
@@ -83,7 +100,8 @@ def build_tiling(cls: type[TilingType], values: Mapping[str, object] | Tiling) -
         lines = [f"{name}: unknown tiling field{suggest(name, known)}" for name in unknown]
         raise TilingError("\n".join(lines))
     try:
-        return cls.model_validate({n: _none_by_word(cls, n, v) for n, v in values.items() if not _is_auto(cls, n, v)})
+        named = {n: v for n, v in values.items() if v != "auto" or cls.model_fields[n].default == v}
+        return cls.model_validate({n: None if v == word_of(cls, n, None) else v for n, v in named.items()})
     except ValidationError as error:
         faults: dict[str, list[str]] = {}
         for key, text in explain(error, dict(values)):
@@ -123,14 +141,6 @@ def joined(fields: type[Tiling], base: type[Tiling], kind: Kind) -> type[Tiling]
         info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
         made[n] = (info.annotation, info)
     return cast("type[Tiling]", create_model(fields.__name__, __base__=(fields, base), __doc__=fields.__doc__, **made))
-
-
-def _is_auto(cls: type[Tiling], name: str, value: object) -> bool:
-    return value == "auto" and cls.model_fields[name].default != value
-
-
-def _none_by_word(cls: type[Tiling], name: str, value: object) -> object:
-    return None if value == word_of(cls, name, None) else value
 
 
 def word_of(cls: type[Tiling], name: str, value: object) -> object:
@@ -177,15 +187,17 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
         kinds = (info.annotation, *(inner if type(None) in inner else ()))
         extra: Any = info.json_schema_extra
         literals = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+        rules = [getattr(rule, "func", None) for k in kinds for rule in getattr(k, "__metadata__", ())]
+        named: Mapping[str, object] = next((rule.args[0]() for rule in rules if isinstance(rule, partial)), {})
         fields.append(
             TilingField(
                 name=name,
                 default=info.default,
-                description=info.description or "",
+                description="; ".join((info.description or "", *(f"{n}: {one}" for n, one in named.items()))),
                 minimum=limits.get("ge"),
                 maximum=limits.get("le"),
                 multiple_of=limits.get("multiple_of"),
-                choices=literals[0] if literals else (),
+                choices=literals[0] if literals else tuple(named),
                 lightest=extra.get("lightest") if isinstance(extra, dict) else None,
                 kind=extra.get("kind", "tile") if isinstance(extra, dict) else "tile",
                 none=none if isinstance(none, str) else None,

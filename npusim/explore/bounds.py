@@ -6,18 +6,17 @@ simulated.  Neither is a second model: costs, bodies and the order of a queue ar
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.ir.content import Itself, interned, kept_by_blocks, memo, methods_of
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.families import distinct, families_of
 from npusim.ir.op import TileOp, meets_l2
-from npusim.ir.program import Body, Item, Loop, Pricing, ProgramPhase, TileProgram, blocks_key
-from npusim.ir.walk import ends_of
+from npusim.ir.program import Item, Loop, Pricing, ProgramPhase, TileProgram
 from npusim.timing.engine import Run
 from npusim.timing.engine_arrays import RANGE_BITS, Ints
 from npusim.timing.engine_code import Classes, Code, blocks_by_group
@@ -47,36 +46,30 @@ def work_bound(
     device: DeviceSpec,
     cutoff: float = float("inf"),
     *,
-    is_placed: bool = True,
     is_dealt: bool = True,
+    known: dict[Hashable, Ints] | None = None,
 ) -> Bound:
     """Return cycles that no simulation goes below: the work of the busiest engine, phase after phase.
 
     An engine does one operation at a time, each for its occupancy at least; a phase ends when its busiest core group
     does.  Bodies are looked at by how often they run until the bound passes ``cutoff``: those that are left could only
-    raise it.  Without ``is_placed`` it holds wherever tiles lie, without ``is_dealt`` whoever gets which block.
+    raise it.  It holds wherever tiles lie, without ``is_dealt`` whoever gets which block.  ``known`` is the work of
+    bodies by key, of programs that do no more than this one; what is missing is added.
     """
     device = clocked(program, device)
-    works = _Works(program, device, is_placed=is_placed, is_dealt=is_dealt)
-    is_shared = all(p.memo_key is not None for p in program.phases)
-    # Depths of rings add no work: tilings that differ in nothing else have one bound.
-    known = memo(program.phases[-1].memo_key, works.ends, "bounds") if is_shared else {}
-    key = (works.by, is_dealt, cutoff, blocks_key(program)) if is_shared else ()
-    if key not in known:
-        groups = device.group_count.value
-        dispatch = device.timed_launch().block_dispatch_cycles.value
-        busy = np.zeros(groups, np.int64)
-        cycles = 0
-        for phase in program.phases:
-            if phase.blocks:
-                work, longest = _of_phase(phase, works, groups, cutoff - cycles - dispatch)
-                busy += work
-                cycles += dispatch + longest
-                if cycles > cutoff:
-                    break
-        known[key] = Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
-    bound: Bound = known[key]
-    return bound
+    works = _Works(program, device, {} if known is None else known, is_dealt=is_dealt)
+    groups = device.group_count.value
+    dispatch = device.timed_launch().block_dispatch_cycles.value
+    busy = np.zeros(groups, np.int64)
+    cycles = 0
+    for phase in program.phases:
+        if phase.blocks:
+            work, longest = _of_phase(phase, works, groups, cutoff - cycles - dispatch)
+            busy += work
+            cycles += dispatch + longest
+            if cycles > cutoff:
+                break
+    return Bound(cycles, tuple(np.argsort(-busy, kind="stable")[:GROUPS].tolist()))
 
 
 def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) -> tuple[Ints, int]:
@@ -89,7 +82,7 @@ def _of_phase(phase: ProgramPhase, works: _Works, groups: int, cutoff: float) ->
     cycles = np.zeros((len(runs), works.columns), np.int64)
     longest = 0
     for number in np.argsort(-runs.sum(axis=0), kind="stable").tolist():
-        cycles += runs[:, number, None] * works.of(phase, bodies[number])
+        cycles += runs[:, number, None] * works.of(bodies[number])
         longest = _longest(cycles // works.scale, groups, is_dealt=works.is_dealt)
         if longest > cutoff:
             break
@@ -104,30 +97,33 @@ def _longest(cycles: Ints, groups: int, *, is_dealt: bool) -> int:
 
 
 class _Part(NamedTuple):
-    """What a block does once, or (``loop`` 0 and on) an iteration of one of its loops: alike in all of its family."""
+    """A body of a phase; programs that differ in when and where they run operations alone have one of each key."""
 
-    block: Any
-    loop: int
-
-    def items(self, phase: ProgramPhase) -> Iterable[Item]:
-        """Return its operations and loops."""
-        items = [i for i in phase.body(self.block) if not isinstance(i, Loop) or i.indices]
-        loops = [i for i in items if isinstance(i, Loop)]
-        if self.loop < 0:
-            return [i for i in items if not isinstance(i, Loop)]
-        return [replace(loops[self.loop], indices=loops[self.loop].indices[:1])]
+    key: Hashable
+    items: Callable[[], Iterable[Item]]
 
 
-def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[Any], Ints, Ints]:
+def _items_of(phase: ProgramPhase, block: Any, loop: int) -> Iterable[Item]:
+    """Return what a block does once (``loop`` -1), or one iteration of one of its loops: alike in all of its family."""
+    items = [i for i in phase.body(block) if not isinstance(i, Loop) or i.indices]
+    loops = [i for i in items if isinstance(i, Loop)]
+    if loop < 0:
+        return [i for i in items if not isinstance(i, Loop)]
+    return [replace(loops[loop], indices=loops[loop].indices[:1])]
+
+
+def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[_Part], Ints, Ints]:
     """Return bodies, how often a block of each class does each, and how many blocks of each class core groups have."""
     families = families_of(phase) if phase.body_counts is None else None
     if families is None:
         blocks = phase.blocks if phase.body_counts is None else phase.alone
         examples, class_counts = _dealt(Itself(blocks), tuple(map(tuple, phase.dealt)), phase.shape, groups)
         if phase.body_counts is None:  # a block is a body
-            return examples, np.eye(len(examples), dtype=np.int64), class_counts
-        bodies, counts = zip(*phase.body_counts(examples), strict=True)
-        return bodies, np.array(counts, np.int64), class_counts
+            whole = [_Part(None, partial(phase.body, block)) for block in examples]
+            return whole, np.eye(len(examples), dtype=np.int64), class_counts
+        keys, bodies, counts = zip(*phase.body_counts(examples), strict=True)
+        named = [_Part((phase.name, key), partial(body, 0)) for key, body in zip(keys, bodies, strict=True)]
+        return named, np.array(counts, np.int64), class_counts
     parts: list[_Part] = []
     which = np.empty(len(phase.blocks), np.int64)
     columns: list[tuple[int, list[int]]] = []
@@ -136,7 +132,7 @@ def _bodies_of(phase: ProgramPhase, groups: int) -> tuple[Sequence[Any], Ints, I
         which[family.numbers] = len(columns) + of_block
         columns += [(len(parts), [1, *row]) for row in sizes.tolist()]
         block = phase.blocks[family.numbers[0]]
-        parts += [_Part(block, loop) for loop in range(-1, family.sizes.shape[1])]
+        parts += [_Part(None, partial(_items_of, phase, block, loop)) for loop in range(-1, family.sizes.shape[1])]
     of_classes = np.zeros((len(parts), len(columns)), np.int64)
     for number, (start, runs) in enumerate(columns):
         of_classes[start : start + len(runs), number] = runs
@@ -164,9 +160,11 @@ _SHARED = ("issue", "compare", "special", "tensor", "memory")
 class _Works:
     """Cycles that queues, pipes and what warp groups share are busy with a body, but for what depends on L2."""
 
-    def __init__(self, program: TileProgram, device: DeviceSpec, *, is_placed: bool, is_dealt: bool) -> None:
+    def __init__(
+        self, program: TileProgram, device: DeviceSpec, known: dict[Hashable, Ints], *, is_dealt: bool
+    ) -> None:
         assert program.pricing is not None
-        self.program, self.device, self.is_placed, self.is_dealt = program, device, is_placed, is_dealt
+        self.program, self.device, self.is_dealt, self._known = program, device, is_dealt, known
         names = [queue.name for queue in program.queues]
         is_sharing = sharing_of(program, device) is not None
         shared = _SHARED if is_sharing else shared_pipes(program, device)
@@ -174,49 +172,41 @@ class _Works:
         self.columns = len(self._numbers)
         #: Units of a column that are a cycle.
         self.scale = np.array([1] * len(names) + [ONE if is_sharing else 1] * len(shared), np.int64)
-        by = Itself(device), *methods_of(program.pricing), tuple(self._pricing.crowds.items()), is_placed
-        self.by, self.ends = interned(by), ends_of(program)
-        self._bodies: dict[Hashable, Ints] = {}
+        self._bodies: dict[Hashable, dict[int, int]] = {}
 
     @cached_property
     def _pricing(self) -> Pricing:
         assert self.program.pricing is not None
         pricing = self.program.pricing(self.program, self.device)
-        pricing.is_placed = self.is_placed
+        pricing.is_placed = False
         return pricing
 
-    def of(self, phase: ProgramPhase, body: Any) -> Ints:
-        """Return the units of each column that a body, or a block, keeps busy."""
-        if isinstance(body, Body):
-            known, key = memo(body.memo_key, self.ends, "work"), (self.by, body.key)
-        else:
-            known = {} if phase.memo_key is None else memo(phase.memo_key, self.ends, "work")
-            block, loop = body if isinstance(body, _Part) else (body, None)
-            key = (self.by, (phase.shape(block), loop))
-        if key not in known:
-            if isinstance(body, _Part):
-                items = body.items(phase)
-            else:
-                items = body(0) if isinstance(body, Body) else phase.body(body)
-            known[key] = self._of_items(items)
-        work: Ints = known[key]
-        return work
+    def of(self, part: _Part) -> Ints:
+        """Return the units of each column that a body keeps busy."""
+        if part.key in self._known:
+            return self._known[part.key]
+        units, work = np.zeros(self.columns, np.int64), self._of_items(part.items())
+        units[list(work)] = list(work.values())
+        if part.key is not None:
+            self._known[part.key] = units
+        return units
 
-    def _of_items(self, items: Iterable[Item]) -> Ints:
-        """Return the units of operations and loops; bodies of blocks that differ in their counts are looked at once."""
-        units = np.zeros(self.columns, np.int64)
+    def _of_items(self, items: Iterable[Item]) -> dict[int, int]:
+        """Return the units of operations and loops by column; bodies that blocks share are looked at once."""
+        units: dict[int, int] = {}
         for item in items:
             if not isinstance(item, Loop):
                 for column, more in () if meets_l2(item) else self._units(item):
-                    units[column] += more
+                    units[column] = units.get(column, 0) + more
             elif item.indices:
-                key = item.key
-                work = self._bodies.get(key) if key is not None else None
+                key, count = item.key, len(item.indices)
+                work = None if key is None else self._bodies.get(key)
                 if work is None:
                     work = self._of_items(item.body(item.indices[0]))
                     if key is not None:
                         self._bodies[key] = work
-                units += len(item.indices) * work
+                for column, more in work.items():
+                    units[column] = units.get(column, 0) + count * more
         return units
 
     def _units(self, op: TileOp) -> Iterator[tuple[int, int]]:

@@ -96,9 +96,9 @@ class ClusterExecutor(Executor):
 def checked(stamp: str, function: Callable[[Argument], Done], task: Argument) -> Done:
     """Return ``function(task)`` on a worker that has what ``stamp`` says; raise `NpusimError` on any other."""
     if (own := installed()) != stamp:
-        raise NpusimError(
-            f"--cluster: a worker on {platform.node()} has other versions than this process: {_difference(stamp, own)}"
-        )
+        pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
+        others = ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)
+        raise NpusimError(f"--cluster: a worker on {platform.node()} has other versions than this process: {others}")
     return function(task)
 
 
@@ -117,8 +117,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "missing"
-
-
-def _difference(stamp: str, own: str) -> str:
-    pairs = zip(stamp.splitlines(), own.splitlines(), strict=True)
-    return ", ".join(f"{theirs} there, {ours} here" for ours, theirs in pairs if ours != theirs)

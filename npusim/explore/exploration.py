@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, cast
+from typing import TypeVar, Unpack, cast
 
 from npusim.errors import TilingError, one_line
-from npusim.explore.search import Options, Search, run_search, subject
-from npusim.explore.space import SearchSpec, auto_space
+from npusim.explore.search import Options, Search, run_search
+from npusim.explore.space import SearchRequest, SearchSpec
 from npusim.explore.store import PointOutcome, check_table, export
 from npusim.simulation.request import Request, TensorOptions, command, takes_options
 from npusim.simulation.variants import PRECISION, named_fields
@@ -119,7 +119,7 @@ class Exploration:
         point = {"schedule": self.request.schedule, **fixed, **outcome.point}
         of_point = self.setting.variants.named(outcome.point).on(self.request)
         precision = of_point.changed_precision() or of_point.find_schedule().precision().name
-        about = {**subject(of_point), "precision": precision, **self.chosen(outcome)}
+        about = {**of_point.about(), "precision": precision, **self.chosen(outcome)}
         return {**about, **point, "latency_us": outcome.latency_us}
 
     def command(self, outcome: PointOutcome) -> str:
@@ -240,10 +240,9 @@ def explore(
     2
     """
     schedules = [schedule] if isinstance(schedule, str) else list(schedule)
-    request = Request(schedules[0], numerics=False, **call_options)
-    axes, notes = auto_space(request, schedules, fields or {}) if auto else (dict(fields or {}), ())
-    if len(schedules) > 1:
-        axes = {"schedule": tuple(schedules), **axes}
+    asked = SearchRequest(Request(schedules[0], numerics=False, **call_options), tuple(schedules))
+    axes, notes = asked.auto_space(fields or {}) if auto else (dict(fields or {}), ())
+    studies = studies or not auto
     options = Options(
         jobs=jobs,
         cluster=cluster,
@@ -255,18 +254,17 @@ def explore(
         pareto=pareto,
         max_rmse=max_rmse,
         finite=finite,
-        studies=studies or not auto,
         notes=notes,
         on_outcome=on_outcome,
     )
-    return search(request, axes, options)
+    return search(asked.spec(axes, studies=studies), options)
 
 
-def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options) -> Exploration:
+def search(spec: SearchSpec, options: Options) -> Exploration:
     """Search, and write the table that ``options.store`` asks for by its ending; see :func:`explore`."""
     table = options.store
     if table is None or table.suffix != ".csv":
-        return Exploration.of(run_search(request, axes, options))
+        return Exploration.of(run_search(spec, options))
     check_table(table)
     done: list[PointOutcome] = []
     watch = options.on_outcome
@@ -278,7 +276,7 @@ def search(request: Request, axes: Mapping[str, Iterable[Any]], options: Options
 
     try:
         return Exploration.of(
-            run_search(request, axes, replace(options, store=table.with_suffix(".sqlite"), on_outcome=on_outcome))
+            run_search(spec, replace(options, store=table.with_suffix(".sqlite"), on_outcome=on_outcome))
         )
     finally:
         if done:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from npusim.config.node import NodeDevice, is_node
+from npusim.config.node import is_node
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import NpusimError, TilingError, one_line
 from npusim.explore.bounds import Bound, alone_bound, work_bound
 from npusim.explore.store import PointOutcome
-from npusim.ir.program import program_key
+from npusim.ir.content import Itself
+from npusim.ir.sameness import ProgramContent
+from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import BuiltPlan, run_request
 from npusim.simulation.variants import Variants, bits_key
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from npusim.explore.space import Point
     from npusim.numerics.result import NumericResult
     from npusim.simulation.result import RunData
+    from npusim.timing.engine_arrays import Ints
     from npusim.timing.result import TimingResult
 
 #: Seconds of a core's work behind which no launch is hidden.
@@ -68,13 +71,15 @@ class Surveyed(NamedTuple):
     """A point that fits: a bound of its latency in us, which point of its task it equals, what its bits hang on.
 
     ``groups`` are the core groups whose time alone is a better bound: none where that is no bound, or is it already.
-    Fields that are open are not chosen yet: the bound is the least of all tiles that may be.
+    Fields that are open are not chosen yet: the bound is the least of all tiles that may be.  ``work``: of the bodies
+    of a family's one program, which its points do as well.
     """
 
     bound_us: float
     same_as: int | None = None
     bits: str = ""
     groups: tuple[int, ...] = ()
+    work: Mapping[Hashable, Ints] | None = None
 
 
 @lru_cache(maxsize=4)
@@ -128,13 +133,17 @@ def survey(job: Job) -> list[tuple[int, Surveyed | str]]:
         except TilingError as error:
             surveyed.append((task.index, one_line(error)))
             continue
-        content, device = program_key(candidates[0].program), candidates[0].plan.device
-        same = first.setdefault((device.name, content), task.index) if content and len(candidates) == 1 else None
-        bounds = [_bound(task, built) for built in candidates]
+        is_one, known = len(candidates) == 1, dict(task.surveyed.work or {}) if task.surveyed else {}
+        bounds = [_bound(task, built, known if is_one else None) for built in candidates]
         latency = min(latency_us(built, bound.cycles) for built, bound in zip(candidates, bounds, strict=True))
+        same = task.index
+        if is_one and latency <= task.cutoff_us:  # the others lose, whatever they equal
+            device, content = candidates[0].plan.device, ProgramContent(candidates[0].program)
+            same = first.setdefault((Itself(device), bounds[0], content), same)
         bits = _bits_hang_on(job, task, candidates) if job.needs_bits else ""
         groups, earlier = bounds[0].groups if is_narrowed else (), None if same == task.index else same
-        surveyed.append((task.index, Surveyed(latency, earlier, bits, groups)))
+        work = known if is_one and task.heavier is not None else None
+        surveyed.append((task.index, Surveyed(latency, earlier, bits, groups, work)))
     return surveyed
 
 
@@ -144,13 +153,16 @@ def _bits_hang_on(job: Job, task: PointTask, candidates: Sequence[BuiltPlan]) ->
     return (keys.pop() if len(keys) == 1 else bits_key(_built(job, task))) or f"point {task.index}"
 
 
-def _bound(task: PointTask, built: BuiltPlan) -> Bound:
-    """Return a bound of a program by its work, no further than the latency that its point would have to beat."""
+def _bound(task: PointTask, built: BuiltPlan, known: dict[Hashable, Ints] | None = None) -> Bound:
+    """Return a bound of a program by its work, no further than the latency that its point would have to beat.
+
+    ``known``: the work of the program of its family, or to be filled with it.
+    """
     device = built.plan.device
-    if isinstance(device, NodeDevice):
+    if built.plan.machine.node is not None:
         return Bound(0)
     cutoff = cycles_within(built, task.cutoff_us)
-    return work_bound(built.program, device, cutoff, is_placed=task.heavier is None, is_dealt=task.is_dealt)
+    return work_bound(built.program, device, cutoff, is_dealt=task.is_dealt, known=known)
 
 
 def narrow(job: Job) -> list[tuple[int, float]]:
@@ -275,4 +287,4 @@ def _bits_of(job: Job, task: PointTask) -> NumericResult | None:
         return _run(job, task, has_bits=True).numerics
     built = _built(job, task)
     plan = replace(plan_of(request, is_bare=True), tiling=built.plan.tiling)
-    return plan.bits(built.program) if isinstance(plan.problem, Problem | KernelProblem) else None
+    return bits_of(plan, built.program) if isinstance(plan.problem, Problem | KernelProblem) else None

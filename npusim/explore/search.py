@@ -17,20 +17,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import npusim
-from npusim.config.node import NodeDevice
 from npusim.errors import SpecError
 from npusim.explore.executors import Executor, Lost, executor
 from npusim.explore.points import Bits, Job, PointTask, Surveyed, compute_bits, evaluate, forget, narrow, prove, survey
-from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks, spec_of
+from npusim.explore.space import Point, PointFamily, SearchSpec, Value, chunks
 from npusim.explore.store import PointOutcome, Store, open_store
+from npusim.schedules.define import machine_of
 from npusim.simulation.variants import PRECISION
-
-if TYPE_CHECKING:
-    from npusim.simulation.request import Request
-
 
 Result = TypeVar("Result")
 #: Points simulated before the bounds of the others are compared with anything, of each group.
@@ -89,7 +85,6 @@ class Options:
     pareto: bool = False
     max_rmse: float | None = None
     finite: bool = False
-    studies: bool = True
     check_all: bool = False
     budget_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -393,7 +388,8 @@ class Search:
             near = fastest.get(self.groups[index])
             return 0 if near is None else sum(self.points[index].get(n) != v for n, v in near.point.items())
 
-        self.families = {f.indices[0]: f for f in self._families(remaining)}
+        families = self.setting.families(self.points, remaining, has_bits=self.options.needs_bits)
+        self.families = {f.indices[0]: f for f in families}
         self._waiting = {group: [] for group in dict.fromkeys(self.groups[i] for i in remaining)}
         parts = list(chunks({i: f.lightest for i, f in self.families.items()}))
         self._homes = {i: (first, (part[0],)) for part in parts for first in part for i in self._members(first)}
@@ -402,10 +398,11 @@ class Search:
         self._is_bounded = True
 
     def _open(self, workers: Executor, opened: Sequence[int]) -> None:
-        """Bound the points of families one by one."""
+        parts = []
         for first in opened:
-            del self.bounds[first]
-        parts = [sorted(i for i in self.families.pop(first).indices if i not in self.outcomes) for first in opened]
+            of_family = self.bounds.pop(first)
+            parts.append(sorted(i for i in self.families.pop(first).indices if i not in self.outcomes))
+            self.bounds |= dict.fromkeys(parts[-1], of_family)
         self._bound(workers, [part for part in parts if part])
 
     def _bound(
@@ -433,11 +430,7 @@ class Search:
             if not self.options.needs_bits:
                 self._prune()
 
-    def _families(self, indices: Sequence[int]) -> list[PointFamily]:
-        return self.setting.families(self.points, indices, has_bits=self.options.needs_bits)
-
     def _members(self, index: int) -> tuple[int, ...]:
-        """Return the points of a family that is not opened, or a point itself."""
         return self.families[index].indices if index in self.families else (index,)
 
     def _compute_bits(self, workers: Executor, members: Sequence[Sequence[int]]) -> None:
@@ -604,16 +597,6 @@ def _parts(indices: Sequence[int], size: int) -> list[Sequence[int]]:
     return [indices[n : n + size] for n in range(0, len(indices), size)]
 
 
-def subject(request: Request) -> dict[str, object]:
-    """Return what is computed, and on what device, for who reads the store."""
-    about: dict[str, object] = {"device": request.machine().name}
-    if request.problem is None:
-        about["workload"] = request.title(request.load())
-    if request.problem is not None or request.tensors is None:  # else the tensors' sizes are the problem
-        about["problem"] = (request.problem or request.attention()).model_dump(mode="json")
-    return about
-
-
 def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> Size:
     """Return the size of a search, and the time expected for it by what searches took, on idle cores."""
     families = len(setting.families(points, range(len(points)), has_bits=options.needs_bits))
@@ -624,15 +607,16 @@ def size_of(setting: SearchSpec, points: Sequence[Point], options: Options) -> S
     return Size(len(points), families, seconds / max(1, options.jobs))
 
 
-def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: Options) -> Search:
-    """Search; raise what every point would raise before anything is written.
-
-    When it is interrupted, what is done stays in the store.
-    """
-    setting = spec_of(request, axes, studies=options.studies)
+def run_search(setting: SearchSpec, options: Options) -> Search:
+    """Search; when it is interrupted, what is done stays in the store."""
+    if options.needs_bits and (without := [name for name, s in setting.found.items() if not s.has_bits]):
+        raise SpecError(
+            f"--pareto, --max-rmse, --finite: {', '.join(without)} computes no bits: its points differ in time alone; "
+            "leave these options out"
+        )
     setting = replace(setting, notes=(*setting.notes, *options.notes))
     points = setting.points()
-    if isinstance(setting.request.machine(), NodeDevice):
+    if machine_of(setting.device).node is not None:
         options = replace(options, exhaustive=True)  # whose blocks nobody bounds
     if options.on_size is not None:
         options.on_size(size_of(setting, points, options))
@@ -646,7 +630,7 @@ def run_search(request: Request, axes: Mapping[str, Iterable[Value]], options: O
                 "version": npusim.__version__,
                 "request": setting.digest(options.needs_bits, options.exhaustive),
                 "schedules": list(setting.schedules),
-                **subject(setting.request),
+                **setting.request.about(),
                 "points": len(points),
                 "axes": {name: [str(v) for v in values] for name, values in setting.axes.items()},
                 "config": setting.config,

@@ -17,16 +17,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.messages import suggest
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node import load_machine
 from npusim.config.tiling import Tiling, TilingField, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError
-from npusim.schedules.define import unread_keys
+from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.plan import target_of
 from npusim.simulation.tile import open_fields
 from npusim.simulation.variants import OPTIONS, PRECISION, Variant, Variants, named_fields
 from npusim.units import ascii_digits, parse_count
 
 if TYPE_CHECKING:
+    from npusim.config.device import DeviceSpec
     from npusim.schedules import Schedule
     from npusim.simulation.request import Request
 
@@ -99,11 +100,174 @@ def chunks(points: Mapping[int, Point]) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True)
-class SearchSpec:
-    """A request whose device and workload are read, and its spaces by schedule."""
+class SearchRequest:
+    """A request for a search: what all points have in common, and the schedules that are compared."""
 
     request: Request
     schedules: tuple[str, ...]
+
+    def of(self, name: str) -> Request:
+        """Return the request with another schedule."""
+        return replace(self.request, schedule=name)
+
+    @cached_property
+    def device(self) -> DeviceSpec:
+        """The device or node, numbers of it changed."""
+        return self.request.machine()
+
+    @cached_property
+    def found(self) -> Mapping[str, Schedule]:
+        """The schedules by name, each on the cores of its device."""
+        return {name: self.of(name).find_schedule() for name in self.schedules}
+
+    def plain_tiling(self, name: str) -> dict[str, object]:
+        """Return the tiling that a plain run of a schedule takes, sizes that do not fit made smaller, by field."""
+        defaults = {f.name: f.default for f in tiling_fields(self.found[name].tiling)}
+        if machine_of(self.device).node is not None:
+            return defaults
+        try:
+            tiling = Variants(self.of(name), is_open=True).build(Variant()).plan.tiling
+            return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
+        except NpusimError:  # an axis may be what makes it one that runs
+            return {**defaults, **named_fields(self.request.tiling)}
+
+    def auto_axes(self) -> dict[str, tuple[Value, ...]]:
+        """Return the space that the schedules declare together, with the tilings that plain runs of them take.
+
+        Raises `TilingError` where a schedule declares no field to vary.
+        """
+        axes: dict[str, list[Value]] = {}
+        for name, schedule in self.found.items():
+            unsearched = schedule.left(self.device)
+            plain = self.plain_tiling(name)
+            for field, values in declared(schedule.tiling).items():
+                if field not in unsearched:
+                    listed = dict.fromkeys((*axes.get(field, ()), *values, _plain(values, plain[field])))
+                    axes[field] = sorted(listed, key=_rank)
+        if not axes:
+            called = ", ".join(self.schedules)
+            raise TilingError(
+                f"--auto: {called}: no field has limits or choices to take values from; give them: --field"
+            )
+        return {name: tuple(values) for name, values in axes.items()}
+
+    def auto_space(self, fields: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return ``fields`` and the axes that schedules declare, and notes: which are held to make few enough points.
+
+        Held are those that no plain run chooses, the longest first, at the values that plain runs take.
+        """
+        axes: dict[str, Any] = {**self.auto_axes(), **fields}
+        chosen = set().union(*(open_fields(s, self.device) for s in self.found.values()))
+
+        def count() -> int:
+            spaces = ([n for n in axes if n in s.tiling.model_fields or n in fields] for s in self.found.values())
+            return max(prod(len(axes[n]) for n in names) for names in spaces)
+
+        whole, held = count(), list[str]()
+        longest_first = sorted(axes.keys() - chosen - fields.keys(), key=lambda n: (-len(axes[n]), n))
+        while count() > MOST_POINTS and longest_first:
+            name = longest_first.pop(0)
+            owner = next(called for called, s in self.found.items() if name in s.tiling.model_fields)
+            values, axes[name] = axes[name], (_plain(axes[name], self.plain_tiling(owner)[name]),)
+            words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
+            held.append(f"{name}={words[0]} (--field {name}={words[1]})")
+        note = f"{whole:,} points are more than {MOST_POINTS:,}: held, and no part of what is proved: {', '.join(held)}"
+        return axes, (note,) if held else ()
+
+    def spec(self, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
+        """Return the subject of a search; raise what every point would raise.
+
+        That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
+        no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or,
+        where no ``studies`` are asked for, left out; that is an error where none is left.
+        """
+        values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
+        names = tuple(str(s) for s in values.pop("schedule", self.schedules))
+        for name in names:
+            target_of(self.of(name), has_bits=True)
+        names, notes = replace(self, schedules=names)._ranked(studies=studies)
+        r = self.request
+        read = replace(
+            r,
+            schedule=names[0],
+            hw=self.device if "hw" not in values else r.hw,
+            overrides=None if "hw" not in values else r.overrides,
+            tiling=r.tiling if isinstance(r.tiling, Tiling) else dict(r.tiling or {}),
+            workload=r.load() if r.problem is None and r.workload is not None else None,
+        )
+        common = SearchRequest(read, names)
+        fields = {name: _fields(schedule) for name, schedule in common.found.items()}
+        everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
+        device_keys = {key for key, _ in common.device.quantities()}
+        keys = tuple(n for n in values if n not in everywhere and n in device_keys)
+        values = {n: _opened(n, listed, common.found.values()) for n, listed in values.items()}
+        spaces = {}
+        for name, (tiling, precision) in fields.items():
+            known = [*tiling, *precision, *OPTIONS, *keys]
+            # What one schedule has and another has not is an axis of that one; what none has is refused.
+            axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
+            # Schedules alone are compared by what each of them can compute in.
+            if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
+                axes_of_schedule |= {PRECISION: common.found[name].presets(common.device)}
+            if not axes_of_schedule:
+                more = f"; of its precision: {', '.join(precision)}" if precision else ""
+                raise TilingError(
+                    f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}"
+                )
+            spaces[name] = checked_axes(axes_of_schedule, known)
+        for name in names:
+            common._check(name, spaces[name], keys)
+        setting = SearchSpec(read, names, values, spaces, keys, common._content(), r, notes)
+        why = "rows with other values compute different things, each has its own best"
+        differing = (f"{name} is a parameter of the model: {why}" for name in sorted(setting.model_fields))
+        return replace(setting, notes=(*notes, *differing))
+
+    def _ranked(self, *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
+        ranked, notes, r = list(self.schedules), [], self.request
+        for name, schedule in self.found.items():
+            why = schedule.study(r.problem or r.attention(), self.device) if schedule.study else ""
+            if why and studies:
+                notes.append(f"{name} is a study: {why}")
+            elif why:
+                ranked.remove(name)
+                notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
+        if not ranked:
+            raise SpecError(f"nothing to rank: {'; '.join(notes)}")
+        return tuple(ranked), tuple(notes)
+
+    def _check(self, name: str, axes: Axes, keys: tuple[str, ...]) -> None:
+        """Raise what is wrong with every point of a schedule, or with a value of its precision, whatever the point."""
+        r, schedule = self.of(name), self.found[name]
+        device = r.machine()
+        for field in axes.keys() & set(_fields(schedule)[1]):
+            for value in axes[field]:
+                change = str(value) if field == PRECISION else f"{field}={value}"
+                schedule.precision(",".join(filter(None, (r.precision, change))))
+        if not device.is_timed:
+            raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
+        for key in keys:
+            for value in axes[key]:
+                load_machine(device, {key: str(value)}, unread_keys)
+        if r.problem is not None:
+            return
+        for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
+            for value in axes.get(size, ()):
+                Variant(options={size: value}).on(r).attention()
+        if machine_of(device).node is None:
+            r.load().ignored(r.ignore, schedule.models)
+
+    def _content(self) -> str:
+        """Return a digest of the device and the workload: another file of the same name is another search."""
+        r = self.request
+        problem = r.problem.model_dump_json() if r.problem is not None else ""
+        return _digest([repr(self.device), r.load().model_dump_json(), problem, str(r.tensors or "")])
+
+
+@dataclass(frozen=True)
+class SearchSpec(SearchRequest):
+    """A request whose device and workload are read, and its spaces by schedule."""
+
     axes: Axes
     spaces: Mapping[str, Axes]
     device_keys: tuple[str, ...]
@@ -120,8 +284,7 @@ class SearchSpec:
     @cached_property
     def model_fields(self) -> frozenset[str]:
         """Axes that are parameters of a schedule's model: each value computes something else."""
-        schedules = (replace(self.request, schedule=name).find_schedule() for name in self.schedules)
-        fields = (f for schedule in schedules for f in tiling_fields(schedule.tiling))
+        fields = (f for schedule in self.found.values() for f in tiling_fields(schedule.tiling))
         return frozenset(f.name for f in fields if f.kind == "model" and f.name in self.axes)
 
     @cached_property
@@ -143,7 +306,10 @@ class SearchSpec:
         """
         if has_bits and self.is_open(has_bits=True):
             return [PointFamily((i,), points[i], is_dealt=True) for i in indices]
-        declared = {name: self._lightened(name) for name in self.schedules}
+        declared = {
+            name: [f for f in tiling_fields(s.tiling) if f.lightest and f.name in self.axes]
+            for name, s in self.found.items()
+        }
         fields = {name: {f.name: partial(_lightest, f) for f in of_schedule} for name, of_schedule in declared.items()}
         is_dealt = {name: all(f.lightest != "any" for f in of_schedule) for name, of_schedule in declared.items()}
         #: One that nobody names may be chosen beyond the values of its axis.
@@ -168,18 +334,12 @@ class SearchSpec:
 
     def is_open(self, *, has_bits: bool = False) -> bool:
         """Whether fields are chosen for points; ``has_bits``: some that say more than when and where work is done."""
-        device = self.request.machine()
-        if isinstance(device, NodeDevice) or isinstance(self.request.tiling, Tiling):
+        if isinstance(self.request.tiling, Tiling):
             return False
-        schedules = [replace(self.request, schedule=name).find_schedule() for name in self.schedules]
+        schedules = self.found.values()
         later = {f.name for s in schedules for f in tiling_fields(s.tiling) if f.lightest and has_bits}
         named = {*later, *named_fields(self.request.tiling), *(n for n, v in self.axes.items() if None not in v)}
-        return any(open_fields(s, device) - named for s in schedules)
-
-    def _lightened(self, schedule: str) -> list[TilingField]:
-        """Return the axes of a schedule whose lightest value is known."""
-        fields = tiling_fields(replace(self.request, schedule=schedule).find_schedule().tiling)
-        return [f for f in fields if f.lightest and f.name in self.axes]
+        return any(open_fields(s, self.device) - named for s in schedules)
 
     @cached_property
     def config(self) -> dict[str, object]:
@@ -217,21 +377,7 @@ class SearchSpec:
 
     @cached_property
     def _defaults(self) -> dict[str, dict[str, object]]:
-        """Return the value that each tiling field has in a plain run, by schedule."""
-        return {name: plain_tiling(self.request, name) for name in self.schedules}
-
-
-def plain_tiling(request: Request, schedule: str) -> dict[str, object]:
-    """Return the tiling that a plain run of a schedule takes, sizes that do not fit made smaller, by field."""
-    of_schedule = replace(request, schedule=schedule)
-    defaults = {f.name: f.default for f in tiling_fields(of_schedule.find_schedule().tiling)}
-    if isinstance(request.machine(), NodeDevice):
-        return defaults
-    try:
-        tiling = Variants(of_schedule, is_open=True).build(Variant()).plan.tiling
-        return {**defaults, **{n: word_of(type(tiling), n, v) for n, v in tiling}}
-    except NpusimError:  # an axis may be what makes it one that runs
-        return {**defaults, **named_fields(request.tiling)}
+        return {name: self.plain_tiling(name) for name in self.schedules}
 
 
 def _word(value: object) -> str:
@@ -256,72 +402,6 @@ def _heavier(fields: Mapping[str, TilingField], points: Sequence[Point]) -> tupl
 
 def _digest(what: object) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
-def spec_of(request: Request, axes: Mapping[str, Iterable[Value]], *, studies: bool = True) -> SearchSpec:
-    """Return the subject of a search; raise what every point would raise.
-
-    That is an axis that no schedule has, a preset or value of the precision that there is not, sizes that make
-    no problem, or a device without times.  Schedules whose times here are those of no real kernel are noted or, where
-    no ``studies`` are asked for, left out; that is an error where none is left.
-    """
-    values = {name: _read(name, tuple(listed)) for name, listed in axes.items()}
-    names = tuple(str(s) for s in values.pop("schedule", (request.schedule,)))
-    for name in names:
-        target_of(replace(request, schedule=name), has_bits=True)
-    names, notes = _ranked(request, names, studies=studies)
-    asked = request
-    request = replace(
-        request,
-        schedule=names[0],
-        hw=request.machine() if "hw" not in values else request.hw,
-        overrides=None if "hw" not in values else request.overrides,
-        tiling=request.tiling if isinstance(request.tiling, Tiling) else dict(request.tiling or {}),
-        workload=request.load() if request.problem is None and request.workload is not None else None,
-    )
-    requests = {name: replace(request, schedule=name) for name in names}
-    schedules = {name: one.find_schedule() for name, one in requests.items()}
-    fields = {name: _fields(schedule) for name, schedule in schedules.items()}
-    everywhere = {*OPTIONS, *chain(*(chain(*both) for both in fields.values()))}
-    device_keys = {key for key, _ in request.machine().quantities()}
-    keys = tuple(n for n in values if n not in everywhere and n in device_keys)
-    values = {n: _opened(n, listed, schedules.values()) for n, listed in values.items()}
-    spaces = {}
-    for name, (tiling, precision) in fields.items():
-        known = [*tiling, *precision, *OPTIONS, *keys]
-        # What one schedule has and another has not is an axis of that one; what none has is refused.
-        axes_of_schedule = {n: v for n, v in values.items() if n in known or n not in everywhere}
-        # Schedules alone are compared by what each of them can compute in.
-        if (not values and len(names) > 1) or values.get(PRECISION) == (ALL,):
-            axes_of_schedule |= {PRECISION: schedules[name].presets(request.machine())}
-        if not axes_of_schedule:
-            more = f"; of its precision: {', '.join(precision)}" if precision else ""
-            raise TilingError(f"no field to explore; there are: {', '.join(tiling)} (--field {tiling[0]}=...){more}")
-        spaces[name] = checked_axes(axes_of_schedule, known)
-    for name, one in requests.items():
-        _check(one, schedules[name], spaces[name], keys)
-    setting = SearchSpec(request, names, values, spaces, keys, _content(request), asked, notes)
-    differing = (
-        f"{name} is a parameter of the model: rows with other values compute different things, each has its own best"
-        for name in sorted(setting.model_fields)
-    )
-    return replace(setting, notes=(*notes, *differing))
-
-
-def _ranked(request: Request, schedules: tuple[str, ...], *, studies: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the schedules that are searched, and notes on those whose times are those of no real kernel."""
-    ranked, notes = list(schedules), []
-    for name in schedules:
-        study = replace(request, schedule=name).find_schedule().study
-        why = study(request.problem or request.attention(), request.machine()) if study else ""
-        if why and studies:
-            notes.append(f"{name} is a study: {why}")
-        elif why:
-            ranked.remove(name)
-            notes.append(f"{name} is left out: {why}; --studies ranks it all the same (Python: studies=True)")
-    if not ranked:
-        raise SpecError(f"nothing to rank: {'; '.join(notes)}")
-    return tuple(ranked), tuple(notes)
 
 
 def _read(name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -349,82 +429,6 @@ def _fields(schedule: Schedule) -> tuple[list[str], list[str]]:
     tiling = [field.name for field in tiling_fields(schedule.tiling)]
     parts = [field.name for field in dataclasses.fields(cast("Any", schedule.precision())) if field.name != "name"]
     return tiling, [name for name in (PRECISION, *parts) if name not in tiling]
-
-
-def _check(request: Request, schedule: Schedule, axes: Axes, keys: tuple[str, ...]) -> None:
-    """Raise what is wrong with every point of one schedule, or with a value of its precision, whatever the point."""
-    device = request.machine()
-    for name in axes.keys() & set(_fields(schedule)[1]):
-        for value in axes[name]:
-            change = str(value) if name == PRECISION else f"{name}={value}"
-            schedule.precision(",".join(filter(None, (request.precision, change))))
-    if not device.is_timed:
-        raise SpecError(f"{device.name} has no timing model yet: nothing to compare")
-    for key in keys:
-        for value in axes[key]:
-            load_machine(device, {key: str(value)}, unread_keys)
-    if request.problem is not None:
-        return
-    for size in ("seq", "seq_q", "seq_kv", "batch", "tensor_parallel", "dtype", "workload"):
-        for value in axes.get(size, ()):
-            Variant(options={size: value}).on(request).attention()
-    if not isinstance(device, NodeDevice):
-        request.load().ignored(request.ignore, schedule.models)
-
-
-def _content(request: Request) -> str:
-    """Return a digest of the device and the workload: another file of the same name is another search."""
-    device, load = request.machine(), request.load()
-    problem = request.problem.model_dump_json() if request.problem is not None else ""
-    return _digest([repr(device), load.model_dump_json(), problem, str(request.tensors or "")])
-
-
-def auto_axes(request: Request, schedules: Iterable[str]) -> dict[str, tuple[Value, ...]]:
-    """Return the space that schedules declare together, with the tilings that plain runs of them take.
-
-    Raises `TilingError` where a schedule declares no field to vary.
-    """
-    axes: dict[str, list[Value]] = {}
-    for name in schedules:
-        device, schedule = request.machine(), replace(request, schedule=name).find_schedule()
-        unsearched = schedule.left(device)
-        plain = plain_tiling(request, name)
-        for field, values in declared(schedule.tiling).items():
-            if field not in unsearched:
-                listed = dict.fromkeys((*axes.get(field, ()), *values, _plain(values, plain[field])))
-                axes[field] = sorted(listed, key=_rank)
-    if not axes:
-        raise TilingError(
-            f"--auto: {', '.join(schedules)}: no field has limits or choices to take values from; give them: --field"
-        )
-    return {name: tuple(values) for name, values in axes.items()}
-
-
-def auto_space(
-    request: Request, schedules: Sequence[str], fields: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return ``fields`` and the axes that schedules declare, and notes: which are held to make few enough points.
-
-    Held are those that no plain run chooses, the longest first, at the values that plain runs take.
-    """
-    axes: dict[str, Any] = {**auto_axes(request, schedules), **fields}
-    listed = [(name, replace(request, schedule=name).find_schedule()) for name in schedules]
-    device = request.machine()
-    chosen = set() if isinstance(device, NodeDevice) else set().union(*(open_fields(s, device) for _, s in listed))
-
-    def count() -> int:
-        return max(prod(len(axes[n]) for n in axes if n in s.tiling.model_fields or n in fields) for _, s in listed)
-
-    whole, held = count(), list[str]()
-    longest_first = sorted(axes.keys() - chosen - fields.keys(), key=lambda n: (-len(axes[n]), n))
-    while count() > MOST_POINTS and longest_first:
-        name = longest_first.pop(0)
-        owner = next(called for called, s in listed if name in s.tiling.model_fields)
-        values, axes[name] = axes[name], (_plain(axes[name], plain_tiling(request, owner)[name]),)
-        words = [",".join(map(_word, listed_values)) for listed_values in (axes[name], values)]
-        held.append(f"{name}={words[0]} (--field {name}={words[1]})")
-    note = f"{whole:,} points are more than {MOST_POINTS:,}: held, and no part of what is proved: {', '.join(held)}"
-    return axes, (note,) if held else ()
 
 
 def _plain(values: Sequence[Value], value: Any) -> Value:
@@ -490,7 +494,7 @@ def parse_field(text: str) -> tuple[str, tuple[Value, ...]]:
         part = item.strip()
         if not part:
             raise TilingError(f"field {text!r}: a value is empty")
-        if ":" in part and "/" not in part and not part.endswith((".py", ".yaml")):
+        if ":" in part and "/" not in part and ".py" not in part and not part.endswith(".yaml"):
             values += _range(text, part)
         else:
             values.append(_value(part))

@@ -106,12 +106,12 @@ class Store:
             self._insert(rows)
 
     def _insert(self, rows: Iterable[Row]) -> None:
-        values = [(key, o.index, o.status, json.dumps(o.point), _figures(o)) for key, o in rows]
+        figures = sorted(FIGURES)
+        values = [
+            (key, o.index, o.status, json.dumps(o.point), json.dumps({n: getattr(o, n) for n in figures}))
+            for key, o in rows
+        ]
         self.connection.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?)", values)
-
-
-def _figures(outcome: PointOutcome) -> str:
-    return json.dumps({name: getattr(outcome, name) for name in sorted(FIGURES)})
 
 
 def _rows(connection: sqlite3.Connection, path: Path) -> list[tuple[str, PointOutcome]]:

@@ -218,7 +218,6 @@ def _ue4m3(x: Array) -> Array:
 
 
 def _inverse(x: Any) -> Array:
-    """Return 1/x, at most the largest float32."""
     return np.asarray(np.minimum(_f(1.0) / x, _FLOAT_MAX))
 
 

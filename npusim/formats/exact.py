@@ -43,7 +43,6 @@ def _decimal(value: Fraction) -> Decimal:
 
 
 def _square_root(value: Fraction) -> Fraction | None:
-    """Return the rational square root, if there is one."""
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
     if top * top == value.numerator and bottom * bottom == value.denominator:
         return Fraction(top, bottom)

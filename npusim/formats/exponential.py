@@ -8,6 +8,7 @@ against that bound and hand the undecided inputs to :mod:`npusim.formats.exact`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,24 +81,21 @@ def _log_parts(x: Array) -> tuple[Array, Array]:
     return power, 2.0 * s + 2.0 * s * (square * tail)
 
 
-def _of_positive(x: Array, value: Array) -> Array:
-    """Return ``value`` where x is positive and finite; log of 0 is -Inf, of negatives NaN."""
+def _log(x: Array, joined: Callable[[Array, Array], Array]) -> Array:
+    """Return the ``joined`` parts of a logarithm where x is positive and finite; of 0 -Inf, of negatives NaN."""
+    value = joined(*_log_parts(np.where((x > 0) & np.isfinite(x), x, 1.0)))
     out = np.where(x > 0, value, np.where(x == 0, -np.inf, np.nan))
     return np.asarray(np.where(np.isposinf(x), np.inf, out))
 
 
 def log64(x: Array) -> Array:
     """Return the natural logarithm, float64 in and out."""
-    usable = np.where((x > 0) & np.isfinite(x), x, 1.0)
-    power, fraction = _log_parts(usable)
-    return _of_positive(x, power * LN2_HIGH + (fraction + power * LN2_LOW))
+    return _log(x, lambda power, fraction: power * LN2_HIGH + (fraction + power * LN2_LOW))
 
 
 def log2_64(x: Array) -> Array:
     """Return the binary logarithm, float64 in and out; exact for powers of two."""
-    usable = np.where((x > 0) & np.isfinite(x), x, 1.0)
-    power, fraction = _log_parts(usable)
-    return _of_positive(x, power + fraction * LOG2_E)
+    return _log(x, lambda power, fraction: power + fraction * LOG2_E)
 
 
 def tanh64(x: Array) -> Array:

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -173,7 +172,7 @@ class CompiledKernel:
     def __call__(self, *args: Any) -> Any:
         """Call the machine code; arrays are contiguous, and of any shape that the function takes."""
         if self._plain is not None:
-            return self._plain(*map(_untabled, args))
+            return self._plain(*(value.arrays if isinstance(value, Table) else value for value in args))
         words: list[Any] = []
         kinds = tuple([_flatten(value, words) for value in args])
         native = self._native.get(kinds) or self._prepare(kinds)
@@ -202,7 +201,7 @@ class CompiledKernel:
             if numba_internals is None:
                 self._plain = _plain(self.function)
                 return None
-            _say_once("compiling numeric kernels (first use; then kept)")
+            cache.say_once("compiling numeric kernels (first use; then kept)")
             with cache.alone(file):
                 content = cache.load(file, self._stamp())
                 if content is None:
@@ -210,10 +209,6 @@ class CompiledKernel:
                     cache.store(file, self._stamp(), content)
         native = self._native[kinds] = _loaded(content, kinds)
         return native
-
-
-def _untabled(value: Any) -> Any:
-    return value.arrays if isinstance(value, Table) else value
 
 
 # ---------------------------------------------------------------- machine code, kept
@@ -307,7 +302,7 @@ def _compiler() -> Any:
         if numba.version_info.short > KNOWN_NUMBA:
             numba_internals.check()
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
-        _say_once(
+        cache.say_once(
             f"numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
             "in every process, and more slowly"
         )
@@ -372,8 +367,3 @@ def intrinsic_of(operation: Intrinsic) -> Any:
         return target(source), codegen
 
     return cast
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    sys.stderr.write(f"npusim: {text}\n")

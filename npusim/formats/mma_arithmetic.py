@@ -334,7 +334,6 @@ def _rows() -> Iterator[MmaArithmetic]:
 
 
 def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
-    """Return the row, marked as confirmed where golden vectors confirm it."""
     if row.name not in _CONFIRMED:
         return row
     return replace(row, evidence="hardware-vectors", source=_SILICON)

@@ -110,7 +110,6 @@ class _PartLibrary(JITCodeLibrary):
         self._finalized = True
 
     def everything(self) -> list[Any]:
-        """Return this library and all that it calls."""
         found = {self: None}
         for library in self._linking_libraries:
             inner = library.everything() if isinstance(library, _PartLibrary) else [library]

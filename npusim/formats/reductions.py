@@ -77,7 +77,8 @@ def reduce_sum(x: Any, fmt: str | FloatFormat, order: Order = "sequential", *, s
     if values.shape[-1] == 0:
         return np.array(first)
     if order == "four_chains":
-        total = _chains(values, target)
+        chains = [_sequential(values[..., at::CHAINS], target, None) for at in range(min(CHAINS, values.shape[-1]))]
+        total = _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
     elif order == "tree_halves":
         total = _tree(values, target)
     elif order == "vector_lanes":
@@ -109,7 +110,6 @@ def _plan(target: FloatFormat) -> tuple[int, int, float] | None:
 
 
 def _stored(out: Array, target: FloatFormat) -> Array:
-    """Return results in lanes as the format stores them."""
     return with_canonical_nan(out, target) if _plan(target) is None else cast(out, target)
 
 
@@ -144,12 +144,6 @@ def _tree(values: Array, target: FloatFormat, *, of_neighbours: bool = False) ->
     row = np.empty(wide.shape[1], np.float64 if plan else wide.dtype)
     reduction_kernels.fold_rows(wide, row, out, of_neighbours, plan)
     return _stored(out, target).reshape(shape)
-
-
-def _chains(values: Array, target: FloatFormat) -> Array:
-    """Sum every fourth element left to right, and the sums as a tree of neighbours."""
-    chains = [_sequential(values[..., at::CHAINS], target, None) for at in range(min(CHAINS, values.shape[-1]))]
-    return _tree(np.stack(chains, axis=-1), target, of_neighbours=True)
 
 
 def _filled(values: Array, multiple: int) -> Array:

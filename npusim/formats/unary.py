@@ -109,7 +109,7 @@ ASCEND_ERF = (
 )
 _ERFF = "libdevice's __nv_erff: the PTX that Triton 3.6 makes of tl.erf; its ex2.approx is taken as correctly rounded"
 _ASCEND_ERF = "Ascend C, Erf: asc-devkit, adv_api/math/erf.h, its default PADE_APPROXIMATION; NaN assumed to stay"
-_SQRT = "sqrt.approx.ftz.f32 on an H100, every input (tests/silicon/roots.py)"
+_SQRT = "sqrt.approx.ftz.f32 on an H100, every input (reports/silicon/roots.py)"
 _FA4 = "FlashAttention-4, flash_attn/cute/utils.py: ex2_emulation"
 _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
     {
@@ -155,7 +155,6 @@ def _settle(name: str, x: Array, where: Array, bits: Array, fmt: FloatFormat) ->
 
 
 def _exact_bits(name: str, x: float, fmt: FloatFormat) -> int:
-    """Return the storage pattern of the correctly rounded result, by exact arithmetic."""
     value = function_value(name, Fraction(x))
     code = round_fraction(value, fmt)
     if code > fmt.max_code:

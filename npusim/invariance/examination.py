@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 from npusim.algorithms.split_rules import RULES
-from npusim.config.node import NodeDevice
 from npusim.config.problem import Problem
 from npusim.config.tiling import tiling_fields
 from npusim.errors import ProgramError, SpecError, TilingError, one_line
@@ -28,6 +27,8 @@ from npusim.invariance.company import (
 )
 from npusim.numerics.inputs import drawn_source
 from npusim.numerics.paths import Computed, Place, compute, first_difference, parting
+from npusim.schedules.define import machine_of
+from npusim.schedules.split_kv import SplitFields
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request, SeedOptions, takes_options
 from npusim.simulation.simulate import BuiltPlan, run_plan
@@ -37,6 +38,7 @@ from npusim.simulation.variants import Variant, Variants, named_fields, row_key
 if TYPE_CHECKING:
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
+    from npusim.simulation.plan import Plan
     from npusim.simulation.result import RunData
 
 #: ``chunk``: how many queries at a time; ``prefill``: a prompt's or a decoding step's; ``rule``: that of splits;
@@ -191,8 +193,8 @@ def examine(
     if unknown or not vary:
         raise SpecError(f"vary: {unknown[0] if unknown else 'nothing'!r}; there are {', '.join(ASPECTS)}")
     device = request.machine()
-    if isinstance(device, NodeDevice):
-        raise SpecError(f"{device.node.name}: invariance is of one device; --hw {device.node.device}")
+    if (node := machine_of(device).node) is not None:
+        raise SpecError(f"{node.name}: invariance is of one device; --hw {node.device}")
     plan = plan_of(replace(request, hw=device, overrides=None), is_bare=True)
     if isinstance(plan.problem, Problem):
         plan = replace(plan, problem=with_bias_of_one_row(plan.problem))
@@ -202,8 +204,9 @@ def examine(
         why = "; of a kernel of plain tensors nothing says which size is a batch: compare runs of two --problem"
         raise SpecError(f"schedule {name} is no attention: nothing to examine{why if plan.schedule.origin else ''}")
     chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
-    examination = _Examination(request, base, base.problem, [*named, *chosen], on_tried)
-    may_choose = open_fields(plan.schedule, plan.device) - named or getattr(base.tiling, "splits", "") == "auto"
+    examination = _Examination(plan, base, [*named, *chosen], on_tried)
+    is_ruled = isinstance(base.tiling, SplitFields) and base.tiling.splits == "auto"
+    may_choose = open_fields(plan.schedule, plan.device) - named or is_ruled
     if not (plan.is_open and may_choose):
         return examination.findings(vary)
     return examination.findings({*vary, *(("choice",) if {*CHOSEN_FOR} & {*vary} else ())}, chosen)
@@ -211,14 +214,10 @@ def examine(
 
 class _Examination:
     def __init__(
-        self,
-        request: Request,
-        base: RunData,
-        problem: Problem,
-        named: Iterable[str],
-        on_tried: Callable[[int, int], None] | None,
+        self, plan: Plan, base: RunData, named: Iterable[str], on_tried: Callable[[int, int], None] | None
     ) -> None:
-        self.request, self.base, self.problem = request, base, problem
+        problem, request = cast("Problem", base.problem), plan.request
+        self.base, self.problem = base, problem
         self.on_tried, self.count, self.total = on_tried, 0, 0
         self._made: dict[tuple[int, Place], Computed] = {}
         self._keys: dict[Place, Hashable] = {}
@@ -235,7 +234,7 @@ class _Examination:
             precision=request.precision,
             arithmetic=request.arithmetic,
         )
-        self.variants = Variants(replace(self.asked, tiling={name: getattr(base.tiling, name) for name in named}))
+        self.variants = Variants(replace(self.asked, tiling={n: v for n, v in base.tiling if n in named}))
         self._tried: dict[str, tuple[Tiling, Tried]] = {}
         self._other: dict[str, None] = {}
         self.heads = problem.group_size * max(1, min(problem.kv_heads, KEYS // problem.seq_kv))
@@ -280,12 +279,11 @@ class _Examination:
         known = {f.name: f for f in tiling_fields(type(tiling))}
         aspects: tuple[Aspect, ...] = "splits", "rule", "merge", "tile", "packing"
         values: dict[Aspect, list[tuple[str, object]]] = {aspect: [] for aspect in aspects}
-        if "splits" in known:
+        if isinstance(tiling, SplitFields):
             values["splits"] = [("splits", n) for n in (*SPLITS, self.splits + 1) if n != self.splits]
-        if "split_keys" in known and not tiling.split_keys:  # type: ignore[attr-defined]
-            values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]  # type: ignore[attr-defined]
-        if "merge" in known:
-            values["merge"] = [("merge", m) for m in known["merge"].choices if m != getattr(tiling, "merge", None)]
+            if not tiling.split_keys:
+                values["rule"] = [("splits", rule) for rule in ("auto", *RULES) if rule != tiling.splits]
+            values["merge"] = [("merge", m) for m in known["merge"].choices if m != tiling.merge]
         own = [n for n, f in known.items() if f.description.startswith("constexpr of ") and f.minimum is None]
         for name in (n for n in (*BLOCKS, *own) if n in known and isinstance(getattr(tiling, n), int)):
             half = (getattr(tiling, name) or 0) // 2
@@ -329,7 +327,7 @@ class _Examination:
 
     def _as_run(self, call: VariedCall) -> BuiltPlan:
         built = BuiltPlan(*program_of(plan_of(call.variant.on(self.asked), is_bare=True)))
-        named = {*named_fields(self.request.tiling), *call.variant.tiling}
+        named = {*named_fields(self.asked.tiling), *call.variant.tiling}
         self._other |= {n: None for n, v in built.plan.tiling if n not in named and v != getattr(self.base.tiling, n)}
         return built
 
@@ -339,8 +337,9 @@ class _Examination:
         finding = Finding("choice", tuple(self._counted(self._try(call, as_run=True)) for call in calls))
         if finding.verdict != "changes":
             return finding
-        fields = {n: getattr(self.base.tiling, n) for n in self._other}
-        if getattr(self.base.tiling, "splits", "") == "auto" and not getattr(self.base.tiling, "split_keys", 0):
+        tiling = self.base.tiling
+        fields = {n: dict(tiling)[n] for n in self._other}
+        if isinstance(tiling, SplitFields) and tiling.splits == "auto" and not tiling.split_keys:
             is_size = bool(self.problem.lengths) or any(c.is_last_query for c in calls)
             fields |= {n: v for n, v in self._fixed(is_size=is_size).items() if v != "auto"}
         own = {what: tried.latency_us or 0.0 for what, (_, tried) in self._tried.items()}
@@ -371,7 +370,6 @@ class _Examination:
         )
 
     def _row_of(self, call: VariedCall, problem: Problem, place: Place) -> Place:
-        """Return the place of the row of a varied call, or of the call itself, that is compared."""
         return replace(place, row=problem.queries[place.batch] - 1) if call.is_last_query else place
 
     def _key_of(self, program: TileProgram, place: Place) -> Hashable:
@@ -404,7 +402,7 @@ class _Examination:
                 where = "" if cost is None else "this call"
                 return replace(finding, guarantee="splits=1", cost_us=cost, cost_at=where)
             case "rule":
-                rule = f"splits={getattr(self.base.tiling, 'splits', '')}"
+                rule = f"splits={cast('SplitFields', self.base.tiling).splits}"
                 return _against(replace(finding, guarantee=rule), latency, times)
             case "tile" | "merge":
                 names = dict.fromkeys(name for call in calls for name in call.variant.tiling)
@@ -423,7 +421,7 @@ class _Examination:
 
     def _fixed_splits(self, finding: Finding, calls: list[VariedCall]) -> Finding:
         """Return what it costs that splits do not go by the number of blocks."""
-        if "splits" not in type(self.base.tiling).model_fields:
+        if not isinstance(self.base.tiling, SplitFields):
             return finding
         is_size = bool(self.problem.lengths) or finding.aspect in ("chunk", "prefill")
         if is_size and "split_keys" not in type(self.base.tiling).model_fields:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npusim.errors import ProgramError, RaceError
-from npusim.ir.content import Itself
 from npusim.ir.families import distinct, values_of
 from npusim.ir.opaque import OpaqueRange
 from npusim.ir.structure import LoopPart, Operation, Piece, loops_of, pieces_of
@@ -48,7 +47,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors`` are those of the first visit, ``advance`` how far the piece moves them.  ``successors`` says of each
-    node that may follow what lies between.  ``regions`` are its contested regions, operation by operation.
+    node that may follow what lies between, the least where that differs.  ``regions`` are its contested regions,
+    operation by operation.
     """
 
     piece: Piece
@@ -71,29 +71,6 @@ class Outcome(NamedTuple):
     rings: tuple[int, ...]
     held: tuple[int, ...]
     ends: tuple[State, ...]
-
-
-def content_of(
-    program: TileProgram, endpoints: Iterable[Endpoint], shapes: Iterable[Shape], starts: Iterable[State]
-) -> Hashable:
-    """Return what the automaton of a phase without contested tensors depends on, and whether it has races.
-
-    Bodies are known by what they are, not by what is in them: programs share those that have a ``memo_key``.
-    """
-
-    def key_of(part: Part, loops: list[int]) -> Hashable:
-        if isinstance(part, Piece):
-            return part
-        indices = part.indices
-        count = loops.index(id(part)) if isinstance(indices, OpaqueRange) else range(len(indices))
-        return bool(part.name), Itself(part.parts), count
-
-    listed = []
-    for shape in shapes:
-        loops, counts = counts_of(shape)
-        listed.append((tuple(key_of(part, loops) for part in shape.parts), counts.tobytes(), shape.meets))
-    rings = tuple(tuple(vars(ring).values()) for ring in program.rings)
-    return rings, tuple(endpoints), len(program.queues), tuple(starts), tuple(listed)
 
 
 def counts_of(shape: Shape) -> tuple[list[int], Ints]:
@@ -202,14 +179,12 @@ class Automaton:
                 continue
             node = self._node(part, cursors, path, outer)
             for tail, hop in tails:
-                self.nodes[tail].successors.setdefault(node, hop)
+                successors = self.nodes[tail].successors
+                successors[node] = min(hop, successors.get(node, hop))
             tails = [(node, NEXT)]
             for endpoint, moved in enumerate(self.nodes[node].advance):
                 cursors[endpoint] += moved
         return tails
-
-    def _count(self, loop: LoopPart) -> int:
-        return self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
 
     def _turn(self, loop: LoopPart, since: int, cycle: int) -> None:
         """Note from which iteration on a loop's states repeat, every ``cycle``; `NO_CYCLE`: it ended before."""
@@ -220,7 +195,8 @@ class Automaton:
 
     def _loop(self, loop: LoopPart, tails: Tails, cursors: list[int], path: LoopPath, outer: Environment) -> Tails:
         """Follow a loop until the rings are in a state they had, once more around, then jump to its end."""
-        count, number, turn = self._count(loop), 0, (NO_CYCLE, 1)
+        count = self._counts[id(loop)] if isinstance(loop.indices, OpaqueRange) else len(loop.indices)
+        number, turn = 0, (NO_CYCLE, 1)
         step = 0
         if count > 1:
             step = 1 if isinstance(loop.indices, OpaqueRange) else loop.indices[1] - loop.indices[0]

@@ -32,7 +32,7 @@ class AddressSpace:
     alignment_bytes: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Ring:
     """``depth`` slots of ``slot_bytes`` in one memory, handed from producers to consumers in order.
 
@@ -52,6 +52,9 @@ class Ring:
     flag: FlagKind = "binary"
     period: int = 1
     peeks: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __post_init__(self) -> None:
         if self.depth < 1:

@@ -11,16 +11,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from npusim.errors import FlagError, NpusimError, ProgramError, RaceError
-from npusim.ir.automaton import Automaton, content_of
-from npusim.ir.content import Known, uncollected
+from npusim.ir.automaton import Automaton
+from npusim.ir.content import uncollected
 from npusim.ir.families import take_by_shape
 from npusim.ir.opaque import OpaqueError
-from npusim.ir.program import by_content
 from npusim.ir.races import PlaceTable, check_races, ring_bytes
 from npusim.ir.regions import check_regions
 from npusim.ir.structure import Builder, condensed
@@ -29,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from npusim.config.device import FlagsSpec
-    from npusim.ir.automaton import Outcome, State
+    from npusim.ir.automaton import State
     from npusim.ir.buffers import Ring
     from npusim.ir.program import ProgramPhase, TileProgram
 
 
-@by_content
 @uncollected()
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> None:
     """Raise the first fault found: `FlagError`, `ProgramError` or `RaceError`.
@@ -68,32 +66,18 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
         if contested and phase.succession:  # blocks that overlap are told apart by where they lie
             shapes = builder.shapes(phase, one_by_one=True)
             contested, ranges = check_regions(program, phase, shapes)
-        automaton = None
-        arguments = program, builder.walker.endpoints, shapes, states, contested
-        if builder.condense is condensed and not contested:
-            outcome = _proved(Known(content_of(*arguments[:-1]), arguments))
-        else:
-            automaton = Automaton(*arguments)
-            automaton.ranges.update(ranges)
-            outcome = automaton.outcome()
+        is_joined = builder.condense is condensed and not contested
+        tables = (partial(PlaceTable, is_joined=True),) if is_joined else ()
+        automaton = Automaton(program, builder.walker.endpoints, shapes, states, contested, *tables)
+        automaton.ranges.update(ranges)
+        outcome = automaton.outcome()
         rings = [program.rings[number] for number in outcome.rings]
         if flags:
             check_flags(rings, flags)
         _check_held(program, phase.name, held, rings)
-        if automaton:
-            check_races(automaton)
+        check_races(automaton)
         states = outcome.ends
         held += [program.rings[number] for number in outcome.held]
-
-
-@lru_cache(maxsize=64)
-def _proved(arguments: Known) -> Outcome:
-    """Return what a phase comes to; raise what there is to raise, races too."""
-    program, endpoints, shapes, states, none = arguments.thing
-    automaton = Automaton(program, endpoints, shapes, states, none, partial(PlaceTable, is_joined=True))
-    check_races(automaton)
-    arguments.thing = None
-    return automaton.outcome()
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:

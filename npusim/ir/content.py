@@ -1,11 +1,11 @@
-"""Equal contents as one object: what is built of them is compared at every operation."""
+"""Values that are compared by content or by identity, and what is kept of phases as long as it is used."""
 
 from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from numbers import Number
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, dataclass_transform
@@ -43,25 +43,6 @@ class Itself:
 
     def __repr__(self) -> str:
         return repr(self.thing)
-
-
-class Known:
-    """A thing that equals others of one content, which says all of it: what was made of one serves for them.
-
-    Whoever has made it lets ``thing`` go, so that what is kept of contents keeps no programs.
-    """
-
-    __slots__ = ("_digest", "content", "thing")
-
-    def __init__(self, content: Hashable, thing: Any) -> None:
-        self.content, self.thing = content, thing
-        self._digest = hash(content)
-
-    def __hash__(self) -> int:
-        return self._digest
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Known) and self.content == other.content
 
 
 _SIMPLE = frozenset((int, str))
@@ -137,20 +118,3 @@ def kept_by_blocks(count: Callable[..., int]) -> Callable[[Callable[Arguments, V
         return called
 
     return decorated
-
-
-@lru_cache(maxsize=2048)
-def interned(content: Hashable) -> Hashable:
-    """Return one object for all equal contents."""
-    return Itself(content)
-
-
-def methods_of(kind: Any) -> tuple[object, ...]:
-    """Return the functions of a class as it is now: one that is changed in a running process is another."""
-    return tuple(f for base in getattr(kind, "__mro__", ()) for f in vars(base).values() if callable(f)) or (kind,)
-
-
-@lru_cache(maxsize=192)
-def memo(memo_key: Hashable, ends: Hashable, kind: str) -> dict[Any, Any]:
-    """Return what was made so far of the bodies of one key, in programs of these queues and rings; to be added to."""
-    return {}

@@ -7,10 +7,10 @@ exact sum of its steps.  There is no macro operation: softmax is a dozen steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, unique
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.errors import ProgramError
 from npusim.formats import get_arithmetic
@@ -255,6 +255,24 @@ class WarpPlan:
 Generation = Literal["mma", "wgmma"]
 
 
+#: When a kernel pays: at a block's start or end; in an iteration, there for registers in local memory, or for each
+#: slice of a sum; for each element that rows make, that a block's end makes, or of scores; for each multiply-add.
+Due = Literal["block", "end", "tile", "local", "slice", "element", "output", "score", "multiply_add"]
+
+
+class Charge(NamedTuple):
+    """What a kernel pays beside its steps: ``times`` a constant of the device file.
+
+    ``key`` is the constant's, below ``cores.sm.engines``; of a rate in bytes a cycle ``times`` is the bytes.
+    A constant of another engine than the warps' keeps that engine busy.  What is paid for each element or multiply-add
+    is all that the operation takes; for each score: instructions, of which ``key`` names one.
+    """
+
+    key: str
+    times: float = 1.0
+    due: Due = "tile"
+
+
 @dataclass(frozen=True, slots=True)
 class GroupWork:
     """How a group of warps executes an operation where groups run concurrently, and what else it does.
@@ -267,42 +285,23 @@ class GroupWork:
         How often all of it is computed: eight warps on 64 rows compute S twice.
     is_awaited, is_serial
         Whether the warps wait for a product's last result; whether for that of every instruction.
-    barriers, fences
-        That all warps of the block pass, and of shared memory before products read it.
-    lookups
-        Numbers read from global memory that say where the next tile lies.
     copies, loads
         Of 16 bytes a thread: asynchronous ones it issues, and those that it waits for in registers.
-    spilled_bytes, far_bytes
-        Registers that are stored to local memory and loaded: in the cache, and beyond it.
-    instructions
-        Of a warp beside those, as counted in the compiled kernel.
     passes
         Of each of those through shared memory, which is one with the cache that loads come through.
     behind
         The product that goes on beside it, as the warps wait for its start alone: rows and columns of its result, and
         bytes of a row of its left operand; none: ().
-    block_bytes
-        That a block moves at its start and end; none but in its first operation.
-    code
-        Instructions that it waits for, by what each of them takes; none but in a block's first operation.
-    is_step
-        Whether an iteration ends here.
     is_even
         Whether elements are dealt out evenly, as no product asks for them in fragments.
-    element_cycles, product_cycles
-        Of a whole core for an element, and for a multiply-add, where a library's kernel is timed whole; none: what
-        instructions take.  ``constant`` is the device file's key behind the first.
     is_specialised
         Whether warps of their own copy, so that products follow one another without a gap.
     consumers
         Groups of the block that take turns, where warps specialise; 0: others' work is no matter.
     rows, columns, depth
         Of whole tiles, which a kernel computes whatever a ragged one has: of results, and those that a product adds up.
-    extra
-        Instructions for each element beside what steps say.
-    ends_elements
-        Elements of O that a thread stores in it; none but at a block's end.
+    charges
+        What it pays beside its steps.
     """
 
     warps: int
@@ -311,27 +310,18 @@ class GroupWork:
     repeats: int = 1
     is_awaited: bool = True
     is_serial: bool = False
-    barriers: int = 0
-    fences: int = 0
-    lookups: int = 0
     copies: int = 0
     loads: int = 0
-    instructions: int = 0
     passes: int = 1
-    spilled_bytes: int = 0
-    far_bytes: int = 0
     behind: tuple[int, ...] = ()
-    block_bytes: int = 0
-    code: tuple[tuple[str, float], ...] = ()
-    is_step: bool = False
     is_even: bool = False
-    element_cycles: float = 0.0
-    product_cycles: float = 0.0
-    constant: str = ""
     is_specialised: bool = False
     consumers: int = 0
     rows: int = 0
     columns: int = 0
     depth: int = 0
-    extra: float = 0.0
-    ends_elements: int = 0
+    charges: tuple[Charge, ...] = ()
+
+    def charged(self, *charges: Charge) -> GroupWork:
+        """Return the same work, which pays ``charges`` more."""
+        return replace(self, charges=self.charges + charges) if charges else self

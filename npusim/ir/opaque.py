@@ -55,8 +55,6 @@ class OpaqueError(ProgramError):
 
 
 def _refused(verb: str) -> Callable[..., Any]:
-    """Return a method that refuses what a body may not do with a coordinate."""
-
     def method(self: Coordinate, *_others: object) -> NoReturn:
         self._refuse(verb)
 
@@ -249,7 +247,6 @@ def varying(function: Callable[..., Value], *values: Any) -> Value:
 
 
 def _symbols(*values: Any) -> dict[Symbol, int]:
-    """Return the symbols that ``values`` depend on, without factors."""
     return {s: 0 for v in values if isinstance(v, Coordinate) for s in v.terms}
 
 

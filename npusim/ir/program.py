@@ -10,10 +10,9 @@ They are rounded to whole cycles once, where they are made (`npusim.machines`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from npusim.ir.content import Itself, Known, exact, interned, kept_by_blocks, record
+from npusim.ir.content import exact, record
 from npusim.ir.op import TileOp
 from npusim.ir.opaque import form_of
 
@@ -28,23 +27,18 @@ if TYPE_CHECKING:
     from npusim.ir.tile import GlobalTensor, GlobalTile
 
 
-Value = TypeVar("Value")
-
-
 @record
 class Body:
     """A loop's body that other loops have too: ``function(static, at, index)``.
 
     ``static`` is what its operations depend on, hashable; ``at`` holds coordinates: integers, in
     tuples or dataclasses, of which ``function`` may know no more than of the index.  So loops of one
-    ``key`` in one phase have one body, apart from coordinates and constants, by construction.  So have
-    those of one ``memo_key``, if they have one, in programs whose queues and rings are alike but for depths.
+    ``key`` in one phase have one body, apart from coordinates and constants, by construction.
     """
 
     function: Callable[[Any, Any, Any], Iterable[Item]]
     static: Hashable
     at: Any
-    memo_key: Hashable = None
 
     def __call__(self, index: Any) -> Iterable[Item]:
         """Return the items of one iteration."""
@@ -147,8 +141,7 @@ class ProgramPhase:
     ``footprint`` lists what blocks that run in step read and write in global tensors, region by region.
     ``roles`` says what each name of its tables means (``score``, ``weight``, ``sum``): for those who watch.
     ``dealt`` gives the numbers of each core group's blocks, where they are not dealt round robin.
-    ``memo_key`` stands for all that operations depend on but blocks, depths of rings and, where ``placed`` has them,
-    addresses that cost the same.  ``body_counts`` gives bodies that blocks do, with a key, and how often each of the
+    ``body_counts`` gives bodies that blocks do, each with a key of its own in the phase, and how often each of the
     blocks does them, in whatever order, ``bits`` what stands for all that values depend on; None where a machine does
     not say.  ``succession``: where blocks overlap one another.  ``is_joined``: it is of the launch of the phase before,
     behind a barrier of all cores.
@@ -162,9 +155,7 @@ class ProgramPhase:
     serves: Serves = "rows"
     dealt: Sequence[Sequence[int]] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
-    memo_key: Hashable = None
-    placed: Hashable = None
-    body_counts: Callable[[Sequence[Block]], Iterable[tuple[Body, Sequence[int]]]] | None = None
+    body_counts: Callable[[Sequence[Block]], Iterable[tuple[Hashable, Body, Sequence[int]]]] | None = None
     bits: Callable[[], Hashable] | None = None
     family: Callable[[Block], Hashable] | None = None
     succession: Succession | None = None
@@ -276,49 +267,3 @@ class TileProgram:
         """Return ``{memory: (bytes used, bytes there)}`` of one core group."""
         of_tiles = {name: (self.used_bytes.get(name, 0), space.capacity_bytes) for name, space in self.spaces.items()}
         return of_tiles | self.occupied
-
-
-def program_key(program: TileProgram) -> Hashable:
-    """Return what programs share that are one but for names, costs and their tilings' words; None: nobody knows it."""
-    if any(phase.memo_key is None for phase in program.phases):
-        return None
-    rings = tuple(
-        (r.name, r.space, r.offset_bytes, r.slot_bytes, r.depth, r.producers, r.consumers, r.flag, r.period, r.peeks)
-        for r in program.rings
-    )
-    tensors = tuple((t.name, t.batch, t.rows, t.lengths) for t in program.tensors.values())
-    phases = tuple((p.placed, p.succession and p.succession.meets) for p in program.phases)
-    return rings, tensors, program.queues, program.l2, blocks_key(program), phases
-
-
-def blocks_key(program: TileProgram) -> tuple[Hashable, ...]:
-    """Return what programs share whose blocks are alike and cost alike, but for depths of rings and overlaps."""
-    return tuple((p.memo_key, _content(Itself(p.alone)), tuple(map(tuple, p.dealt))) for p in program.phases)
-
-
-@kept_by_blocks(lambda _content, blocks: len(blocks.thing))
-def _content(blocks: Itself) -> Hashable:
-    """Return one object for equal blocks, whose content is looked at once."""
-    return interned(tuple(blocks.thing))
-
-
-def by_content(function: Callable[..., Value], most: int = 64) -> Callable[..., Value]:
-    """Return ``function(program, *more)`` that is worked out once for programs of one `program_key` and equal ``more``.
-
-    What it returns is kept for the last ``most``; not what it raises, nor what is asked of a phase whose body is no
-    method, that of the machine that built it.
-    """
-    kept = lru_cache(maxsize=most)(lambda known: function(*known.thing))
-
-    @wraps(function)
-    def called(program: TileProgram, *more: Hashable) -> Value:
-        bodies = tuple(getattr(phase.body, "__func__", None) for phase in program.phases)
-        if None in bodies or (key := program_key(program)) is None:
-            return function(program, *more)
-        known = Known((bodies, key, more), (program, *more))
-        try:
-            return kept(known)
-        finally:
-            known.thing = None
-
-    return called

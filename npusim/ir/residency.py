@@ -13,7 +13,6 @@ from math import expm1
 from typing import TYPE_CHECKING, Any
 
 from npusim.ir.content import MOST_BLOCKS, Itself, kept_by_blocks
-from npusim.ir.program import by_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +48,6 @@ class Residency:
     write_pushes: Mapping[str, float] = field(default_factory=dict)
 
 
-@by_content
 def residency(
     program: TileProgram,
     group_count: int,

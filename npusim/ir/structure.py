@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.errors import ProgramError
 from npusim.formats import stored_format
-from npusim.ir.content import memo, record
+from npusim.ir.content import record
 from npusim.ir.families import families_of, shapes_of
 from npusim.ir.opaque import (
     Coordinate,
@@ -230,7 +230,6 @@ class Builder:
         self._sizes: dict[str, Callable[[int], int]] = {}
         self._tensors = dict(program.tensors)
         self._block: Any = None
-        self._placed: Hashable = None
 
     def shapes(self, phase: ProgramPhase, *, one_by_one: bool = False) -> list[Shape]:
         """Return the shapes of a phase, families where operations are condensed (`npusim.ir.families`).
@@ -240,7 +239,7 @@ class Builder:
         Raises `ProgramError`: an operation that no queue or ring of the program can take, that writes a tensor which is
         not to be written or leaves its slot, or a body that looks at what it must not depend on.
         """
-        self._bodies, self._placed = {}, phase.placed
+        self._bodies = {}
         families = families_of(phase) if self.condense is condensed and not one_by_one else None
         if families is not None:
             return [self._of_family(phase, family) for family in families]
@@ -316,18 +315,16 @@ class Builder:
             parts = self._body(loop, body, [index])
             return LoopPart(loop.name, loop.indices, parts, index, ())
         try:
-            key, known = body.key, self._bodies
+            key = body.key
         except ProgramError as error:
             raise ProgramError(f"{self.program.name}: loop {loop.name}: {error}") from None
-        if body.memo_key is not None:
-            known = memo((body.memo_key, self._placed), self.walker.ends, self.condense.__name__)
-        if key not in known:
+        if key not in self._bodies:
             symbols: list[Symbol] = []
             at = opaque(body.at, "at", symbols)
             index = Symbol(f"the index of loop {loop.name}")
             parts = self._body(loop, Body(body.function, body.static, at), [index, *symbols])
-            known[key] = parts, symbols, index
-        parts, symbols, index = known[key]
+            self._bodies[key] = parts, symbols, index
+        parts, symbols, index = self._bodies[key]
         values = tuple(zip(symbols, numbers_of(body.at), strict=True))
         return LoopPart(loop.name, loop.indices, parts, index, values)
 

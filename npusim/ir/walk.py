@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.ir.content import interned, memo
 from npusim.ir.families import distinct, families_of, shapes_of
-from npusim.ir.op import meets_l2
-from npusim.ir.program import Body, Item, Loop, ProgramPhase, TileProgram
+from npusim.ir.program import Item, Loop, ProgramPhase, TileProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -143,7 +141,6 @@ class Walker:
                 f"{program.name}: queue {queue} has two rings called {ring}, in one phase or in several; rename one"
             )
         self.queues = {q.name: i for i, q in enumerate(program.queues)}
-        self.ends = ends_of(program)
         self.cursors = [0] * len(self.endpoints)
 
     def resolve(self, op: TileOp, path: Path) -> ResolvedOp:
@@ -204,15 +201,13 @@ class OpTemplate:
     """An operation with waits relative to its endpoint's cursor at the start of the template.
 
     ``waits`` holds ``(endpoint, peer, delta)``: the peer's counter must reach ``cursor[endpoint] + delta``
-    and the endpoint's lag (rounded up to its period).  ``needs``: whether its cost hangs on what L2 holds, and whether
-    on how many core groups work.  ``timed`` is the operation with its cost, of the last pricing.
+    and the endpoint's lag (rounded up to its period).  ``timed`` is the operation with its cost, of the last pricing.
     """
 
     op: TileOp
     queue: int
     waits: tuple[tuple[int, int, int], ...]
     sets: tuple[int, ...]
-    needs: tuple[bool, bool]
     timed: tuple[object, Any] | None = None
 
 
@@ -282,17 +277,9 @@ def compile_items(walker: Walker, items: Iterable[Item], bodies: Bodies | None =
         walker.cursors = origin
 
 
-def ends_of(program: TileProgram) -> Hashable:
-    """Return queues and rings as far as bodies that programs share depend on them: all but depths and places."""
-    rings = tuple((r.name, r.space, r.producers, r.consumers, r.flag, r.peeks) for r in program.rings)
-    return interned((program.queues, rings))
-
-
 def _loop_body(walker: Walker, loop: Loop, bodies: Bodies) -> Template:
     body_key = loop.key
     key = None if body_key is None else (loop.name, body_key)
-    if isinstance(loop.body, Body) and loop.body.memo_key is not None:
-        bodies = memo(loop.body.memo_key, walker.ends, "templates")
     body = bodies.get(key) if key else None
     if body is None:
         walker.cursors = [0] * len(walker.cursors)
@@ -336,8 +323,7 @@ def _op_template(walker: Walker, op: TileOp) -> OpTemplate:
         if last:
             cursors[index] += 1
             sets.append(index)
-    needs = meets_l2(op), op.pace.tiles > 0
-    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets), needs)
+    return OpTemplate(op, walker.queues[op.queue], tuple(waits), tuple(sets))
 
 
 @dataclass(slots=True)
@@ -361,17 +347,15 @@ class Templates:
         self.program = program
         self.walker = Walker(program)
         self._cache: dict[Hashable, Template] = {}
-        self._depths = tuple([ring.depth for ring in program.rings])
         self._bodies: dict[str, Bodies] = {p.name: {} for p in program.phases}
         self._forms: dict[str, list[Form]] = {}
 
     def of(self, phase: ProgramPhase, block: Hashable) -> Template:
-        """Return the template of ``block``, shared by all blocks of its shape, of other programs too."""
-        key = (phase.name, phase.shape(block), self._depths)
-        known = self._cache if phase.memo_key is None else memo(phase.memo_key, self.walker.ends, "blocks")
-        if key not in known:
-            known[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
-        return known[key]
+        """Return the template of ``block``, shared by all blocks of its shape."""
+        key = (phase.name, phase.shape(block))
+        if key not in self._cache:
+            self._cache[key] = compile_items(self.walker, phase.body(block), self._bodies[phase.name])
+        return self._cache[key]
 
     def forms(self, phase: ProgramPhase) -> list[Form]:
         """Return the blocks of a phase by family, or by shape, with one template each."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase, WorkTile
     from npusim.algorithms.tiling_mask import MaskKind
     from npusim.config.device import DeviceSpec
+    from npusim.config.node import NodeDevice, NodeSpec
     from npusim.ir.buffers import Allocator
     from npusim.ir.program import Item, Pricing, Queue, Serves
     from npusim.machines.frame import Frame
@@ -32,17 +33,26 @@ _SHAPE, _FAMILY = attrgetter("shape"), attrgetter("family")
 
 
 class Machine:
-    """A core family on one device, for one program: a new family inherits it and adds ``build``."""
+    """How a device runs schedules, one object for each device: a new core family inherits it and adds ``build``.
+
+    All programs of the device share the object, so nothing in it may outlive the building of one.
+    """
 
     #: Whether a kernel may have rows alone, and whether a framework's product takes each head's rows together.
     has_rows_kernels = reshapes_operands = True
+    #: Whether warp groups run beside one another.
+    has_groups = False
     #: Cores that share the rows of a block.
     row_cores = 1
     #: Keys of device files (patterns) that change nothing on this family, and what would read them: -C refuses them.
     unread: Mapping[str, str] = MappingProxyType({})
+    #: The node that the machine is; None for a single device.
+    node: NodeSpec | None = None
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
+        #: One device: this, or one of a node's.
+        self.single = device
         #: Blocks that run at a time at full speed.
         self.places = device.group_count.value
 
@@ -158,6 +168,14 @@ class Machine:
             pricing=pricing,
             **more,
         )
+
+
+class NodeMachine(Machine):
+    """A node: a machine whose core groups are devices.  Kernels are timed on one device, which chooses their fields."""
+
+    def __init__(self, device: NodeDevice) -> None:
+        super().__init__(device)
+        self.node, self.single = device.node, device.each
 
 
 def serving(phases: Sequence[Phase]) -> list[Serves]:

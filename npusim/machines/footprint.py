@@ -70,7 +70,6 @@ class Footprint:
                             yield Touch(frame.cut(n, part, tile), each, turn=turn)
 
     def _parts(self, block: WorkTile) -> Iterator[WorkTile]:
-        """Return what a block works on at a time, in order: rows of the grid are the outer loop."""
         sizes = dict(self.parts)
         spans = ([(a, at + i, n) for i, n in chunks(size, sizes.get(a, size))] for a, at, size in block.spans)
         return (replace(block, spans=chosen) for chosen in product(*spans))
@@ -138,7 +137,6 @@ def _visited(frame: Frame, n: str, stretches: Sequence[_Stretch]) -> Iterator[To
 
 
 def _place(block: WorkTile, rows: int) -> object:
-    """Return the head, the row after so many, and what else says where a block lies."""
     return block.batch, block.head, block.row + rows, block.spans[1:]
 
 

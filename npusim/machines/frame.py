@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from npusim.algorithms.language import ONE
 from npusim.algorithms.phase import WHOLE, BySize, Stacked, Visit, WorkTile, choose, tensor_of
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
-from npusim.ir.content import interned
 from npusim.ir.op import Attributes, Opcode
 from npusim.ir.opaque import indices, varying
 from npusim.ir.program import Body
@@ -345,11 +344,10 @@ class Frame:
         stages = tuple((loop.axis, tuple((s.name, s.rows) for s in loop.stages)) for loop in p.loops)
         tables = (tuple(p.names.items()), stages, tuple((s.name, s.rows) for s in p.finish))
         parameters = (tuple(p.constants.items()), tuple(p.masks.items()), p.per_tile, p.arithmetic)
-        return interned((p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters))
+        return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters
 
 
 def _longest(hulls: list[Span]) -> Iterator[Span]:
-    """Yield, of sorted hulls with one beginning, the longest."""
     yield from (a for a, b in zip_longest(hulls, hulls[1:]) if b is None or a[0] != b[0])
 
 
@@ -359,45 +357,26 @@ def _alike(t: GlobalTensor) -> Hashable:
     return t.name, t.heads, t.cols, t.fmt, t.role, *layout
 
 
-@dataclass(frozen=True, slots=True)
-class Emitter:
-    """A function of a block and a tile that is told apart by what it does: one of a ``memo_key``, by its name.
-
-    ``memo_key`` stands for all that it depends on besides; programs in which that is alike share what it makes.
-    """
-
-    memo_key: Hashable
-    name: Hashable
-    emit: Emit = field(compare=False, repr=False)
-
-    def __call__(self, block: WorkTile, tile: Visit) -> Iterable[Item]:
-        """Return the items of one tile of a block."""
-        return self.emit(block, tile)
-
-
 def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
     """Return a loop's body that does ``function`` of one tile of a block.
 
     Blocks and tiles of one shape share it: it may know their sizes and conditions, not where they lie.
     """
     shape, at = shape_and_place(block)
-    memo_key = function.memo_key if isinstance(function, Emitter) else None
-    return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col), memo_key)
+    return Body(_tile, (function, shape, tile.shape), (at, tile.index, tile.col))
 
 
 def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> Body:
     """Return the body of a step: each part lags so many tiles, in a run from its first on, of a block from its."""
-    static, where, memo_keys = [], [], set()
+    static, where = [], []
     for part, lag, first, begin, run, block in running:
         shape, at = shape_and_place(block)
         static.append((part, run.step, run.cols, run.only, shape))
         where.append((at, -lag - begin, run.col - (lag + first) * run.step))
-        memo_keys.add(part.memo_key if isinstance(part, Emitter) else None)
-    return Body(_together, tuple(static), tuple(where), memo_keys.pop() if len(memo_keys) == 1 else None)
+    return Body(_together, tuple(static), tuple(where))
 
 
 def _together(static: Any, at: Any, index: int) -> Iterator[ProgramLoop]:
-    """Yield each part's body at its tile of one step."""
     for (part, pitch, cols, only, shape), (position, number, col) in zip(static, at, strict=True):
         tile = Visit(index + number, index * pitch + col, cols, only)
         yield ProgramLoop("", (0,), body(part, block_at(shape, position), tile))

@@ -139,7 +139,6 @@ class Transfers:
         return self.residency.new_writes[target.tensor.name] if isinstance(target, GlobalTile) else 0.0
 
     def _miss_share(self, tensor: str) -> float:
-        """Return the share of a tensor's reads that miss L2."""
         return self.residency.read_misses[tensor]
 
     def _links(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
@@ -161,7 +160,6 @@ class Transfers:
 
 
 def _check_output(step: Step, spec: FixpipeEngine, route: RouteSpec, path: str) -> None:
-    """Raise :class:`UnknownOpcodeError` for a format that the fixpipe does not write on this route."""
     allowed = route.output_formats or spec.casts
     if step.dst.fmt not in allowed:
         raise UnknownOpcodeError(

@@ -163,7 +163,6 @@ class LayerEvaluation:
                     self.computed[at : at + len(block)] = True
 
     def _columns(self, head: int) -> slice:
-        """Return the columns of a rank's attention that one of its heads has."""
         return slice(head * self.layer.value_head_dim, (head + 1) * self.layer.value_head_dim)
 
     def _rows_of(self, row: int, piece: Problem) -> Choice:

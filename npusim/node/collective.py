@@ -248,7 +248,6 @@ class PlannedCollective:
         return edges
 
     def _cut(self, size_bytes: int, parts: int) -> list[int]:
-        """Return the bytes of ``parts`` parts of whole elements."""
         element_bytes = self.call.element_bytes
         return [n * element_bytes for n in shard_sizes(size_bytes // element_bytes, parts)]
 

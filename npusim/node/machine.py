@@ -108,7 +108,6 @@ class Device:
         return core_count - self._busy_cores - self._held_cores
 
     def _leave(self, busy: int = 0, held: int = 0) -> None:
-        """Give cores back, and wake who waits for some."""
         self._busy_cores -= busy
         self._held_cores -= held
         left, self._cores_left = self._cores_left, self.env.event()

@@ -186,7 +186,6 @@ class Sums:
         is_ordered: bool = False,
         watch: Watch | None = None,
     ) -> Array:
-        """Return the sum of a part of the message of ``call``."""
         plan, first = self._plan(call, is_ordered=is_ordered), first_byte // call.element_bytes
         edges = [[e - first for e in chunk] for chunk in plan.shard_edges()]
         return execute(plan.collective, terms, self.fmt, edges, watch)[0]

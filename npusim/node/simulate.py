@@ -287,7 +287,6 @@ class _Simulation:
         )
 
     def _busiest_links(self) -> dict[str, int]:
-        """Return, for each kind of link, the bytes that crossed the busiest one of them."""
         bytes_by_kind: dict[str, int] = {}
         for name, link in self.fabric.links.items():
             kind = name.partition(" ")[0]

@@ -15,7 +15,6 @@ from npusim.errors import SpecError
 from npusim.formats import get_arithmetic
 from npusim.formats.cast import widen
 from npusim.ir.op import Opcode, Step
-from npusim.ir.program import by_content
 from npusim.numerics.diagnosis import Probe
 from npusim.numerics.executor import Alternative, Execution, Observer, Progress, changed_attributes, execute, steps_of
 from npusim.numerics.reference import attention, row_errors, summarise_errors
@@ -424,7 +423,6 @@ def _describe(problem: Problem | KernelOutput, heads: set[int], written: dict[tu
     return f"rows {spans} of {len(heads)} of {problem.heads} heads ({count} of {total} rows)"
 
 
-@by_content
 def named_choices(program: TileProgram) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return ``{matrix arithmetic: evidence}`` of the program's products, and its orders of row sums."""
     named = {

@@ -245,7 +245,6 @@ def execute(
 
 
 def _apart(phase: ProgramPhase, blocks: Sequence[Any]) -> Sequence[Any]:
-    """Return blocks that do not overlap one another."""
     return [phase.succession.alone(block) for block in blocks] if phase.succession else blocks
 
 
@@ -418,7 +417,6 @@ class Lockstep:
         return self._constants[key]
 
     def _view(self, resolved: ResolvedOp, operand: Any) -> Array:
-        """Return the lanes' elements of what lies in their memories."""
         if not isinstance(operand, RingTile):
             return self.store.view(operand.space, operand.offset_bytes, operand)
         start = operand.ring.start(resolved.cursors[operand.ring.name, operand.is_producer])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from operator import itemgetter
 from types import MappingProxyType
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.problem import Problem
 from npusim.errors import NpusimError
+from npusim.machines.published import find_kernel
+from npusim.machines.published.kernel import GpuKernel, PublishedKernel
 from npusim.report.text import percent
 from npusim.schedules.registry import effective
 from npusim.simulation.request import Request, command
@@ -83,7 +85,8 @@ def decoding(record: RunRecord) -> str | None:
     if queries > DECODED_QUERIES or queries == int(str(p["seq_kv"])):
         return None
     lines, fields = [], record.tiling
-    if fields.get("kernel") in ("fa2", "fa3"):  # they cut keys and pack heads by their own rules
+    kernel = find_kernel(PublishedKernel, str(fields.get("kernel")))
+    if isinstance(kernel, GpuKernel) and kernel.split_rule is not None:  # it cuts keys and packs heads by its own rules
         return None
     working, groups = len(timing.group_ends), record.device.group_count
     if working < groups:
@@ -139,7 +142,7 @@ def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
     if startup / total < STARTUP_SHARE:
         return Advice(text)
     text += f"; {percent(startup / total)} starts and ends instructions"
-    return Advice(text, _longer_instructions)
+    return Advice(text, partial(_scaled, names=("vector_rows", "block_q", "block"), factors=(2, 4)))
 
 
 def _matrix(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice | None:
@@ -204,7 +207,6 @@ def _routes(timing: TimingRecord, busiest: QueueUse) -> dict[str, float]:
 
 
 def _scaled(fields: Fields, names: Iterable[str], factors: Iterable[float]) -> Iterator[Fields]:
-    """Yield changes of one field each, those of ``names`` that are numbers, by each factor."""
     for name in names:
         if isinstance(value := fields.get(name), int):
             yield from ({name: int(value * factor)} for factor in factors)
@@ -216,10 +218,6 @@ def _smaller_blocks(fields: Fields) -> Iterator[Fields]:
         yield {"block_q": 64, "arrangement": "2x2"}
 
 
-def _longer_instructions(fields: Fields) -> Iterator[Fields]:
-    yield from _scaled(fields, ("vector_rows", "block_q", "block"), (2, 4))
-
-
 def _even_blocks(fields: Fields) -> Iterator[Fields]:
     longest_first = {"deal": "balanced", "launch": "longest_first"}
     yield from ({name: order} for name, order in longest_first.items() if name in fields)
@@ -227,7 +225,6 @@ def _even_blocks(fields: Fields) -> Iterator[Fields]:
 
 
 def _larger_blocks(fields: Fields) -> Iterator[Fields]:
-    """Yield blocks that load keys and values less often."""
     yield from _scaled(fields, ("block_q", "block", "block_kv"), (2,))
     if isinstance(warps := fields.get("warps"), int):
         yield from ({**change, "warps": 2 * warps} for change in _scaled(fields, ("block_q",), (2,)))
@@ -288,7 +285,7 @@ class Trial:
             return None
         own = r.tiling.model_dump(exclude_unset=True)
         times = [(self._latency_us({**own, **c}), c) for c in changes(self.fields) if c.items() - self.fields.items()]
-        named = self._named()
+        named = None if r.asked is None else dict(v.split("=", 1) for o, v in r.asked if o == "-t")
         for fixed_us, change in sorted(times, key=itemgetter(0)):
             if fixed_us >= r.latency_us * (1 - WORTH):
                 return None
@@ -316,13 +313,7 @@ class Trial:
         latency_us: float = remembered("trial", request.find_schedule(), r.device, call, simulated)
         return latency_us
 
-    def _named(self) -> Fields | None:
-        """Return the fields that were named; None where no command line asks for the run."""
-        asked = self._result.asked
-        return None if asked is None else dict(v.split("=", 1) for o, v in asked if o == "-t")
-
     def _command(self, change: Fields) -> str:
-        """Return the command that runs it with a change; empty where none can say it."""
         r = self._result
         if r.asked is None:
             return ""

@@ -318,7 +318,6 @@ def _beside(
 
 
 def _of(run: int, function: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
-    """Return a function of a row and a run as one of a row alone."""
     return lambda row: function(row, run)
 
 

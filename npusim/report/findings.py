@@ -77,14 +77,10 @@ VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
 )
 
 
-def _tried(finding: Finding) -> str:
-    return ", ".join(t.what for t in finding.tried if not t.reason) or "nothing: no such choice here"
-
-
 ASPECTS = Columns(
     Column("vary", "aspect", style="label"),
     Column("changes bits", lambda f: VERDICTS[f.verdict][0], style=lambda f: VERDICTS[f.verdict][1]),
-    Column("tried", _tried),
+    Column("tried", lambda f: ", ".join(t.what for t in f.tried if not t.reason) or "nothing: no such choice here"),
     Column("ruled out by", "guarantee"),
     Column("costs us", lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}", align=">"),
     Column("", "cost_at"),

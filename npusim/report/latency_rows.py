@@ -11,30 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from npusim import __version__
 from npusim.config.document import read_text
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.sanitize import csv_text
+from npusim.simulation.request import CallOptions, Request
 from npusim.simulation.simulate import run_request
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from npusim.simulation.request import Request
     from npusim.simulation.result import RunData
 
 _ATTENTION = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim")
 
 
 def latency_rows(
-    request: Request, axes: Mapping[str, Sequence[int]], form: str, progress: Callable[[int, int], None] | None = None
+    schedule: str,
+    axes: Mapping[str, Sequence[int]],
+    form: str,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[CallOptions],
 ) -> tuple[str, tuple[str, ...]]:
     """Return a CSV table of predicted latencies of a grid of sizes, and why shapes have none.
 
-    ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless the request says
+    ``axes``: values of ``m n k``, or of ``batch heads kv_heads seq_q seq_kv head_dim`` (causal unless an option says
     otherwise); ``form``: ``aiconfigurator`` or ``msmodeling``.
 
     Raises `SpecError` for sizes of neither, a schedule without a time, or where no shape has a prediction.
@@ -45,6 +49,7 @@ def latency_rows(
         raise SpecError(f"--grid: sizes {', '.join(axes)}: give {known}")
     rows, faults = [], []
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    request = Request(schedule, **options)
     bare = replace(request, workload=None, dtype=None, causal=None, numerics=False, trace_groups=())
     for number, point in enumerate(points, 1):
         given: dict[str, object] = {**({"dtype": request.dtype} if request.dtype else {}), **point}

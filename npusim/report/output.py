@@ -85,7 +85,6 @@ def _is_unfinished(file: Path) -> bool:
 
 
 def _digest_in(file: Path) -> str | None:
-    """Return the digest of the run that a ``result.json`` holds; None where it says none."""
     try:
         return str(read_json(file)[1]["digest"])
     except (TypeError, KeyError, SpecError):

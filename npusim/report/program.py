@@ -209,7 +209,6 @@ def alike_cores(phase: ListedPhase) -> dict[str, str]:
 
 
 def _without(items: Sequence[ListedItem], cores: Mapping[str, str]) -> tuple[ListedItem, ...]:
-    """Return items without the operations of some cores."""
     return tuple(
         replace(item, items=_without(item.items, cores)) if isinstance(item, ListedLoop) else item
         for item in items

@@ -71,9 +71,8 @@ def exploration_table(
     total = max(last.points, len(outcomes))
     count = f"{whole(total)} point{'' if total == 1 else 's'}"
     count = f"{whole(len(outcomes))} of {count}" if len(outcomes) < total else count
-    statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
     where = f" on {about['device']}, {_subject(about)}" if "device" in about else ""
-    blocks: list[Block] = [Heading(f"{name}{where}: {count}", statuses)]
+    blocks: list[Block] = [Heading(f"{name}{where}: {count}", _counted(counts))]
     apart = [] if exploration is None else [n for n in exploration.setting.scene_names if n != "schedule"]
     scenes: dict[tuple[object, ...], list[PointOutcome]] = defaultdict(list)
     for o in outcomes:
@@ -98,6 +97,10 @@ def exploration_table(
         blocks += _assurances(exploration)
         blocks += _what_if(outcomes, exploration.setting.device_keys, exploration.setting.schedules)
     return tuple(blocks)
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
 
 
 def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Exploration | None) -> Iterator[Cell]:
@@ -275,7 +278,6 @@ def about_of(file: Path) -> dict[str, Any]:
 
 
 def _subject(about: Mapping[str, Any]) -> str:
-    """Return the workload and the sizes that a search's store says it is about."""
     sizes = problem_text(about["problem"]) if "problem" in about else ""
     return " ".join(filter(None, (about.get("workload"), sizes)))
 
@@ -286,8 +288,7 @@ def exploration_part(name: str, rows: Sequence[Row], about: Mapping[str, Any] = 
     names = ", ".join(map(short_name, about.get("schedules", ())))
     title = f"{names} on {about['device']}" if "device" in about else name
     searched = f"searched over {', '.join(axes)}" if axes else ""
-    counts = Counter(str(r["status"]) for r in rows)
-    statuses = ", ".join(f"{whole(counts[status])} {words}" for status, words in _COUNTED.items() if counts[status])
+    statuses = _counted(Counter(str(r["status"]) for r in rows))
     figures = tuple(_figures(rows, ranked, axes))
     parts = (_subject(about), searched, f"{whole(len(rows))} points: {statuses}")
     return PagePart(title, "; ".join(filter(None, parts)), _tiles(ranked, axes), (), figures)

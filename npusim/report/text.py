@@ -215,7 +215,6 @@ def _facts(facts: Facts, width: int | None) -> Iterator[Line]:
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
-    """Return ``text`` in lines of at most ``width``, cut between words; all of it where that is None."""
     if width is None or len(text) <= width:
         return [text]
     return textwrap.wrap(text, max(width, _NARROWEST), break_long_words=False, break_on_hyphens=False) or [""]

@@ -159,7 +159,8 @@ class _Replay:
             left -= 1
             span = remaining.pop()
             assert span.label == op.op.label, f"{span} is no {op.op.label}"
-            notes = tuple(map(_event_text, events.get((phase, block, position), ())))
+            noted = events.get((phase, block, position), ())
+            notes = tuple(str(e) if e.count == 1 else f"{e}, {e.count} elements" for e in noted)
             piece = Slice(span.label, span.start, span.end, block=block, path=path, events=notes)
             track = track_of(self.group, span.queue)
             self.operations.append((track, piece))
@@ -217,7 +218,3 @@ class _Replay:
             self.sets[index].append(number)
             late = self.streams.flag_latency(index) if self.streams else 0
             self.visible[index].append(self.over[queue] + late)
-
-
-def _event_text(event: NumericEvent) -> str:
-    return str(event) if event.count == 1 else f"{event}, {event.count} elements"

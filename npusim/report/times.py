@@ -215,7 +215,6 @@ def _limit(record: RunRecord, timing: TimingRecord) -> str:
 
 
 def _shares(record: RunRecord, timing: TimingRecord) -> dict[str, float]:
-    """Return the share of its bandwidth that each link has over the cores' time."""
     seconds, rates = timing.core_us * 1e-6, record.device.link_bytes_per_s
     return {name: size / seconds / rates[name] for name, size in timing.link_bytes.items()} if seconds else {}
 

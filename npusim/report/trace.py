@@ -54,7 +54,8 @@ def _slice_events(
     timeline: Timeline, piece: Slice, where: Mapping[str, int], leaving: Sequence[int], reaching: Sequence[int]
 ) -> Iterator[dict[str, object]]:
     """Yield begin, instants and end of a slice, and the ends of flows: numbers of those that leave and reach it."""
-    first, last = ({"ts": _us(timeline, cycle), **where} for cycle in (piece.start, piece.end))
+    ends = (timeline.ns(cycle) / _NANOSECONDS_PER_MICROSECOND for cycle in (piece.start, piece.end))
+    first, last = ({"ts": us, **where} for us in ends)
     block = {"block": piece.block} if piece.block else {}
     cycles = {"start_cycle": piece.start, "end_cycle": piece.end, "cycles": piece.end - piece.start}
     name = piece.name if piece.kind == "operation" else f"{_WAIT}{piece.name}"
@@ -65,7 +66,3 @@ def _slice_events(
     # A flow leaves at the end of its slice, which is open until then.
     yield from ({"ph": "s", "id": number, **flow, **last} for number in leaving)
     yield {"ph": "E", **last, **about}
-
-
-def _us(timeline: Timeline, cycle: int) -> float:
-    return timeline.ns(cycle) / _NANOSECONDS_PER_MICROSECOND

@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from npusim.config import outside
 from npusim.config.device import FAMILIES, MACHINES
 from npusim.config.layers import ModelProblem
 from npusim.config.messages import choices
@@ -82,14 +83,14 @@ def schedules_called(name: str) -> dict[str, Schedule]:
     plugins.refuse_twice(name)
     if "::" in name:
         return {s.family: s for s in importlib.import_module(f"{__name__}.triton").load(name)}
-    outside = name if plugins.is_outside(name) else plugins.offered().get(name, "")
-    theirs = {s.family: s for s in plugins.load(outside)} if outside else {}
-    taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and plugins.is_outside(name)), None)
+    source = name if outside.is_outside(name) else plugins.offered().get(name, "")
+    theirs = {s.family: s for s in plugins.load(source)} if source else {}
+    taken = next((s for s in theirs.values() if (s.name, s.family) in SCHEDULES and outside.is_outside(name)), None)
     if taken:
         where = f"{taken.origin}: " if taken.origin else ""
         raise SpecError(f"{where}schedule {taken.name!r} is one of npusim's own; call it otherwise where it is made")
     if ours.keys() & theirs.keys():
-        raise SpecError(f"{outside}: {name!r} is a schedule of npusim's own; give the entry point another name")
+        raise SpecError(f"{source}: {name!r} is a schedule of npusim's own; give the entry point another name")
     return {**ours, **theirs}
 
 
@@ -112,9 +113,9 @@ def find_schedule(name: str, family: str) -> Schedule:
     families = schedules_called(name)
     if family in families:
         return families[family]
-    outside = next((s for s in families.values() if s.elsewhere and family in installed(MACHINES)), None)
-    if outside is not None and outside.elsewhere:
-        return replace(outside, family=family, tiling=outside.elsewhere)
+    found = next((s for s in families.values() if s.elsewhere and family in installed(MACHINES)), None)
+    if found is not None and found.elsewhere:
+        return replace(found, family=family, tiling=found.elsewhere)
     if families:
         nodes = "; a node is several devices: --hw ascend_910b2_x8" if "node" in families else ""
         raise SpecError(f"schedule {name!r} has no mapping for {family} cores; it runs on {', '.join(families)}{nodes}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +24,23 @@ from npusim.algorithms.scores import exponent_factor, scored, sink_of, with_scor
 from npusim.algorithms.tiling_mask import mask_of
 from npusim.algorithms.unfused import prepared
 from npusim.config.device import FAMILIES
+from npusim.config.node import NODE_FAMILY
 from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Field, Tiling, joined
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
-from npusim.ir.content import kept_by_blocks
+from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import Opcode
 from npusim.ir.tile import GlobalTensor
 from npusim.machines.ascend import plan
 from npusim.machines.ascend.plan import KernelFields, VectorFields
+from npusim.machines.base import NodeMachine
+from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published.kernel import PublishedKernel
 from npusim.machines.sm import core
 from npusim.machines.sm.core import GroupFields, SmFields
 from npusim.schedules import plugins
-from npusim.schedules.registry import FLASH_ATTENTION, Schedule, able_devices, changed_fields, for_inputs, multiplies
+from npusim.schedules.registry import Schedule, able_devices, changed_fields, for_inputs, multiplies
 from npusim.units import chunks
 
 if TYPE_CHECKING:
@@ -69,12 +73,18 @@ ATTENTION_TILING: Mapping[str, type[Tiling]] = MappingProxyType(
     {"ascend": FlashTiling, "nvidia": SmFields, "cpu": SmFields}
 )
 
+#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
+_READ_BESIDE = frozenset(
+    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
+)
 #: Fields that searches leave alone, by the class that has them.
 LEFT = ((GroupFields, core.left_alone), (VectorFields, plan.left_alone))
 
 
 def machine_class(family: str) -> type[Any]:
-    """Return the machine of a core family; one from an installed package where the family is one's."""
+    """Return the machine of a core family or a node; one from an installed package where the family is one's."""
+    if family == NODE_FAMILY:
+        return NodeMachine
     if family not in FAMILIES:
         return plugins.machine(family)
     if family == "ascend":  # a run imports its own device's alone
@@ -84,6 +94,16 @@ def machine_class(family: str) -> type[Any]:
     from npusim.machines.sm.machine import SmMachine
 
     return SmMachine
+
+
+def machine_of(device: DeviceSpec) -> Any:
+    """Return the machine of a device or node: one object, made on the first call for the device."""
+    return _machine(Itself(device))
+
+
+@lru_cache
+def _machine(device: Itself) -> Any:
+    return machine_class(device.thing.family)(device.thing)
 
 
 def unread_keys(family: str) -> Mapping[str, str]:
@@ -152,21 +172,20 @@ def schedule(
 
 
 def _declared(tiling: Any, device: DeviceSpec, problem: Any, precision: Any) -> Any:
-    declared: Any = machine_class(device.family)(device).declared(tiling, problem, precision)
-    return declared
+    return machine_of(device).declared(tiling, problem, precision)
 
 
 def _build(
     called: str, phases: PhasesFunction, problem: Any, tiling: Any, device: DeviceSpec, precision: Any
 ) -> TileProgram:
-    machine, dtype = machine_class(device.family)(device), getattr(problem, "dtype", "")
-    kernel = getattr(tiling, "kernel", None) or called
+    machine, dtype = machine_of(device), getattr(problem, "dtype", "")
+    kernel = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)) or kernels(PublishedKernel).get(called)
     p = precision.whole(dtype) if hasattr(precision, "whole") else for_inputs(precision, dtype, kernel)
     if getattr(p, "multiply_add", None) == "" and (chosen := device.rounding_choices.get("multiply_add")):
         p = replace(p, multiply_add=chosen.value)
     tiling = tiling.whole() if hasattr(tiling, "whole") else tiling
     tiling, notes = machine.fitted(tiling, problem, p)
-    if kernel in FLASH_ATTENTION and getattr(precision, "output", "") == "input" and p.output != dtype:
+    if kernel is not None and getattr(precision, "output", "") == "input" and p.output != dtype:
         scaled = f" p_scale={p.p_scale:g}" if hasattr(p, "p_scale") else ""
         notes = (*notes, f"output={p.output}{scaled}: as FlashAttention has it for inputs of 8 bits")
     planned = phases(problem, tiling, p, machine)
@@ -252,67 +271,90 @@ def attention(
     """
     _check_names(called, kernel, operands, fields)
     tiling = tiling if fields is None else {f: joined(fields, base, "model") for f, base in ATTENTION_TILING.items()}
-    hooked = kernel if score is None else with_score(kernel, score, operands)
-
-    @kept_by_blocks(lambda phase, *_: len(phase.cells))
-    def one(problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any) -> Phase:
-        if score:  # hooks see scores as they are; log2 e comes after them
-            of_problem, known = hooked, {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
-        else:
-            done = [n for n in problem.score_changes if n in more.get("models", ())]  # what the kernel does by itself
-            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
-            of_problem, known = scored(hooked, problem, p, problem.scale)
-        bound = _operands(called, operands, problem, p)
-        known |= bound | {"values": known.get("values", {}) | bound["values"]}
-        if "sink" in kernel.parameters:
-            known["sink"] = sink_of(problem, p, p.softmax)
-        elif problem.sink_logits:
-            raise TilingError(f"sink_logits: schedule {called} has no learned sinks; --ignore sink_logits")
-        known |= given(problem, tiling, p) if given else {}
-        seen = KeyFunction(sees(problem, tiling), problem.seq_kv) if sees else problem.seen
-        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
-        _check_seen(called, problem, seen)
-        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
-        phase = attention_phase(of_problem, problem, sizes, p, tensors=tensors, **known)
-        if len(phase.loops) > 1:
-            walks = f"{kernel.__name__} walks tiles in {len(phase.loops)} loops"
-            raise TilingError(f"schedule {called}: {walks}; attention has one")
-        pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q) if sees else 0
-        return replace(phase, flops=problem.flops_of(problem.batch * pairs)) if sees else phase
-
-    def phases(problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
-        if (ruled := by_rule(problem, tiling, p, machine)) is not None:
-            return ruled
-        memo_tiling = tiling if sees or given else None  # what no field of the tiling changes is made once
-        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
-        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
-        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
-        return _checked(called, kernel, p, [*before, one(problem, sizes, p, masked, tensors, memo_tiling)], given)
-
+    hooked = None if score is None else with_score(kernel, score, operands)
+    own = _Attention(called, kernel, hooked, operands, sees, given, frozenset(more.get("models", ())), by_rule)
     hooks: dict[str, Any] = {"origin": _origin(kernel.function), "takes_lengths": not (sees or operands)}
     hooks |= {"sees": sees} if sees else {}
     hooks |= {"is_hooked": True} if score else {}
-    checked = phases if "scale" in kernel.parameters else _without_scale(called, phases)
+    checked = own.phases if "scale" in kernel.parameters else _without_scale(called, own.phases)
     return schedule(called, checked, precisions=precisions, tiling=tiling, **(hooks | more))
 
 
-#: Fields of a precision that operations, products, tensors and what comes before the kernel read.
-_READ_BESIDE = frozenset(
-    ("exp_variant", "sum_order", "rounding", "multiply_add", "arithmetic", "output", "operands", "scale_rule", "smooth")
-)
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """A kernel of attention with what a schedule does beside it, as :func:`attention` takes that.
 
-
-def _checked(called: str, kernel: Kernel, p: Any, phases: list[Phase], given: object) -> list[Phase]:
-    """Return phases; raise `SpecError` for a changed field of the precision that neither they nor what is around reads.
-
-    A function of what else is ``given`` may read any.
+    ``hooked``: the kernel with the schedule's score.  ``models``: what of a problem's scores the kernel does by itself.
     """
-    read = _READ_BESIDE.union({"exponent"} if "unit" in kernel.parameters else (), {"sink"} & kernel.parameters)
-    read = read.union(*(phase.precision_fields or () for phase in phases))
-    if not given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
-        listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
-        raise SpecError(f"precision field {wrong[0]!r}: schedule {called} does not read it; it reads {listed}")
-    return phases
+
+    called: str
+    kernel: Kernel
+    hooked: Kernel | None
+    operands: Mapping[str, Callable[[Any], Any]]
+    sees: Callable[[Any, Any], Sees] | None
+    given: Callable[[Any, Any, Any], Mapping[str, Any]] | None
+    models: frozenset[str]
+    by_rule: Callable[[Any, Any, Any, Any], Phases | None]
+
+    def phases(self, problem: Any, tiling: Any, p: Any, machine: Any) -> Phases:
+        """Return the attention, behind the kernels that bring its operands to another format, or what a rule cuts."""
+        if (ruled := self.by_rule(problem, tiling, p, machine)) is not None:
+            return ruled
+        memo_tiling = tiling if self.sees or self.given else None  # what no field of the tiling changes is made once
+        sizes, masked = (tiling.block_q, tiling.block_kv), (machine.mask_kind(tiling), machine.mask_block(tiling))
+        tensors, able = attention_tensors(problem, p.output), machine.has_rows_kernels
+        before, tensors = read_operands(tensors, p, machine.device, prepares=able)
+        return self._checked(p, [*before, self._phase(problem, sizes, p, masked, tensors, memo_tiling)])
+
+    @kept_by_blocks(lambda phase, *_: len(phase.cells))
+    def _phase(
+        self, problem: Any, sizes: tuple[int, int], p: Any, masked: Any, tensors: AttentionTensors, tiling: Any
+    ) -> Phase:
+        kernel, problem, known = self._scored(problem, p)
+        if self.given:
+            known |= self.given(problem, tiling, p)
+        seen = KeyFunction(self.sees(problem, tiling), problem.seq_kv) if self.sees else problem.seen
+        known["mask"] = mask_of(problem, sizes, masked[0], seen=seen)  # what does not fit is refused before blocks
+        _check_seen(self.called, problem, seen)
+        known["cells"] = attention_cells(problem, *sizes, seen=seen, mask_block=masked[1])
+        phase = attention_phase(kernel, problem, sizes, p, tensors=tensors, **known)
+        if len(phase.loops) > 1:
+            walks = f"{self.kernel.__name__} walks tiles in {len(phase.loops)} loops"
+            raise TilingError(f"schedule {self.called}: {walks}; attention has one")
+        if not self.sees:
+            return phase
+        pairs = pairs_seen(seen, problem.causal_offset, problem.seq_q)
+        return replace(phase, flops=problem.flops_of(problem.batch * pairs))
+
+    def _scored(self, problem: Any, p: Any) -> tuple[Kernel, Any, dict[str, Any]]:
+        """Return the kernel with all that is done to scores, the problem that is left, and what the kernel takes."""
+        kernel = self.hooked
+        if kernel:  # hooks see scores as they are; log2 e comes after them
+            known: dict[str, Any] = {"scale": problem.scale, "score_factor": exponent_factor(p.exp_variant)}
+        else:
+            done = self.models.intersection(problem.score_changes)
+            problem = problem.model_copy(update={n: type(problem).model_fields[n].default for n in done})
+            kernel, known = scored(self.kernel, problem, p, problem.scale)
+        bound = _operands(self.called, self.operands, problem, p)
+        known |= bound | {"values": known.get("values", {}) | bound["values"]}
+        if "sink" in self.kernel.parameters:
+            known["sink"] = sink_of(problem, p, p.softmax)
+        elif problem.sink_logits:
+            raise TilingError(f"sink_logits: schedule {self.called} has no learned sinks; --ignore sink_logits")
+        return kernel, problem, known
+
+    def _checked(self, p: Any, phases: list[Phase]) -> list[Phase]:
+        """Return phases; raise `SpecError` for a changed field of the precision that neither they nor others read.
+
+        A function of what else is ``given`` may read any.
+        """
+        takes = self.kernel.parameters
+        read = _READ_BESIDE.union({"exponent"} if "unit" in takes else (), {"sink"} & takes)
+        read = read.union(*(phase.precision_fields or () for phase in phases))
+        if not self.given and (wrong := [n for n in changed_fields(p) if n not in read and hasattr(p, n)]):
+            listed = ", ".join(f.name for f in fields(p) if f.name in read - {"name"})
+            raise SpecError(f"precision field {wrong[0]!r}: schedule {self.called} does not read it; it reads {listed}")
+        return phases
 
 
 def _operands(called: str, operands: Mapping[str, Callable[[Any], Any]], problem: Any, p: Any) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from npusim.algorithms.flash import Fa4Precision, FlashPrecision, NamedFormats, 
 from npusim.algorithms.split import SplitPrecision
 from npusim.config.tiling import Field, Tiling, lightest
 from npusim.machines.ascend.plan import Barriers, KernelName
+from npusim.machines.published import find_kernel
+from npusim.machines.published.cann import CANN
+from npusim.machines.published.kernel import GpuKernel, PublishedKernel
 from npusim.machines.sm.core import SmFields, has_concurrent_warp_groups
-from npusim.machines.sm.published import cuts_keys, packs_heads
 from npusim.schedules.define import FlashTiling, attention
 from npusim.schedules.presets import PRECISIONS
 
@@ -40,7 +42,7 @@ class TwoLevelTiling(FlashTiling):
         description="tiles that Q K^T and softmax run ahead of P V",
         json_schema_extra=lightest("least"),
     )
-    kernel: KernelName | None = Field(default="cann", description="whose kernel: CANN's, PTO's or TileLang's")
+    kernel: KernelName | None = Field(default=CANN.name, description="whose kernel")
     barriers: Barriers | None = Field(
         default="every", description="between vector instructions: every, as in CANN 8.0, or where needed"
     )
@@ -92,25 +94,21 @@ def _needs_lanes(device: DeviceSpec) -> str:
     )
 
 
-#: Rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
-MERGE_ROWS = 4
-
-
 def _by_rule(problem: Problem, tiling: Any, p: FlashPrecision, machine: Any) -> Phases | None:
     """Return the phases of a kernel that cuts keys or packs heads by its own rule; None where it does neither."""
-    kernel, tile = getattr(tiling, "kernel", None), (tiling.block_q, tiling.block_kv)
-    if kernel not in ("fa2", "fa3"):
+    kernel, tile = find_kernel(PublishedKernel, getattr(tiling, "kernel", None)), (tiling.block_q, tiling.block_kv)
+    if not isinstance(kernel, GpuKernel) or kernel.split_rule is None:
         return None
     from npusim.schedules import split_kv
 
-    is_packed = packs_heads(kernel, problem, tiling.block_q) and split_kv.may_pack(problem, tiling.block_q)
-    is_cut = cuts_keys(kernel, problem, tile, machine.device)
+    is_packed = kernel.packs(problem, tiling.block_q) and split_kv.may_pack(problem, tiling.block_q)
+    is_cut = kernel.cuts(problem, tile, machine.device)
     if not (is_packed or is_cut):
         return None
-    fields = split_kv.GpuSplitTiling(
-        block_q=tile[0], block_kv=tile[1], splits=kernel if is_cut else 1, pack="on" if is_packed else "off"
+    fields = split_kv.GpuSplitTiling(block_q=tile[0], block_kv=tile[1], splits=1, pack="on" if is_packed else "off")
+    return split_kv.phases(
+        problem, fields, SplitPrecision(**asdict(p)), machine, kernel.merge_rows, kernel.split_rule if is_cut else None
     )
-    return split_kv.phases(problem, fields, SplitPrecision(**asdict(p)), machine, MERGE_ROWS)
 
 
 FLASH = attention("flash", flash, precisions=PRECISIONS, by_rule=_by_rule, summary="FlashAttention-2, online softmax")

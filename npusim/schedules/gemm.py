@@ -59,7 +59,7 @@ def product(problem: GemmProblem, tiling: Any, p: FlashPrecision, machine: Any) 
     output = problem.output_dtype if p.output == fmt else p.output
     c = GlobalTensor("c", 1, problem.count, m, n, output, "output")
     phases = machine.product("gemm", a, b, c, tiling, arithmetic=p.arithmetic, is_transposed=is_transposed)
-    if getattr(tiling, "swizzle", 1) == 1:
+    if not isinstance(tiling, GemmFields) or tiling.swizzle == 1:
         return list(phases)
     return [replace(phase, cells=swizzled(phase.cells, tiling.swizzle)) for phase in phases]
 
@@ -90,11 +90,12 @@ def rows_of_layer(problem: RowsProblem, tiling: Any, _precision: FlashPrecision,
     """Return a norm, rotary embedding or activation between the products of a layer."""
     p = problem
     width = p.cols if p.what in WHOLE_ROWS else min(p.cols, tiling.elements)
-    if p.what == "norm" and p.cols > (piece := getattr(tiling, "piece", p.cols)):
-        width = round_up(ceil_div(p.cols, ceil_div(p.cols, piece)), COLUMNS)
+    in_slices = isinstance(tiling, RowsFields)
+    if p.what == "norm" and in_slices and p.cols > tiling.piece:
+        width = round_up(ceil_div(p.cols, ceil_div(p.cols, tiling.piece)), COLUMNS)
     rows = max(1, tiling.elements // width)
     most = ceil_div(p.rows * p.heads * ceil_div(p.cols, width), machine.places)  # few rows on all cores
-    height = min(p.rows, max(1, min(rows * getattr(tiling, "slices", 1) * machine.row_cores, most)))
+    height = min(p.rows, max(1, min(rows * (tiling.slices if in_slices else 1) * machine.row_cores, most)))
     phase = pointwise(p.what, (p.heads, p.rows, p.cols), p.dtype, (height, width), p.parts)
     return [replace(phase, slice_elements=rows * width)]
 

@@ -144,10 +144,6 @@ def layers_on_host(problem: ModelProblem, tiling: LayerTiling, device: NodeDevic
     return memory_plan(problem, device, output=tiling.output).cpu_layers if asked is None else asked
 
 
-def _model(problem: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums) -> TileProgram:
-    return max(periods(problem, tiling, device, precision), key=lambda p: p.count).program
-
-
 def _layer(
     p: ModelProblem, tiling: LayerTiling, device: NodeDevice, precision: PartialSums, strategy: Strategy, is_dense: bool
 ) -> TileProgram:
@@ -160,7 +156,6 @@ def _layer(
 
 
 def _as_named(task: Task, tiling: LayerTiling) -> Task:
-    """Return a task whose kernels of rows are those that the tiling names."""
     if tiling.rows == "auto" or not isinstance(task.op, KernelOp) or task.op.kernel.role != "rows":
         return task
     kernel = task.op.kernel
@@ -355,10 +350,6 @@ def check_host(device: NodeDevice, strategy: Strategy) -> None:
 def _offload(
     strategy: Strategy, problem: SharedProblem, tiling: OffloadTiling, device: NodeDevice, _precision: PartialSums
 ) -> TileProgram:
-    """Return attention of one layer whose K and V lie on the host.
-
-    Raises `TilingError` for more ranks than devices, or a node whose file has no host.
-    """
     check_ranks(device.node, problem.ranks)
     tasks = attention_tasks(problem, strategy, tiling.attention, device)
     return task_program(f"offload_{strategy}", problem.ranks, tasks, problem.flops(), (COMPUTE,))
@@ -391,7 +382,7 @@ SCHEDULES = (
     node_schedule(
         "layer",
         "a whole model, layer by layer: prefill, or a decoding step",
-        _model,
+        lambda *asked: max(periods(*asked), key=lambda p: p.count).program,
         tiling=LayerTiling,
         problem=ModelProblem,
         left=_left_alone,

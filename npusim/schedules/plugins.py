@@ -5,18 +5,14 @@ A file imports from `npusim.kernel` alone.  Its errors name its file and line.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
-import traceback
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from npusim.config import outside
 from npusim.config.device import MACHINES
-from npusim.config.messages import choices, suggest
+from npusim.config.messages import choices
 from npusim.config.packaged import clash, installed
 from npusim.errors import BufferOverflowError, NpusimError, SpecError
 from npusim.machines.base import Machine
@@ -32,13 +28,6 @@ if TYPE_CHECKING:
 
 #: Entry points of installed packages: ``name = "package.module:schedule"``.
 GROUP = "npusim.schedules"
-#: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
-PASSED_ON = (KeyboardInterrupt, GeneratorExit)
-
-
-def is_outside(name: str) -> bool:
-    """Return whether ``name`` says where a schedule is to be found."""
-    return ":" in name or name.endswith(".py")
 
 
 def offered() -> dict[str, str]:
@@ -61,7 +50,7 @@ def machine(family: str) -> type[Machine]:
     if entry_point is None:
         raise SpecError(f"no machine for {family} cores; an installed package brings one as an entry point {MACHINES}")
     module, _, wanted = entry_point.partition(":")
-    kind: Any = getattr(_module(module), wanted, None)
+    kind: Any = getattr(outside.module(module), wanted, None)
     if not isinstance(kind, type) or not issubclass(kind, Machine) or kind.build is Machine.build:
         raise SpecError(
             f"{entry_point}: entry point {family!r} of {MACHINES} is no npusim.machine.Machine with a build()"
@@ -74,41 +63,9 @@ def load(name: str) -> tuple[Schedule, ...]:
 
     Raises `SpecError`: no such file, module or name; one that fails to import; no schedule under it.
     """
-    module, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
-    if not module.endswith(".py"):
-        return _schedules(_module(module), wanted, module)
-    path = Path(module)
-    if not path.is_file():
-        raise SpecError(f"{path.absolute()}: no such file; a schedule of one's own is FILE.py:NAME")
-    return _schedules(_file(str(path.resolve()), path.stat().st_mtime_ns), wanted, module)
-
-
-@cache
-def _file(path: str, _changed: int) -> ModuleType:
-    """Return a file as a module, read again when it has changed."""
-    spec = importlib.util.spec_from_file_location(f"npusim_plugin_{Path(path).stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
-    if (folder := str(Path(path).parent)) not in sys.path:
-        sys.path.append(folder)  # what lies beside it may be imported, as beside a script
-    try:
-        spec.loader.exec_module(module)
-    except PASSED_ON:
-        raise
-    except BaseException as error:
-        raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
-    return module
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except PASSED_ON:
-        raise
-    except BaseException as error:
-        raise SpecError(f"module {name}: {describe(error)}") from error
+    module, wanted = outside.load(name, "a schedule")
+    source = name if name.endswith(".py") else name.rpartition(":")[0]
+    return _schedules(module, wanted, source)
 
 
 def _schedules(module: ModuleType, wanted: str, source: str) -> tuple[Schedule, ...]:
@@ -149,34 +106,18 @@ def with_origin(origin: str) -> Iterator[None]:
     """
     try:
         yield
-    except (BufferOverflowError, *PASSED_ON):
+    except (BufferOverflowError, *outside.PASSED_ON):
         raise
     except BaseException as error:
         path = origin.rpartition(":")[0]
         if not origin or str(error).startswith(path):
             raise
         kind = type(error) if isinstance(error, NpusimError) else SpecError
-        line = place_of(error, path)
-        raise kind(f"{origin if line == path else line}: {describe(error)}") from error
+        line = outside.place_of(error, path)
+        raise kind(f"{origin if line == path else line}: {outside.describe(error)}") from error
 
 
 def _is_schedule(value: object) -> bool:
     if isinstance(value, tuple):
         return bool(value) and all(isinstance(v, Schedule) for v in value)
     return isinstance(value, Schedule)
-
-
-def describe(error: BaseException) -> str:
-    """Return an error in words; its kind too, where the words are not ours."""
-    near = ""
-    if isinstance(error, AttributeError) and error.name and error.obj is not None:
-        near = suggest(error.name, [name for name in dir(error.obj) if not name.startswith("_")]).partition("; ")[0]
-    return str(error) if isinstance(error, NpusimError) else f"{type(error).__name__}: {error}{near}"
-
-
-def place_of(error: BaseException, path: str) -> str:
-    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if there is none."""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return f"{path}:{error.lineno}"
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    return f"{path}:{lines[-1]}" if lines else path

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
 
 from npusim.algorithms.flash import P_SCALE, Accumulate, Sink
 from npusim.config.engine import CastRounding, MultiplyAdd
+from npusim.config.layers import ModelProblem
 from npusim.config.load import list_devices, load_device
 from npusim.config.messages import choices, suggest
 from npusim.config.model import file_name
-from npusim.config.problem import Dtype, Problem
+from npusim.config.problem import Dtype, KernelProblem, Problem
 from npusim.config.tiling import Tiling, tiling_fields
 from npusim.config.workload import IGNORABLE
 from npusim.errors import BufferOverflowError, SpecError, TilingError
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from npusim.config.model import SpecModel
     from npusim.config.problem import AnyProblem
     from npusim.ir.program import TileProgram
+    from npusim.machines.published.kernel import PublishedKernel
 
 
 #: What a reference is given, in order.
@@ -124,6 +126,11 @@ class Schedule:
         """Return the names of presets whose operands the device's matrix units multiply."""
         known = {"", *(fmt for unit in device.matrix_engines.values() for fmt in unit.arithmetic)}
         return tuple(name for name, p in self.precisions.items() if getattr(p, "operands", "") in known)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether its bits are computed: those of attention and of kernels of plain tensors, not of whole models."""
+        return issubclass(self.problem, Problem | KernelProblem) and not issubclass(self.problem, ModelProblem)
 
     @property
     def against(self) -> str:
@@ -284,7 +291,7 @@ def effective(tiling: Tiling, field: str) -> int | None:
     """Return the number a field has, or the rows of a slice that none chosen stands for; None for neither."""
     value = getattr(tiling, field, None)
     if value is None and field == "vector_rows" and field in type(tiling).model_fields:
-        return slice_rows(None, int(getattr(tiling, "block_kv", 0) or 1))
+        return slice_rows(None, int(dict(tiling).get("block_kv") or 1))
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -333,27 +340,20 @@ class Precision(Protocol):
 PrecisionType = TypeVar("PrecisionType", bound=Precision)
 
 
-#: What FlashAttention's libraries do: one multiply-add before an exponential (flash_attn/src/softmax.h and
-#: hopper/softmax.h, scale_apply_exp2), and of inputs of 8 bits an output in bfloat16 (hopper/flash_api.cpp, out_type).
-#: PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue 121558; measured: 2.11 on an H100, where
-#: what is rescaled has exp2((m - m') c), maxima unscaled).
-FLASH_ATTENTION, OF_8_BITS = frozenset(("fa2", "fa3", "fa4")), "bfloat16"
-
-
 def changed_fields(precision: Precision) -> tuple[str, ...]:
     """Return the fields of a preset that a text changed: its name lists them."""
     return tuple(part.partition("=")[0] for part in precision.name.split(",")[1:])
 
 
-def for_inputs(precision: PrecisionType, fmt: str, kernel: str = "") -> PrecisionType:
-    """Return the same allocation with ``input`` replaced by the inputs' format, and what a named kernel decides."""
+def for_inputs(precision: PrecisionType, fmt: str, kernel: PublishedKernel | None = None) -> PrecisionType:
+    """Return the same allocation with ``input`` replaced by the inputs' format, and what a ``kernel`` decides."""
     chosen: Any = {n: fmt for n, f in precision.formats().items() if f == "input"}
-    if kernel in FLASH_ATTENTION and stored_format(fmt).bits == 8:
-        chosen |= {"output": OF_8_BITS} if "output" in chosen else {}
+    if kernel is not None and kernel.output_of_8_bits and stored_format(fmt).bits == 8:
+        chosen |= {"output": kernel.output_of_8_bits} if "output" in chosen else {}
         is_open = getattr(precision, "p_scale", None) == 1 and "p_scale" not in changed_fields(precision)
         chosen |= {"p_scale": P_SCALE} if is_open else {}
     if getattr(precision, "exponent", None) == "":
-        chosen["exponent"] = "once" if kernel in FLASH_ATTENTION else "scaled"
+        chosen["exponent"] = "once" if kernel is not None and kernel.is_fused else "scaled"
     return cast("PrecisionType", replace(cast("Any", precision), **chosen))
 
 

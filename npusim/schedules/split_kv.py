@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 Rule = Literal["auto", "fa2", "fa3", "fa3_varlen", "fa4", "flashinfer", "flashmla", "vllm", "cann", "xqa"]
 
 
-class _Splits(Tiling):
+class SplitFields(Tiling):
     """How keys are split, and how what splits leave is merged."""
 
     splits: Annotated[int, Field(ge=1)] | Rule = Field(
@@ -70,11 +70,11 @@ class _Splits(Tiling):
     )
 
 
-class SplitTiling(_Splits, FlashTiling):
+class SplitTiling(SplitFields, FlashTiling):
     """Tiling fields of split-KV attention on Ascend."""
 
 
-class GpuSplitTiling(_Splits, SmFields):
+class GpuSplitTiling(SplitFields, SmFields):
     """The same on streaming multiprocessors."""
 
 
@@ -214,11 +214,9 @@ class _CallTime:
         return self.block + float((alone**POWER + shared**POWER) ** (1 / POWER))
 
     def times_s(self, splits: int) -> tuple[float, float]:
-        """Return the times of a call and of its cores, all blocks in ``splits`` parts."""
         return self._times_s(len(self.counts) * splits, ceil_div(self.tiles, splits), splits)
 
     def times_of_parts_s(self, longest: int) -> tuple[float, float]:
-        """Return the same for parts of ``longest`` tiles at most."""
         parts = sum(ceil_div(n, longest) for n in self.counts)
         return self._times_s(parts, longest, ceil_div(self.tiles, longest))
 
@@ -269,9 +267,15 @@ class _Cutting(NamedTuple):
     pack: str
 
 
-def phases(problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0) -> Phases:
-    """Return FlashAttention-2 cut along the keys, and the merge of what splits leave, so many rows a block."""
+def phases(
+    problem: Problem, tiling: Any, p: SplitPrecision, machine: Any, merge_rows: int = 0, rule: Any = None
+) -> Phases:
+    """Return FlashAttention-2 cut along the keys, by a kernel's ``rule`` where there is one, and the merge of splits.
+
+    ``merge_rows``: of a block of the merge; 0: as many as pay.
+    """
     cutting = _Cutting(*(getattr(tiling, name) for name in _Cutting._fields))
+    cutting = cutting if rule is None else cutting._replace(splits=rule)
     return _phases(
         problem,
         cutting,
@@ -330,11 +334,12 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
         return splits, ""
     if splits != "auto":
         call = call_of(problem, tiling.block_q, block_kv, device.group_count.value)
-        parts = RULES[splits](call)
+        rule = RULES[splits] if isinstance(splits, str) else splits
+        parts = rule(call)
         counts = ", ".join(str(len(cut)) for cut in dict.fromkeys(parts))
-        note = f"splits={splits}: {counts}"
+        note = f"splits={rule.__name__}: {counts}"
         if call.window:
-            return (lambda block: seen_parts(splits, parts[block.batch], _visited(block, block_kv))), note
+            return (lambda block: seen_parts(rule.__name__, parts[block.batch], _visited(block, block_kv))), note
         return (lambda block: _clipped(parts[block.batch], tiles_of(block))), note
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])
@@ -345,7 +350,6 @@ def _cut(problem: Problem, tiling: _Cutting, whole: Phase, device: DeviceSpec, p
 
 
 def _visited(block: WorkTile, block_kv: int) -> list[int]:
-    """Return the numbers of the tiles of its sequence that a block visits."""
     return [run.visit(0, i).col // block_kv for run in block.runs for i in range(run.count)]
 
 

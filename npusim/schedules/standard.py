@@ -66,8 +66,8 @@ def phases(problem: Problem, tiling: Any, p: UnfusedPrecision, machine: Any) -> 
         raise TilingError(f"exp_variant: unfused softmax takes exponentials to the base e, not {p.exp_variant}")
     if done := problem.score_changes:
         raise TilingError(f"{', '.join(done)}: unfused attention scales and masks scores; --ignore {','.join(done)}")
-    if rows := getattr(tiling, "block_rows", None):
-        sizes = rows, min(problem.seq_kv, SLICE_ELEMENTS)
+    if isinstance(tiling, StandardTiling):
+        sizes = tiling.block_rows, min(problem.seq_kv, SLICE_ELEMENTS)
     else:  # a softmax has whole rows; what works on elements takes the same blocks
         elements = tiling.block_elements or _block_elements(problem, machine.places)
         sizes = max(1, min(problem.seq_q, elements // problem.seq_kv)), problem.seq_kv

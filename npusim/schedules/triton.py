@@ -31,8 +31,9 @@ from npusim.machines.ascend.plan import KernelFields
 from npusim.machines.sm.core import APPROXIMATE_ROOT, GroupFields, warp_issue
 from npusim.schedules.define import schedule
 from npusim.ttir.compiler import POINTERS, Compiled, Source, compiled, function_of, source_of
+from npusim.ttir.draft import Choices
 from npusim.ttir.phase import LaunchGrid
-from npusim.ttir.reader import Choices, read_launch
+from npusim.ttir.reader import read_launch
 from npusim.ttir.text import Line, read, refusing
 from npusim.ttir.values import AXES as TENSOR_AXES
 from npusim.ttir.values import Tensor, shaped
@@ -255,14 +256,12 @@ def _shortened(text: str) -> str:
 
 
 def _written(at: str, name: str, node: ast.expr) -> str:
-    """Return an expression as text; raise `SpecError` for one of more parts than any launch needs."""
     if sum(1 for _ in ast.walk(node)) > MOST_PARTS:
         raise SpecError(f"{at}: {name}: an expression of more than {MOST_PARTS} numbers, names and operators")
     return ast.unparse(node)
 
 
 def _option(at: str, name: str, text: object) -> int:
-    """Return a launch option; raise `SpecError` for one that is not a whole number that Triton's compiler takes."""
     known = {str(n): n for n in MOST_OPTIONS[name]}
     if (value := str(text)) not in known:
         raise SpecError(f"{at}: {name}={_shortened(value)}: allowed: {', '.join(known)}")
@@ -349,7 +348,7 @@ def _phase_of(
     is_approximate = any(r.attributes.variant == APPROXIMATE_ROOT for s in phase.stages for r in s.rows)
     if is_approximate and capability != MEASURED_ROOTS:
         phase = replace(phase, notes=(*phase.notes, ASSUMED_ROOTS))
-    if getattr(machine, "has_groups", False):
+    if machine.has_groups:
         return _told(launch, phase, made, tiling, machine, blocks.at_once)
     if not blocks.piece or not device.is_timed:
         return phase

@@ -25,11 +25,14 @@ from npusim.node.times import simulated_work, stated_work
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import projection_source
 from npusim.schedules import SCHEDULES
+from npusim.schedules.define import machine_of
 from npusim.schedules.layer import layers_on_host, periods
 from npusim.schedules.registry import SMALLER
-from npusim.simulation.plan import ComputedBits, estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.evaluation import source_of
+from npusim.simulation.naming import inputs_of
+from npusim.simulation.plan import estimate, plan_of, refuse_beyond, traced_groups
 from npusim.simulation.request import Request
-from npusim.simulation.result import Spread
+from npusim.simulation.result import ComputedBits, Spread, result_of
 from npusim.simulation.tile import program_of
 from npusim.timing import METHODS
 from npusim.timing.summary import check_sanity
@@ -72,7 +75,7 @@ def run_on_node(plan: Plan) -> RunData:
         check(program)
         timing, notes = time_on_node(program, machine, r.method, groups), ()
     bits = _bits(plan, program) if r.numerics else NO_BITS
-    return plan.result(program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
+    return result_of(plan, program, timing, bits, (*_notes(machine, timing, program, r.method), *notes))
 
 
 # ---------------------------------------------------------------- time
@@ -126,7 +129,7 @@ def simulated_child(child: Child, node: NodeSpec, device: DeviceSpec, method: st
         raise type(error)(text) from error
 
 
-def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_groups: Groups = ()) -> NodeTiming:
+def time_on_node(program: TileProgram, node_device: DeviceSpec, method: str, trace_groups: Groups = ()) -> NodeTiming:
     """Return the time of a node program, its kernels by a named method, checked for sanity.
 
     ``trace_groups`` may be ``"last"``: the device that ends last.
@@ -135,7 +138,8 @@ def time_on_node(program: TileProgram, machine: NodeDevice, method: str, trace_g
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    node, device = machine.node, machine.each
+    machine = machine_of(node_device)
+    node, device = machine.node, machine.single
     timer = kernel_timer(node, device, method)
     ranks = len(program.phases[0].blocks)
     traced = range(ranks) if isinstance(trace_groups, str) else trace_groups
@@ -206,7 +210,7 @@ def _bits(plan: Plan, program: TileProgram) -> ComputedBits:
     return ComputedBits(
         bits.numerics,
         orders=tuple(Spread(order.name, *order.distance()) for order in bits.orders),
-        inputs=plan.inputs() + ("" if plan.projection is not None else ", W_o normal"),
+        inputs=inputs_of(plan) + ("" if plan.projection is not None else ", W_o normal"),
         notes=(note,),
     )
 
@@ -224,7 +228,7 @@ def _attention_bits(plan: Plan, problem: SharedProblem, program: TileProgram) ->
         whole = whole.model_copy(update={"kv_heads": kv_heads})  # more devices than KV heads
     attention = child_program(child, device, whole)
     r = plan.request
-    return evaluate(attention, whole, plan.source(problem), rows=r.rows, progress=r.progress)
+    return evaluate(attention, whole, source_of(plan, problem), rows=r.rows, progress=r.progress)
 
 
 def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
@@ -234,7 +238,7 @@ def _layer_inputs(plan: Plan, layer: LayerProblem) -> LayerInputs:
         kv_heads = plan.tensors["k"].shape[1]
     elif heads == plan.workload.heads:
         kv_heads = plan.workload.kv_heads
-    source, matrix, size = plan.source(layer), plan.projection, layer.value_head_dim
+    source, matrix, size = source_of(plan, layer), plan.projection, layer.value_head_dim
     if matrix is None:
         return LayerInputs(source, projection_source(layer, heads, layer.hidden), kv_heads)
     return LayerInputs(source, lambda head: matrix[head * size : (head + 1) * size], kv_heads)

@@ -3,54 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from npusim.config.layers import ModelProblem
-from npusim.config.load import load_device
 from npusim.config.node import NodeDevice, NodeSpec
 from npusim.config.problem import CopyProblem, GemmProblem, KernelProblem, LayerProblem, Problem, SharedProblem
 from npusim.config.scores import GivenBias
-from npusim.config.seen import KeyFunction
 from npusim.config.tiling import Tiling, build_tiling
 from npusim.config.workload import shared_heads
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.formats.cast import widen
-from npusim.numerics.evaluate import (
-    SAMPLE_ROWS,
-    KernelOutput,
-    chosen,
-    chosen_heads,
-    evaluate,
-    execute_rows,
-    indices,
-    variant_rows,
-)
-from npusim.numerics.inputs import (
-    array_source,
-    drawn_source,
-    kernel_source,
-    stored_source,
-    with_filled_heads,
-    with_padding,
-    without_padding,
-)
-from npusim.numerics.reference import attention
+from npusim.numerics.evaluate import SAMPLE_ROWS, KernelOutput, chosen, chosen_heads, indices
 from npusim.schedules import find_schedule, is_of_models
-from npusim.schedules.plugins import with_origin
+from npusim.schedules.define import machine_of
 from npusim.simulation.inputs import check_finite, chosen_tensors, kernel_tensors, load_projection
 from npusim.simulation.request import CALL, LAST, refuse
-from npusim.simulation.result import RunData, with_evidence
 from npusim.units import ceil_div, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -58,16 +32,14 @@ if TYPE_CHECKING:
     from npusim.config.problem import AnyProblem
     from npusim.config.workload import Workload
     from npusim.ir.program import TileProgram
-    from npusim.numerics.evaluate import BlockRows, Choice, Programs, References
+    from npusim.machines.base import Machine
+    from npusim.numerics.evaluate import Choice, References
     from npusim.numerics.executor import HeadSource
-    from npusim.numerics.result import NumericResult
     from npusim.schedules import Schedule
     from npusim.schedules.allreduce import PartialSums
     from npusim.schedules.registry import Precision
     from npusim.simulation.inputs import Tensors
     from npusim.simulation.request import Groups, Layout, Request
-    from npusim.simulation.result import FiniteChoice, PresetOutcome, Spread
-    from npusim.timing.result import TimingResult
 
 #: Measured: seconds of bits for a pair of query and key with head sizes of 128 (0.1 to 0.65 us by schedule).
 PAIR_S = 0.4e-6
@@ -78,27 +50,6 @@ OPERATION_S = MappingProxyType({"des": 25e-6, "block": 1e-6})
 #: Operations of a tile of queries by keys, both matrix products and what is between them.
 TILE_OPERATIONS = 60
 _TILE = 128
-#: A device whose cores do any arithmetic, for what a kernel computes in float64.
-EXACT_DEVICE = "xeon_avx512"
-#: Options that the name of a run's folder says, and those that change what is shown of it alone.
-IN_FOLDER_NAMES = frozenset(
-    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
-)
-#: Bytes of a folder's name before its digest: file systems have 255 at most.
-LONGEST_FOLDER = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ComputedBits:
-    """Bits of a run with their notes, as `RunData` has them; ``inputs`` None: as the plan says."""
-
-    numerics: NumericResult | None = None
-    spread: tuple[Spread, ...] = ()
-    orders: tuple[Spread, ...] = ()
-    finite: tuple[FiniteChoice, ...] = ()
-    inputs: str | None = None
-    notes: tuple[str, ...] = ()
-    compared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +78,11 @@ class Plan:
     sources: dict[Problem | KernelOutput, HeadSource] = field(default_factory=dict, repr=False, compare=False)
     exact_programs: dict[str, TileProgram] = field(default_factory=dict, repr=False, compare=False)
 
-    def subject(self, program: TileProgram) -> Problem | KernelOutput:
-        """Return what a program of the plan computes: an attention, or rows of plain tensors."""
-        return self.problem if isinstance(self.problem, Problem) else KernelOutput.of(program)
-
-    def source(self, problem: Problem | KernelOutput) -> HeadSource:
-        """Return the inputs: those given, or those of the recipe."""
-        if isinstance(problem, KernelOutput):
-            seed = cast("KernelProblem", self.problem).seed
-            return self.sources.setdefault(problem, kernel_source(problem.inputs, seed, self.tensors))
-        if problem in self.sources:
-            return self.sources[problem]
-        if self.tensors is None:
-            source = drawn_source(problem)
-        else:
-            source = stored_source(without_padding(array_source(self.tensors, problem.data), problem), problem)
-            source = with_filled_heads(source, problem)
-        return self.sources.setdefault(problem, with_padding(source, problem) if self.request.padding else source)
+    @property
+    def machine(self) -> Machine:
+        """The machine of the device or node, the same object for all plans of the device."""
+        made: Machine = machine_of(self.device)
+        return made
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` where it has no such field."""
@@ -153,183 +92,6 @@ class Plan:
         precision = replace(precision, **(changes or {}))
         return self.schedule.program(self.problem, self.tiling, self.device, precision)
 
-    def bits(self, program: TileProgram, **how: Any) -> NumericResult:
-        """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
-        subject = self.subject(program)
-        if isinstance(subject, KernelOutput):
-            how["exact_rows_of"] = partial(self._exact_rows, subject)
-        return evaluate(program, subject, self.source(subject), reference=self.reference, exact=self.exact, **how)
-
-    def variant_rows(self, program: TileProgram, variants: Programs) -> tuple[BlockRows, int, dict[str, NDArray[Any]]]:
-        """Return `compared_rows` of the run, and what variants of its program compute for them."""
-        subject, r = self.subject(program), self.request
-        return variant_rows(program, subject, self.source(subject), variants, rows=r.rows, heads=r.heads)
-
-    def _exact_rows(self, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
-        """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""
-        source = self.source(subject)
-
-        def wide(name: str, *at: int) -> NDArray[np.float64]:
-            return widen(source(name, *at)).astype(np.float64)
-
-        if self.schedule.reference is not None:
-            with with_origin(self.schedule.origin):
-                whole = self.schedule.reference(self.problem, subject, wide)
-            return np.asarray(whole)[batch, head, row : row + rows]
-        if "kernel" not in self.exact_programs:
-            schedule = find_schedule(self.request.schedule, "cpu")
-            own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
-            tiling = build_tiling(schedule.tiling, {n: getattr(self.tiling, n) for n in own})
-            cores = load_device(EXACT_DEVICE).cores.items()
-            room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
-            of_device = load_device(EXACT_DEVICE, room)
-            precision = schedule.precision("exact")
-            self.exact_programs["kernel"] = schedule.program(self.problem, tiling, of_device, precision)
-        program = self.exact_programs["kernel"]
-        written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
-        return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
-
-    def reference(
-        self, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
-    ) -> NDArray[np.float64]:
-        """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
-
-        ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
-        another shape than (rows, dv).
-        """
-        reference, sees = self.schedule.reference, self.schedule.sees
-        if reference is not None:
-            with with_origin(self.schedule.origin):
-                rows = np.asarray(reference(q, k, v, problem, row, self.tiling), np.float64)
-                if rows.shape != (len(q), v.shape[1]):
-                    shape = (len(q), v.shape[1])
-                    raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {shape}")
-                return rows
-        seen = None if sees is None else KeyFunction(sees(problem, self.tiling), problem.seq_kv)
-        return attention(q, k, v, problem, row, head, seen)
-
-    def inputs(self) -> str:
-        """Return what the inputs are, for the record."""
-        drawn = self.problem.drawn if isinstance(self.problem, Problem) else ()
-        return self._inputs() + (f"; drawn: {', '.join(drawn)}" if drawn else "")
-
-    def _inputs(self) -> str:
-        tensors = self.request.tensors
-        if tensors is not None:
-            return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
-        if isinstance(self.problem, KernelProblem):
-            return f"normal, seed {self.problem.seed}"
-        if not isinstance(self.problem, Problem):
-            return "none"
-        data = self.problem.data
-        seed = getattr(data, "seed", None)
-        return data.kind if seed is None else f"{data.kind}, seed {seed}"
-
-    def digest(self) -> str:
-        """Return a hash of all that decides what is predicted: two runs of one digest are one run.
-
-        That is what was asked for as it was resolved, the contents of the device, of a user's own schedule and of
-        tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
-        """
-        r, content = self.request, sha256()
-        bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
-        named = build_tiling(self.schedule.tiling, r.chosen_tiling(self.schedule.tiling))  # the rest follows from it
-        sizes, tiling = (x.model_dump_json() for x in (self.problem, named))
-        names = sorted(named.model_fields_set) if self.is_open else ()
-        run = (
-            r.schedule,
-            self.device.digest(),
-            repr(self.precision),
-            type(self.problem).__name__,
-            sizes,
-            tiling,
-            names,
-        )
-        content.update(repr((*run, r.title(self.workload), r.method, r.l2, bits, self.ignored)).encode())
-        if (source := Path(self.schedule.origin.rpartition(":")[0])).is_file():
-            content.update(source.read_bytes())
-        for name, array in sorted({**(self.tensors or {}), "w_o": self.projection}.items()):
-            if array is not None:
-                content.update(repr((name, array.shape, array.dtype)).encode() + array.tobytes())
-        return content.hexdigest()[:12]
-
-    def folder(self) -> str:
-        """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
-        r, p = self.request, self.problem
-        device = self.device.node.name if isinstance(self.device, NodeDevice) else self.device.name
-        if isinstance(p, Problem):
-            lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
-            shape = f"{r.title(self.workload)}-{lengths}"
-        else:
-            shape = "".join(
-                f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
-            )
-        name = "_".join(f"{self.schedule.name}-{shape}-{device}".split())
-        are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
-        is_all = are_packaged and not self.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
-        if is_all and len(name.encode()) <= LONGEST_FOLDER:
-            return name
-        return f"{name.encode()[:LONGEST_FOLDER].decode(errors='ignore')}-{self.digest()[:6]}"
-
-    def _cache_note(self) -> tuple[str, ...]:
-        """Return what is to be said of a cache of latents whose K and V are read expanded."""
-        problem = self.problem.attention if isinstance(self.problem, ModelProblem) else self.problem
-        note = self.workload.expanded_cache(problem) if isinstance(problem, Problem) and self.tensors is None else ""
-        return (note,) if note else ()
-
-    def result(
-        self,
-        program: TileProgram,
-        timing: TimingResult | None,
-        bits: ComputedBits,
-        notes: tuple[str, ...],
-        presets: tuple[PresetOutcome, ...] = (),
-    ) -> RunData:
-        """Return the result of the plan."""
-        request, problem = self.request, self.problem
-        title = request.title(self.workload)
-        if isinstance(self.device, NodeDevice):
-            name = f"{request.schedule}-{self.device.node.name}-{title}"
-        elif isinstance(problem, Problem):
-            name = f"{self.schedule.name}-{title}-{problem.seq_kv}"
-        else:
-            name = f"{self.schedule.name}-{problem.flops() or 'bytes'}"
-        result = RunData(
-            name=name,
-            schedule=request.schedule,
-            precision=self.precision.name,
-            formats=self.precision.formats(),
-            device=self.device,
-            workload=title,
-            inputs=self.inputs() if bits.inputs is None else bits.inputs,
-            problem=problem,
-            tiling=self.tiling,
-            program=program,
-            timing=timing,
-            numerics=bits.numerics,
-            spread=bits.spread,
-            orders=bits.orders,
-            finite=bits.finite,
-            notes=(*notes, *self._cache_note(), *_filled_note(self.problem), *bits.notes),
-            ignored=self.ignored,
-            presets=presets,
-            compared=bits.compared,
-            asked=request.asked(),
-            digest=self.digest(),
-            folder=self.folder(),
-        )
-        return with_evidence(result)
-
-
-def _filled_note(problem: AnyProblem) -> Iterator[str]:
-    """Yield what head sizes are filled up to, which products, moves and buffers count."""
-    if isinstance(problem, Problem) and any(problem.filled):
-        full = problem.head_dim, problem.value_head_dim
-        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
-        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
-        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
-        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
-
 
 def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec, frozenset[str]]:
     """Return the schedule and the device or node of a request, and which of `NEEDS` its run has.
@@ -338,9 +100,9 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
     its caller.
     """
     r, device = request, request.machine()
-    if is_of_models(r.schedule) and not isinstance(device, NodeDevice):
+    if is_of_models(r.schedule):
         device = NodeDevice.alone(device)
-    is_one = not isinstance(device, NodeDevice)
+    is_one = machine_of(device).node is None
     schedule = find_schedule(r.schedule, device.family)
     conditions = {
         "workload": r.problem is None,
@@ -350,7 +112,7 @@ def target_of(request: Request, *, has_bits: bool) -> tuple[Schedule, DeviceSpec
         "device": is_one,
         "time": not is_one or device.is_timed,
         "tensors": r.tensors is not None,
-        "bits": has_bits and schedule.problem is not ModelProblem,
+        "bits": has_bits and schedule.has_bits,
         "drawn": r.tensors is None or not is_one,  # a node draws W_o
     }
     features = frozenset(name for name, is_met in conditions.items() if is_met)
@@ -374,7 +136,7 @@ def plan_of(request: Request, *, is_bare: bool = False) -> Plan:
         tensors = kernel_tensors(request)
     else:
         tensors, scales, stated = chosen_tensors(request, workload)
-    projection, node = None, device.node if isinstance(device, NodeDevice) else None
+    projection, node = None, machine_of(device).node
     if node is not None:
         heads = None if isinstance(request.heads, str) and request.heads in ("sample", "all") else request.heads
         refuse({"heads": heads}, "a node's ranks run all heads; leave it out")
@@ -496,7 +258,6 @@ def _biased(problem: AnyProblem, bias: NDArray[Any], kind: str) -> Problem:
 
 
 def _stored(problem: AnyProblem, layout: Layout, scales: Mapping[str, float]) -> AnyProblem:
-    """Return the problem with its inputs' arrangement in memory and their scales."""
     if not isinstance(problem, Problem) or (layout == "bnsd" and not scales):
         return problem
     return problem.model_copy(update={"layout": "bnsd" if layout == "bnsd" else "bsnd", **scales})
@@ -552,9 +313,8 @@ def estimate(
     """
     if not isinstance(problem, Problem):
         return {}
-    sizes = {name: getattr(tiling, name, None) for name in ("block_q", "block_kv", "block")}
-    rows = int(sizes["block_q"] or sizes["block"] or _TILE)
-    keys = int(sizes["block_kv"] or sizes["block"] or _TILE)
+    sizes = dict(tiling)
+    rows, keys = (int(sizes.get(name) or sizes.get("block") or _TILE) for name in ("block_q", "block_kv"))
     each = problem.batch * ceil_div(problem.seq_q, rows)
     blocks = problem.heads * (sum(ceil_div(n, rows) for n in problem.queries) if problem.lengths else each)
     tiles = problem.heads * problem.pairs() / (rows * keys)

@@ -457,6 +457,15 @@ class Request:
         """Return one device's attention of the workload, sizes replaced."""
         return self.load().problem(**self.sizes())
 
+    def about(self) -> dict[str, object]:
+        """Return what is computed, and on what device, for who reads a search."""
+        about: dict[str, object] = {"device": self.machine().name}
+        if self.problem is None:
+            about["workload"] = self.title(self.load())
+        if self.problem is not None or self.tensors is None:  # else the tensors' sizes are the problem
+            about["problem"] = (self.problem or self.attention()).model_dump(mode="json")
+        return about
+
     def asked(self) -> Asked | None:
         """Return the options that reproduce the run on a command line.
 

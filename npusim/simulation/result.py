@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.config.bands import validated
 from npusim.config.device_tables import ESTIMATED
-from npusim.config.node import NodeDevice
+from npusim.config.layers import ModelProblem
+from npusim.config.problem import Problem
 from npusim.errors import SpecError
+from npusim.simulation.naming import digest_of, folder_of, inputs_of
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.config.tiling import Tiling
     from npusim.ir.program import TileProgram
     from npusim.numerics.result import NumericResult
+    from npusim.simulation.plan import Plan
     from npusim.simulation.request import Asked
     from npusim.timing.result import TimingResult
 
@@ -66,6 +69,19 @@ class FiniteChoice:
     schedule: str
     precision: str
     rmse: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBits:
+    """Bits of a run with their notes, as `RunData` has them; ``inputs`` None: as the plan says."""
+
+    numerics: NumericResult | None = None
+    spread: tuple[Spread, ...] = ()
+    orders: tuple[Spread, ...] = ()
+    finite: tuple[FiniteChoice, ...] = ()
+    inputs: str | None = None
+    notes: tuple[str, ...] = ()
+    compared: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,6 +155,67 @@ class RunData:
         return self.program.flops / self._timed().latency_s / 1e12
 
 
+def result_of(
+    plan: Plan,
+    program: TileProgram,
+    timing: TimingResult | None,
+    bits: ComputedBits,
+    notes: tuple[str, ...],
+    presets: tuple[PresetOutcome, ...] = (),
+) -> RunData:
+    """Return the result of the plan."""
+    request, problem = plan.request, plan.problem
+    title = request.title(plan.workload)
+    if plan.machine.node is not None:
+        name = f"{request.schedule}-{plan.device.name}-{title}"
+    elif isinstance(problem, Problem):
+        name = f"{plan.schedule.name}-{title}-{problem.seq_kv}"
+    else:
+        name = f"{plan.schedule.name}-{problem.flops() or 'bytes'}"
+    result = RunData(
+        name=name,
+        schedule=request.schedule,
+        precision=plan.precision.name,
+        formats=plan.precision.formats(),
+        device=plan.device,
+        workload=title,
+        inputs=inputs_of(plan) if bits.inputs is None else bits.inputs,
+        problem=problem,
+        tiling=plan.tiling,
+        program=program,
+        timing=timing,
+        numerics=bits.numerics,
+        spread=bits.spread,
+        orders=bits.orders,
+        finite=bits.finite,
+        notes=(*notes, *_cache_note(plan), *_filled_note(plan.problem), *bits.notes),
+        ignored=plan.ignored,
+        presets=presets,
+        compared=bits.compared,
+        asked=request.asked(),
+        digest=digest_of(plan),
+        folder=folder_of(plan),
+    )
+    return with_evidence(result)
+
+
+def _cache_note(plan: Plan) -> tuple[str, ...]:
+    """Return what is to be said of a cache of latents whose K and V are read expanded."""
+    problem = plan.problem.attention if isinstance(plan.problem, ModelProblem) else plan.problem
+    note = plan.workload.expanded_cache(problem) if isinstance(problem, Problem) and plan.tensors is None else ""
+    return (note,) if note else ()
+
+
+def _filled_note(problem: AnyProblem) -> Iterator[str]:
+    """Yield what head sizes are filled up to, which products, moves and buffers count."""
+    if isinstance(problem, Problem) and any(problem.filled):
+        full = problem.head_dim, problem.value_head_dim
+        pairs = zip(("head_dim", "value_head_dim"), full, problem.filled, strict=True)
+        listed = ", ".join(f"{name} {size - count} is filled up to {size}" for name, size, count in pairs if count)
+        more = sum(problem.filled) / (sum(full) - sum(problem.filled))
+        yield f"{listed}, with zeros: {more * 100:.3g} % more in products, moves and buffers, which time counts"
+
+
 def with_evidence(result: RunData) -> RunData:
     """Return a run with what its device's file, the roofline and measurements say of its time and its row sums."""
     timing, bits = result.timing, result.numerics
@@ -185,12 +262,12 @@ def _constants(device: DeviceSpec, timing: TimingResult, busy_cycles: int) -> tu
 def roofline_of(result: RunData) -> Roofline | None:
     """Return a run's position under the roofline; None for nodes, copies, and devices without matrix unit or time."""
     timing, device = result.timing, result.device
-    if timing is None or isinstance(device, NodeDevice) or not timing.cycles:
+    if timing is None or not (timing.cycles and timing.compulsory_bytes):
         return None
     device = device.clocked(result.program.flops)
     peak = device.peak_flops_per_s(result.formats.get("operands") or str(getattr(result.problem, "dtype", "")))
     moved = timing.link_bytes.get("hbm", 0)
-    if not (peak and result.program.flops and timing.compulsory_bytes and moved):
+    if not (peak and result.program.flops and moved):
         return None
     return Roofline(
         intensity=result.program.flops / timing.compulsory_bytes,

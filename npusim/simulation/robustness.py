@@ -18,6 +18,7 @@ from npusim.numerics.evaluate import compared_rows, execute_rows, named_choices
 from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
 from npusim.schedules.registry import NAMED
+from npusim.simulation.evaluation import bits_of, source_of, subject_of
 from npusim.simulation.result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ class Compared:
 
 def rows_under(program: TileProgram, plan: Plan, at: BlockRows, count: int) -> NDArray[Any]:
     """Return what another program of the plan computes for so many rows."""
-    (batch, head, row), problem = at, plan.subject(program)
+    (batch, head, row), problem = at, subject_of(plan, program)
     only: Any = {"batches": {batch}, "most": count}
-    return execute_rows(program, plan.source(problem), [row], {head}, **only)[1][at][:, : problem.output_cols]
+    return execute_rows(program, source_of(plan, problem), [row], {head}, **only)[1][at][:, : problem.output_cols]
 
 
 #: What a precision's field says the rounding of.
@@ -201,9 +202,9 @@ def _finite_preset(bits: NumericResult, plan: Plan) -> FiniteChoice | None:
         try:
             program = plan.schedule.build(plan.problem, plan.tiling, plan.device, plan.schedule.precision(name))
             # One block that was lost refuses first.
-            if not plan.bits(program, rows=[row], heads=[head]).error.is_finite:
+            if not bits_of(plan, program, rows=[row], heads=[head]).error.is_finite:
                 continue
-            error = plan.bits(program, rows=rows, heads=heads).error
+            error = bits_of(plan, program, rows=rows, heads=heads).error
         except NpusimError:
             continue
         if error.rmse is not None:

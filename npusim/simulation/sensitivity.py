@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from npusim.config.layers import ModelProblem
 from npusim.config.load import reader_of
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node import load_machine
 from npusim.errors import SpecError
-from npusim.schedules.define import unread_keys
+from npusim.ir.walk import Templates
+from npusim.schedules.define import machine_of, unread_keys
 from npusim.simulation.simulate import simulate_program
 from npusim.timing import METHODS
 
@@ -45,9 +46,9 @@ def sensitivity(result: RunData) -> tuple[Sensitivity, ...]:
     """
     if isinstance(result.problem, ModelProblem):
         raise SpecError("sensitivity: a model's layers are folded; ask for its parts: tiling_allreduce, gemm, ...")
-    listed = []
+    listed, templates = [], Templates(result.program)
     for key, fact in _doubtful(result):
-        lower, higher = (_change(result, key, fact, factor) for factor in (1 - STEP, 1 + STEP))
+        lower, higher = (_change(result, templates, key, fact, factor) for factor in (1 - STEP, 1 + STEP))
         listed.append(Sensitivity(key, float(fact.value), fact.basis, lower, higher))
     return tuple(sorted(listed, key=lambda s: -max(abs(s.lower), abs(s.higher))))
 
@@ -57,8 +58,8 @@ def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
     # A route's latency and an engine's queue depth delay results without keeping the engine busy.
     engines = {".".join(key.split(".")[:4]) for key in used}  # cores.<core>.engines.<engine>
     places = {key.rpartition(".")[0] for key in used} | engines
-    in_node = isinstance(result.device, NodeDevice)
-    each = result.device.each if isinstance(result.device, NodeDevice) else result.device
+    each = machine_of(result.device).single
+    in_node = each is not result.device
     for key, fact in result.device.quantities():
         if not key.startswith("node.") and reader_of(each, key, unread_keys, in_node=in_node) is not None:
             continue
@@ -67,7 +68,7 @@ def _doubtful(result: RunData) -> Iterator[tuple[str, Quantity]]:
             yield key, fact
 
 
-def _change(result: RunData, key: str, fact: Quantity, factor: float) -> float:
+def _change(result: RunData, templates: Templates, key: str, fact: Quantity, factor: float) -> float:
     value = fact.value * factor
     text = str(round(value)) if isinstance(fact.value, int) else repr(value)
     if text == str(fact.value):
@@ -75,5 +76,5 @@ def _change(result: RunData, key: str, fact: Quantity, factor: float) -> float:
     device = load_machine(result.device, {key: text})
     # By the method of the run: another's difference is not the constant's.
     method = result.timing.method if result.timing and result.timing.method in METHODS else "auto"
-    timing = simulate_program(result.program, device, method)
+    timing = simulate_program(result.program, device, method, templates=templates)
     return timing.latency_s * 1e6 / result.latency_us - 1  # 1e6: seconds to microseconds

@@ -7,15 +7,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from npusim.config.node import NodeDevice
 from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError, TilingError
 from npusim.ir.check import check
+from npusim.schedules.define import machine_of
 from npusim.schedules.plugins import with_origin
 from npusim.simulation.apart import done_apart
+from npusim.simulation.evaluation import bits_of, compared_variants
 from npusim.simulation.inputs import padding_note
-from npusim.simulation.plan import ComputedBits, Plan, estimate, plan_of, refuse_beyond, traced_groups
-from npusim.simulation.result import PresetOutcome, RunData, arithmetic_evidence, row_sum_evidence
+from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups
+from npusim.simulation.result import (
+    ComputedBits,
+    PresetOutcome,
+    RunData,
+    arithmetic_evidence,
+    result_of,
+    row_sum_evidence,
+)
 from npusim.simulation.robustness import (
     ROUNDED,
     Compared,
@@ -58,7 +66,7 @@ def run_request(request: Request) -> RunData:
 
 def run_plan(plan: Plan) -> RunData:
     """Predict bits and cycles of one plan."""
-    if isinstance(plan.device, NodeDevice):
+    if plan.machine.node is not None:
         from npusim.simulation.node import run_on_node
 
         return run_on_node(plan)
@@ -79,7 +87,7 @@ def run_plan(plan: Plan) -> RunData:
         bits = evaluate_plan(plan, program, others) if r.numerics else ComputedBits()
         presets = _beside(plan, bits.numerics, timing, others) if r.presets and bits.numerics else ()
     notes = (*_notes(program, plan, bits.numerics, timing), *_other_layers(plan, timing))
-    return plan.result(program, timing, bits, notes, presets)
+    return result_of(plan, program, timing, bits, notes, presets)
 
 
 def _compiled(plan: Plan) -> AbstractContextManager[object]:
@@ -154,7 +162,7 @@ def _others(plan: Plan, program: TileProgram) -> Others:
     """Return what another process computes while this one does the run's own."""
     if not isinstance(plan.problem, Problem):
         return Others({}, ())
-    at, count, variants = plan.variant_rows(program, assumed_variants(program, plan))
+    at, count, variants = compared_variants(plan, program, assumed_variants(program, plan))
     return Others(variants, tuple(_presets(plan, at, count)))
 
 
@@ -167,7 +175,9 @@ def evaluate_plan(plan: Plan, program: TileProgram, others: Callable[[], Others]
     if not isinstance(plan.problem, Problem | KernelProblem):
         return ComputedBits()
     variants = None if others else assumed_variants(program, plan)
-    bits = plan.bits(program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants)
+    bits = bits_of(
+        plan, program, rows=r.rows, heads=r.heads, diagnose=r.diagnose, progress=r.progress, variants=variants
+    )
     if others:
         bits = replace(bits, variants=others().variants)
     spread, finite = arithmetic_uncertainty(bits), finite_choices(bits, plan)
@@ -235,11 +245,11 @@ def simulate_program(
     """
     if method not in METHODS:
         raise SpecError(f"method {method!r}: there are {', '.join(METHODS)}")
-    if isinstance(device, NodeDevice):
+    if machine_of(device).node is not None:
         from npusim.simulation.node import time_on_node
 
         return time_on_node(program, device, method, trace_groups)
-    streams = Streams(program, device, templates) if templates else Streams.of(program, device)
+    streams = Streams(program, device, templates)
     more = {"progress": progress} if method == "des" else {}
     known, groups = None, trace_groups
     if isinstance(groups, str) and method == "des":  # slow: once, with all

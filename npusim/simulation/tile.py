@@ -20,12 +20,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from npusim import cache
+from npusim.config.outside import is_outside
 from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, one_line
 from npusim.ir.check import check
-from npusim.ir.content import Itself, Known, uncollected
-from npusim.schedules.define import machine_class
+from npusim.ir.content import Itself, uncollected
+from npusim.schedules.define import machine_class, machine_of
 from npusim.timing import METHODS
 from npusim.timing.stream import Streams
 from npusim.units import format_bytes
@@ -94,7 +95,9 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
     for device in filter(None, (plan.device, plan.device.unchanged)):
         on = replace(plan, device=device)
         reached: list[dict[str, object]] = [{}]
-        groups: list[list[dict[str, object]]] = [[{}], *_groups(on, standing)]
+        groups: list[list[dict[str, object]]] = [[{}]]
+        if _may_choose(on):
+            groups += _groups(device, cast("Problem", on.problem), on.tiling, on.tiling.model_fields_set, standing)
         for group in groups:
             for fields in [{**before, **setting} for before in reached for setting in group]:
                 for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
@@ -174,7 +177,7 @@ def choose_tile(plan: Plan) -> TileChoice:
 
     None are chosen on a device without times, nor for what is no attention.
     """
-    if not any(_groups(plan)):
+    if not _may_choose(plan):
         return TileChoice()
     named, precision = plan.tiling.model_fields_set, cast("Any", plan.precision)
     of_call = plan.problem, precision, plan.tiling, frozenset(named), plan.request.l2
@@ -185,31 +188,34 @@ def choose_tile(plan: Plan) -> TileChoice:
         return _choice(schedule, _one_device(Itself(plan.device)), *of_call, usual)
 
 
-def _groups(plan: Plan, standing: Collection[str] = ()) -> list[list[dict[str, object]]]:
-    """Return the settings that the rule tries for a plan, group by group; none where nothing is left to choose."""
-    if not plan.is_open or not isinstance(plan.problem, Problem) or not plan.device.is_timed:
-        return []
-    settings = machine_class(plan.device.family)(plan.device).settings(plan.tiling, plan.problem)
-    return [list(_open(group, plan.tiling, plan.tiling.model_fields_set, standing)) for group in settings]
+def _may_choose(plan: Plan) -> bool:
+    return plan.is_open and isinstance(plan.problem, Problem) and plan.device.is_timed
+
+
+def _groups(
+    device: DeviceSpec, problem: Problem, tiling: Tiling, named: Collection[str], standing: Collection[str] = ()
+) -> list[list[dict[str, object]]]:
+    """Return the settings that the rule tries, group by group; see `_open`."""
+    return [list(_open(group, tiling, named, standing)) for group in machine_of(device).settings(tiling, problem)]
 
 
 def open_fields(schedule: Schedule, device: DeviceSpec) -> frozenset[str]:
     """Return the tiling fields that the rule may choose where nobody names them."""
     if not issubclass(schedule.problem, Problem) or not device.is_timed:
         return frozenset()
-    settings = machine_class(device.family)(device).settings(build_tiling(schedule.tiling, {}), None)
+    settings = machine_of(device).settings(build_tiling(schedule.tiling, {}), None)
     return frozenset(n for group in settings for s in group for n in s) & tile_fields(schedule.tiling)
 
 
 @lru_cache(maxsize=64)
 def _one_device(device: Itself) -> Itself:
     """Return one object for all devices of equal content: one with changed numbers is made anew for each run."""
-    return _first(Known(device.thing.model_dump_json(), device.thing))
+    return _of_content(device.thing.model_dump_json()).setdefault("first", device)
 
 
 @lru_cache(maxsize=64)
-def _first(device: Known) -> Itself:
-    return Itself(device.thing)
+def _of_content(_content: str) -> dict[str, Itself]:
+    return {}
 
 
 @lru_cache(maxsize=256)
@@ -231,10 +237,12 @@ def _choice(
 
     def made() -> list[object]:
         trial = _Trial(schedule.thing, device.thing, problem, judged_problem(problem), precision, tiling, l2)
-        settings = machine_class(device.thing.family)(device.thing).settings(tiling, problem)
-        fields, note = _tried_out(trial, [list(_open(s, tiling, named)) for s in settings], dict(usual or ()))
+        fields, note = _tried_out(trial, groups, dict(usual or ()))
         return [dict(fields), note]
 
+    groups = _groups(device.thing, problem, tiling, named)
+    if not any(groups):
+        return TileChoice()
     return TileChoice(*remembered("tile", schedule.thing, device.thing, call, made))
 
 
@@ -245,7 +253,10 @@ def remembered(
 
     It is kept there where none but npusim's own files have a part in it, until one of them changes.
     """
-    if schedule.origin or not machine_class(device.family).__module__.startswith("npusim."):
+    kernels = [one.get("kernel") if isinstance(one, Mapping) else getattr(one, "kernel", None) for one in call]
+    is_ours = not any(is_outside(name) for name in kernels if isinstance(name, str))
+    is_ours &= machine_class(device.family).__module__.startswith("npusim.")
+    if schedule.origin or not is_ours:
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, device.model_dump_json(), *map(repr, call)

@@ -305,7 +305,7 @@ class Dispatcher:
         self._scalar_waits, self._ends = sim.streams.scalar_waits, sim.streams.endpoints
         self._pending: Issued | None = None
         self._waits_for = -1
-        self._env, self._alarm = sim.env, Alarm(sim.env, self._issued)
+        self._env, self._alarm = sim.env, Alarm(sim.env, lambda _: self.go())
 
     def start(self, delay: int) -> None:
         """Begin to issue ``delay`` cycles from now."""
@@ -341,9 +341,6 @@ class Dispatcher:
                 self._alarm.set(visible - now)
                 return False
         return True
-
-    def _issued(self, _event: object) -> None:
-        self.go()
 
     def go(self) -> None:
         """Issue until a queue is full, an instruction takes time to issue, or the program ends."""
@@ -447,7 +444,6 @@ class _Simulation:
 
 
 def _describe(program: TileProgram, phase: ProgramPhase, now: int, stuck: list[Engine], held: list[str]) -> str:
-    """Return who waits for what, the first few engines and scalar units that wait for a flag first."""
     named = [f"group {e.use.group} {e.use.queue}: {e.stuck}" for e in stuck if e.stuck] + held
     shown = "; ".join(named[:8]) or f"{len(stuck)} queues have instructions left"
     return f"phase {phase.name} of {program.name} is stuck at cycle {now}: {shown}"

@@ -28,7 +28,6 @@ from npusim.timing.link import FRACTION_BITS, NO_CATCH_UP, bytes_per_cycle
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-    from npusim.ir.content import Known
     from npusim.ir.program import ProgramPhase
     from npusim.ir.walk import OpTemplate, Template
     from npusim.timing.engine_arrays import Ints
@@ -90,7 +89,7 @@ class Code:
     _bodies: dict[Hashable, int] = field(default_factory=dict)
     _blocks: dict[Hashable, int] = field(default_factory=dict)
     _operands: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _operations: dict[Known, int] = field(default_factory=dict)
+    _operations: dict[Hashable, int] = field(default_factory=dict)
     _tables: Program | None = None
     _inners: dict[Template, int] = field(default_factory=dict)
     #: Core groups by class, once that was asked for (`equal_groups`).

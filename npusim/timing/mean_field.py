@@ -27,7 +27,7 @@ from npusim.timing.engine_code import Classes, Code, InnerBody, code_of, equal_g
 from npusim.timing.mean_field_arrays import BEFORE, SPAN, WINDOW, build_groups
 from npusim.timing.mean_field_blocks import BlockTable, CutBlock
 from npusim.timing.stream import Streams
-from npusim.timing.summary import summarise
+from npusim.timing.summary import summarise, times_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -81,8 +81,9 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     # Groups that queue for a saturated unit are more than their mean: never below what the work takes.
     least = max(result.bound_cycles.values(), default=0) - result.cycles
     if least > 0:
-        latency = result.latency_s + code.streams.device.seconds(least)
-        result = replace(result, cycles=result.cycles + least, latency_s=latency)
+        cycles = result.cycles + least
+        times, _ = times_of(code.streams.program, code.streams.device, cycles / result.clock_hz)
+        result = replace(result, cycles=cycles, latency_s=times["call"], times_s=times)
     return replace(result, band=band)
 
 

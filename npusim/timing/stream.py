@@ -6,15 +6,14 @@ the moment, so that a long program costs no more memory than its shapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from npusim.config.engine import ScalarEngine
 from npusim.errors import ProgramError, SpecError
-from npusim.ir.content import Itself, Known, interned, methods_of
-from npusim.ir.program import by_content
+from npusim.ir.content import Itself
 from npusim.ir.walk import OpTemplate, Templates, unrolled
 from npusim.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles
 from npusim.timing.link import NO_CATCH_UP, catch_up
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class TimedOp:
-    """An operation template with its cost, of all programs that have the template and price it alike.
+    """An operation template with its cost.
 
     ``issue_cycles`` is what its scalar unit spends on it; ``content``: operations that have one take the same time.
     """
 
-    content: Known
+    content: Hashable
     queue: int
     label: str
     occupancy: int
@@ -86,18 +85,7 @@ class Streams:
         if program.pricing is None:
             raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
         self.costs = program.pricing(program, device)
-        own, held = (Itself(device), *methods_of(program.pricing)), self.costs.residency
-        shares = [s for s in (getattr(held, f.name) for f in fields(held)) if not isinstance(s, int)]
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
-        own = *own, self.pipes
-        l2 = tuple([tuple(s.items()) for s in shares])
-        crowds = tuple(self.costs.crowds.items())
-        #: What costs hang on, by whether L2 and its misses serve the operation, and whether it hands a tile on.
-        self._priced_by = {
-            (meets, hands_on): interned((*own, l2 if meets else (), crowds if meets or hands_on else ()))
-            for meets in (False, True)
-            for hands_on in (False, True)
-        }
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))
         self._crossing = frozenset(e.index for e in self.endpoints if e.is_cross_core)
         self._own_issue = [self._issue_of(queue) for queue in program.queues]
@@ -119,13 +107,6 @@ class Streams:
         """
         known = [catch_up(self.device, link) for link in self.device.links]
         return known if any(most for most, _ in known) and has_loops(phase) else [NO_CATCH_UP] * len(known)
-
-    @classmethod
-    def of(cls, program: TileProgram, device: DeviceSpec) -> Streams:
-        """Return the streams of a program, with all that was compiled of them, if they were made just before."""
-        by = program.name, program.flops, program.consumers, program.clears, *(p.name for p in program.phases)
-        by = *by, *program.tensors.values(), *program.used_bytes.items(), *methods_of(program.pricing)
-        return _streams(program, Itself(device), *by)
 
     def check_pipe_waits(self, method: str) -> None:
         """Raise :class:`SpecError` where waits hold up scalar units, for a method that cannot tell."""
@@ -152,16 +133,15 @@ class Streams:
 
     def timed(self, op: OpTemplate) -> TimedOp:
         """Return an operation with its cost, which hangs on the device and on what L2 holds of its tensors."""
-        by = self._priced_by[op.needs]
-        if op.timed is None or op.timed[0] is not by:
+        if op.timed is None or op.timed[0] is not self.costs:
             cost = self.costs.of_op(op.op)
             pipes = tuple([(self.pipes.index(name), cycles) for name, cycles in cost.pipe_cycles])
             issue = self._issue_cycles(op)
             ends = tuple([(own, peer) for own, peer, _ in op.waits])
-            content = Known((op.queue, op.op.label, cost, ends, op.sets, issue), None)
+            content = op.queue, op.op.label, cost, ends, op.sets, issue
             spans = cost.occupancy_cycles, cost.latency_cycles, cost.link_bytes
             op.timed = (
-                by,
+                self.costs,
                 TimedOp(
                     content, op.queue, op.op.label, *spans, op.waits, op.sets, issue, cost.terms, pipes, cost.share
                 ),
@@ -201,7 +181,3 @@ class Streams:
         if self.endpoints[endpoint].is_cross_core:
             return flags.cross_core_latency_cycles.value
         return flags.intra_core_latency_cycles.value
-
-
-#: Of a long program they are large: the last two are kept.
-_streams = by_content(lambda program, device, *_by: Streams(program, device.thing), most=2)

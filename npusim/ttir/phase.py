@@ -20,11 +20,12 @@ from npusim.config.problem import Problem
 from npusim.config.seen import KeyFunction, KeyRanges, Seen
 from npusim.errors import ProgramError
 from npusim.ir.tile import GlobalTensor, Role
-from npusim.ttir.reader import LANGUAGE, Load, Reader, Stored, Walk
+from npusim.ttir.draft import LANGUAGE, Load, Stored, Walk
 from npusim.ttir.text import refusing
 from npusim.ttir.values import COLUMNS, RELATIONS, ROWS, SPLIT, Affine, Integers, Tensor
 
 if TYPE_CHECKING:
+    from npusim.ttir.reader import Reader
     from npusim.ttir.text import Line
 
 #: What a place along each axis of a tensor is called.

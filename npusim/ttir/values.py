@@ -98,7 +98,6 @@ def shaped(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _of_call(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """Return of values by axis those of the axes that a call gives."""
     return values if rank == len(AXES) else (*values[:SPLIT], *values[ROWS:])[-rank:]
 
 

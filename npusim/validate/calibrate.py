@@ -12,10 +12,9 @@ import numpy as np
 
 from npusim.config.cases import load_measurements
 from npusim.config.load import reader_of
-from npusim.config.node import NodeDevice
 from npusim.config.quantity import WholeQuantity, reads
 from npusim.errors import CheckFailedError, SpecError
-from npusim.schedules.define import unread_keys
+from npusim.schedules.define import machine_of, unread_keys
 from npusim.validate import least_squares
 from npusim.validate.times import Predictor
 
@@ -154,10 +153,8 @@ class _Fit:
         is_another = any(case.device not in (device, self.device.name) for case in cases)
         self.uncertain = (*UNCERTAIN, "measured") if is_another else UNCERTAIN
         cases = [case.model_copy(update={"device": device}) for case in cases]
-        if isinstance(self.device, NodeDevice):
-            raise SpecError(
-                f"{device} is a node: constants of one device are fitted, here of {self.device.node.device}"
-            )
+        if (node := machine_of(self.device).node) is not None:
+            raise SpecError(f"{device} is a node: constants of one device are fitted, here of {node.device}")
         listed = [
             (case, name)
             for case in cases

@@ -17,6 +17,7 @@ from npusim.numerics.evaluate import KernelOutput, chosen, chosen_heads, execute
 from npusim.numerics.paths import Place, bits_of, compute, first_unlike, parting
 from npusim.schedules import find_schedule
 from npusim.schedules.registry import NAMED
+from npusim.simulation.evaluation import source_of, subject_of
 from npusim.simulation.inputs import read_tensors
 from npusim.simulation.plan import plan_of
 from npusim.simulation.simulate import run_plan
@@ -124,10 +125,10 @@ def diff(
     base = run_plan(plan)
     if not isinstance(base.problem, Problem | KernelProblem) or "o" not in base.program.tensors:
         raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
-    problem = plan.subject(base.program)
+    problem = subject_of(plan, base.program)
     out = _output(output, problem, base.program.tensors["o"].fmt)
     is_plain = not (plan.schedule.reference or plan.schedule.sees or plan.schedule.is_hooked)
-    return _Search(base, request, problem, plan.source(problem), out, on_tried, is_plain=is_plain).difference()
+    return _Search(base, request, problem, source_of(plan, problem), out, on_tried, is_plain=is_plain).difference()
 
 
 @dataclass
@@ -310,9 +311,9 @@ def _arithmetics(base: RunData) -> tuple[str, ...]:
 
 
 def _of_tiling(base: RunData, tiling: type[Tiling]) -> Iterator[Change]:
-    keys = getattr(base.problem, "seq_kv", 0)
+    keys, of_run = getattr(base.problem, "seq_kv", 0), dict(base.tiling)
     for name, field in tiling.model_fields.items():
-        stated = getattr(base.tiling, name, None)
+        stated = of_run.get(name)
         kind = field.annotation
         if get_origin(kind) is Literal:
             values: tuple[object, ...] = get_args(kind)

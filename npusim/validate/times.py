@@ -12,17 +12,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from npusim.config.cases import MeasurementCase, load_measurements
-from npusim.config.node import NodeDevice, load_machine
+from npusim.config.node import load_machine
 from npusim.config.packaged import list_packaged
 from npusim.config.problem import Problem, launch_problem
-from npusim.config.tiling import word_of
+from npusim.config.tiling import build_tiling, word_of
 from npusim.errors import SpecError, TilingError
 from npusim.explore.executors import Lost, executor
 from npusim.ir.walk import Templates
 from npusim.machines.tracks import MEASURED_PIPES
 from npusim.node.result import NodeTiming
-from npusim.schedules.define import machine_class
-from npusim.simulation.plan import plan_of
+from npusim.schedules.define import machine_of
+from npusim.simulation.plan import plan_of, target_of
 from npusim.simulation.request import LAUNCH, Request
 from npusim.simulation.simulate import run_plan, simulate_program
 from npusim.timing.result import TimingResult, method_text
@@ -361,11 +361,11 @@ class Predictor:
     def tile(self, case: MeasurementCase) -> str:
         """Return the fields of the tile that a case's attention takes where it leaves them open or names none."""
         plan, run = self.plan(case), self.result(case)
-        is_attention = isinstance(run.problem, Problem) and not isinstance(run.device, NodeDevice)
+        is_attention = isinstance(run.problem, Problem) and plan.machine.node is None
         if (case.tiling and not plan.is_open) or not is_attention:
             return ""
-        kind = type(run.tiling)
-        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != getattr(plan.tiling, n)}
+        kind, declared = type(run.tiling), dict(plan.tiling)
+        taken = {n: v for n, v in run.tiling if n.startswith("block") or v != declared[n]}
         words = ",".join(f"{n}={word_of(kind, n, v)}" for n, v in taken.items() if n not in (case.tiling or {}))
         return f"{'auto' if plan.is_open else 'declared'}: {words}" if words else ""
 
@@ -402,14 +402,14 @@ class Predictor:
             l2=case.start,
             **self._what(case),
         )
-        plan = plan_of(request)
         if case.is_open:
-            return plan
+            return plan_of(request)
         # The tile of a measured kernel is its author's: fields that are not stated are as declared, not the fastest.
-        if case.tiling and not isinstance(plan.device, NodeDevice):
-            stated = machine_class(plan.device.family)(plan.device).by_tile(plan.tiling, plan.precision)
-            plan = plan_of(replace(request, tiling={**case.tiling, **stated})) if stated else plan
-        return replace(plan, is_open=False)
+        if case.tiling:
+            schedule, device, _ = target_of(request, has_bits=False)
+            named = build_tiling(schedule.tiling, _tiling(case)), schedule.precision(request.precision)
+            request = replace(request, tiling={**_tiling(case), **machine_of(device).by_tile(*named)})
+        return replace(plan_of(request), is_open=False)
 
     def _what(self, case: MeasurementCase) -> dict[str, Any]:
         """Return what a request computes: a workload by name, one that is written out, or sizes of another kernel."""
@@ -428,7 +428,6 @@ def _tiling(case: MeasurementCase) -> dict[str, int | float | str]:
 
 
 def _ranks(residuals: Sequence[Residual]) -> dict[str, GroupRank]:
-    """Return Kendall's tau and the regret of each group of at least two cases."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for r in residuals:
         if r.group is not None and r.quantity == "latency_us":

@@ -161,12 +161,7 @@ def dynamic_errors(problem: Problem, *, is_reverse: bool) -> dict[str, Doubles]:
     undo it in the float32 accumulator of the block.
     """
     inputs = recipe_source(problem)
-    exact = study.exact_weights(problem, inputs)
-
-    def squared(where: Any, weights: Doubles) -> tuple[float, ...]:
-        weights -= exact(where)
-        return (float(np.vdot(weights, weights)),)
-
+    squared = study.squared_against(study.exact_weights(problem, inputs))
     order = f",is_reverse={str(is_reverse).lower()}"
     static = study.by_head(problem, f"hpc_ops{order}", squared, source=inputs)
     return {"static 256": static[:, 0]} | {

@@ -111,12 +111,7 @@ def errors_by_head(
 ) -> dict[str, Doubles]:
     """Return each head's mean squared error for several precisions, on the same inputs."""
     inputs = source if source is not None else recipe_source(problem)
-    exact = exact_weights(problem, inputs)
-
-    def squared(where: Any, weights: Doubles) -> tuple[float, ...]:
-        weights -= exact(where)
-        return (float(np.vdot(weights, weights)),)
-
+    squared = squared_against(exact_weights(problem, inputs))
     return {
         name: by_head(problem, precision, squared, source=inputs, block=block)[:, 0]
         for name, precision in precisions.items()
@@ -141,6 +136,16 @@ def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArr
         return known[key]
 
     return exact
+
+
+def squared_against(exact: Callable[[Any], NDArray[np.float32]]) -> Callable[[Any, Doubles], tuple[float, ...]]:
+    """Return a measure of `by_head`: the squared differences between a block's weights and exact ones, summed."""
+
+    def squared(where: Any, weights: Doubles) -> tuple[float, ...]:
+        weights -= exact(where)
+        return (float(np.vdot(weights, weights)),)
+
+    return squared
 
 
 def by_head(

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 #: Where rows come from: copies of the shared files, and calls measured after the kernels were written.
 FILES = (
     ("given", HERE / "measured_h200_production.yaml"),
-    ("kept", HERE.parents[1] / "tests" / "silicon" / "h200_production.yaml"),
+    ("kept", HERE.parent / "silicon" / "h200_production.yaml"),
     ("given", HERE / "measured_h200_served.yaml"),
     ("given", HERE / "measured_ascend_cann.yaml"),
 )

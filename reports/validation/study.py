@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from npusim.validate.vectors import VectorReport
 
 HERE = Path(__file__).resolve().parent
-SILICON = HERE.parents[1] / "tests" / "silicon"
+SILICON = HERE.parent / "silicon"
 #: What each file of measurements is, and where it lies.
 FILES: tuple[tuple[str, Path], ...] = (
     ("H200", HERE / "measured_h200.yaml"),

@@ -15,7 +15,7 @@ import pytest
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.explore import explore
-from npusim.explore.space import spec_of
+from npusim.explore.space import SearchRequest
 from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
 from npusim.simulation.simulate import run_request
@@ -102,7 +102,8 @@ class Drawn:
         rng.shuffle(self.limits)
 
     def alone(self, point: dict[str, Any]) -> Exact:
-        variants = spec_of(Request(self.schedule, hw=self.hw, problem=self.problem), self.axes).variants
+        asked = Request(self.schedule, hw=self.hw, problem=self.problem)
+        variants = SearchRequest(asked, (self.schedule,)).spec(self.axes).variants
         try:  # with the fields that the search has for those that are no axes
             found = run_request(replace(variants.request_of(point), numerics=True))
         except TilingError:

@@ -54,11 +54,13 @@ def test_processes_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_says_how_long_its_stage_takes() -> None:
     from npusim.explore.exploration import search
     from npusim.explore.search import Options
+    from npusim.explore.space import SearchRequest
     from npusim.simulation.request import Request
 
     told: list[Progress] = []
     fields = {"block_q": (32, 64, 128), "block_kv": (64, 128, 256), "vector_rows": (8, 16, 32)}
-    search(Request("flash", workload="smollm2", seq=256, numerics=False), fields, Options(on_progress=told.append))
+    asked = SearchRequest(Request("flash", workload="smollm2", seq=256, numerics=False), ("flash",))
+    search(asked.spec(fields), Options(on_progress=told.append))
     of_bounds = [now.remaining_s for now in told if now.stage == "bounds"]
     assert of_bounds[0] is None and all(s is not None and s >= 0 for s in of_bounds[1:])
 

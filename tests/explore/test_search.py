@@ -14,7 +14,7 @@ from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import OutputError, RaceError, SpecError, TilingError
 from npusim.explore import exploration, explore, points
 from npusim.explore.search import Options, Progress
-from npusim.explore.space import MOST_POINTS, auto_axes, auto_space, plain_tiling, spec_of
+from npusim.explore.space import MOST_POINTS, SearchRequest
 from npusim.explore.store import PointOutcome, read_store
 from npusim.machines.ascend.group import AscendGroup
 from npusim.report.search import front_of
@@ -81,10 +81,10 @@ def test_pruning_finds_what_simulating_all_of_it_finds() -> None:
 def test_a_search_that_ends_early_is_no_worse_than_a_plain_run_and_bounds_what_is_left(tmp_path: Path) -> None:
     fields = {"block_q": [32, 64, 128], "block_kv": [64, 512], "depth": [1, 2, 4], "vector_rows": ["auto", 4, 8]}
     plain, reports = run("flash", seq=256, numerics=False), list[Progress]()
-    axes = {n: tuple(v) for n, v in fields.items()}
+    spec = SearchRequest(Request("flash", seq=256, numerics=False), ("flash",)).spec(fields)
     for budget in (1e-9, None):
         options = Options(store=tmp_path / "s.sqlite", resume=not budget, budget_s=budget, on_progress=reports.append)
-        found = exploration.search(Request("flash", seq=256, numerics=False), axes, options)
+        found = exploration.search(spec, options)
         assert len(found.undecided) + len(found.outcomes) == 54
         assert bool(found.undecided) == bool(budget)
     assert found.best is not None
@@ -132,18 +132,18 @@ def test_tensors_need_no_workload_beside_them() -> None:
 
 
 def test_a_declared_space_has_what_a_plain_run_takes() -> None:
-    request = Request("flash", workload="pangu_38b", seq=512)
-    axes, plain = auto_axes(request, ["flash"]), plain_tiling(request, "flash")
+    search = SearchRequest(Request("flash", workload="pangu_38b", seq=512), ("flash",))
+    axes, plain = search.auto_axes(), search.plain_tiling("flash")
     assert all(plain[name] in values for name, values in axes.items())
     assert "full" in axes["vector_rows"]  # what is declared, by its word: nothing is left open to a choice
-    spec = spec_of(request, axes)
+    spec = search.spec(axes)
     assert min(map(spec.distance, spec.points())) == 0
 
 
 def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run_chooses() -> None:
-    request = Request("split_kv", workload="pangu_38b", seq=512)
-    whole = prod(map(len, auto_axes(request, ["split_kv"]).values()))
-    axes, (note,) = auto_space(request, ["split_kv"], {})
+    search = SearchRequest(Request("split_kv", workload="pangu_38b", seq=512), ("split_kv",))
+    whole = prod(map(len, search.auto_axes().values()))
+    axes, (note,) = search.auto_space({})
     held = [name for name, values in axes.items() if len(values) == 1]
     assert prod(map(len, axes.values())) <= MOST_POINTS < whole
     assert held
@@ -151,7 +151,7 @@ def test_of_a_declared_space_that_is_too_large_fields_are_held_that_no_plain_run
     assert note.startswith(f"{whole:,} points")
     assert all(f"{name}=auto (--field {name}=auto,16," in note for name in held)
     given = {"split_keys": (32, 64), "together": (1,)}
-    assert auto_space(request, ["split_kv"], given) == ({**auto_axes(request, ["split_kv"]), **given}, ())
+    assert search.auto_space(given) == ({**search.auto_axes(), **given}, ())
 
 
 def test_axes_of_problems_devices_and_schedules(tmp_path: Path) -> None:
@@ -329,3 +329,9 @@ def test_room_of_a_gpu_counts_the_registers_of_resident_blocks(hw: str, schedule
     assert of_block <= used <= min(there, fit * of_block * 1.2)
     used, there = done.program.occupancy_bytes()["sm.SMEM"]
     assert 0 < used <= there < 1 << 18
+
+
+@pytest.mark.parametrize("asked", [{"pareto": True}, {"finite": True}, {"max_rmse": 0.1}])
+def test_what_computes_no_bits_is_not_searched_for_them(asked: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="gemm computes no bits: its points differ in time alone"):
+        explore("gemm", {"block_m": [64, 128]}, problem=GemmProblem(m=64, n=64, k=64), **asked)

@@ -6,7 +6,7 @@ import pytest
 
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import TilingError
-from npusim.explore.space import auto_axes, checked_axes, chunks, combinations, declared, parse_field
+from npusim.explore.space import SearchRequest, checked_axes, chunks, combinations, declared, parse_field
 from npusim.simulation.request import Request
 
 
@@ -91,7 +91,7 @@ def test_neighbours_are_a_task() -> None:
 @pytest.mark.parametrize(("hw", "axes"), [("ascend_910b2_x8", {"algorithm", "blocks"}), ("v100_x8", {"offload"})])
 def test_a_models_space_holds_what_is_chosen_and_not_what_is_asked_for(hw: str, axes: set[str]) -> None:
     """Tokens to come are asked for, layers on the host follow from memory, and a host that is missing takes none."""
-    space = auto_axes(Request("layer", workload="llama2_7b", hw=hw), ["layer"])
+    space = SearchRequest(Request("layer", workload="llama2_7b", hw=hw), ("layer",)).auto_axes()
     assert axes <= space.keys()
     assert not space.keys() & {"output", "gpu_layers", "cpu_layers"}
     assert ("offload" in space) == (hw == "v100_x8")

@@ -1,13 +1,15 @@
 """What every schedule does on every device, in figures that may not move unnoticed.
 
-``python tests/golden/pins.py`` computes them anew into ``pins.json``; read the difference before it
-is committed, and say in the commit why each figure moved.  ``python tests/golden/pins.py --programs
-FOLDER`` writes every program operation by operation: two such folders say with ``diff`` which
-operation a change moved.
+``python tests/golden/pins.py --issue NUMBER --reason TEXT`` computes them anew into ``pins.json`` and adds a line to
+``pins_moved.csv``: which moved, for which issue, and why; read the difference before it is committed.  Changes for
+several reasons are computed one after the other.  ``python tests/golden/pins.py --programs FOLDER`` writes every
+program operation by operation: two such folders say with ``diff`` which operation a change moved.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import json
 import sys
 from functools import cache
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, TileProgram
 
 PINS = Path(__file__).with_name("pins.json")
+#: Why pins moved: a line a change, the digest of ``pins.json`` after it.
+MOVED = PINS.with_name("pins_moved.csv")
 DEVICES = (
     "ascend_910b2",
     "ascend_910b1",
@@ -306,14 +310,45 @@ def write_programs(folder: Path) -> None:
         (folder / f"{case.name.replace(' ', '_').replace('/', '-')}.txt").write_text(text, encoding="utf-8")
 
 
-def main() -> None:
-    """Write the pins, or with ``--programs FOLDER`` the programs."""
-    if sys.argv[1:2] == ["--programs"]:
-        write_programs(Path(sys.argv[2]))
-        return
-    found = {case.name: case.figures() for case in cases()} | dict(node_figures())
+def digest() -> str:
+    """Return the digest of the pins as they are accepted."""
+    return sha256(PINS.read_bytes()).hexdigest()[:16]
+
+
+def moves() -> list[dict[str, str]]:
+    """Return the changes of pins: issue, how many moved, schedules and devices, digest of all pins after it, reason."""
+    with MOVED.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def accept(found: dict[str, Any], issue: int | None, reason: str) -> str:
+    """Write pins that moved and why, or nothing where none did; return what was done."""
+    accepted: dict[str, Any] = json.loads(PINS.read_text(encoding="utf-8"))
+    moved = [name for name in {**accepted, **found} if accepted.get(name) != found.get(name)]
+    if not moved:
+        return "no pin moved"
+    if issue is None or not reason.strip():
+        raise SystemExit(f"{len(moved)} pins moved ({moved[0]}, ...): --issue NUMBER --reason TEXT say why")
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(figures)}" for name, figures in found.items())
     PINS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+    pairs = dict.fromkeys(" ".join(name.split()[:2]) for name in moved)
+    with MOVED.open("a", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerow([issue, len(moved), "; ".join(pairs), digest(), reason.strip()])
+    return f"{len(moved)} pins moved"
+
+
+def main() -> None:
+    """Write the pins and why they moved, or with ``--programs FOLDER`` the programs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--programs", type=Path, metavar="FOLDER")
+    parser.add_argument("--issue", type=int)
+    parser.add_argument("--reason", default="")
+    given = parser.parse_args()
+    if given.programs:
+        write_programs(given.programs)
+        return
+    found = {case.name: case.figures() for case in cases()} | dict(node_figures())
+    sys.stdout.write(f"{accept(found, given.issue, given.reason)}\n")
 
 
 if __name__ == "__main__":

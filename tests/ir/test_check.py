@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ir.toy import UB, Toy, fill, flatten, front, phase
+from ir.toy import UB, Toy, fill, flatten, front, phase, resolve
 from npusim.config.load import load_device
 from npusim.errors import FlagError, ProgramError, RaceError
 from npusim.ir.check import check
@@ -20,7 +20,6 @@ from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.opaque import varying
 from npusim.ir.program import Body, Item, Loop, TileProgram
 from npusim.ir.tile import GlobalTensor, Tile
-from npusim.ir.walk import ResolvedOp, Walker, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from npusim.ir.buffers import Ring
 
 AMPLE = load_device("ascend_910b2").flags
-
-
-def resolve(program: TileProgram) -> list[ResolvedOp]:
-    phase = program.phases[0]
-    walker = Walker(program)
-    return [op for block in phase.blocks for op in walk(walker, phase.body(block))]
 
 
 # ---------------------------------------------------------------- program order

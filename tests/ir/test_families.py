@@ -32,6 +32,8 @@ CASES = [
     ("flash", "ascend_910b2", {"pipeline": "block"}),
     ("flash", "ascend_910b2", {"pipeline": "core", "deal": "balanced"}),
     ("flash", "ascend_910b2", {"pipeline": "core", "depth": 5, "block_kv": 256, "kernel": "pto"}),
+    # Two pieces follow one another within a step of one block, and from one step to the next of another.
+    ("flash", "ascend_910b2", {"pipeline": "core", "depth": 5, "block_kv": 256, "vector_rows": 16, "deal": "balanced"}),
     ("flash", "ascend_910b2", {"depth": 3, "kernel": "tilelang", "block_q": 64}),
     ("pasa", "ascend_910b4", {"deal": "balanced"}),
     ("two_level", "ascend_910b1", {}),

@@ -5,18 +5,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 
-from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, order_graph
-from npusim.ir.walk import ResolvedOp, Walker, walk
+from ir.toy import RANDOMS, RandomProgram, Toy, fill, front, order_graph, resolve
 from tests.ir.graph import critical_path, window_graph
 
 if TYPE_CHECKING:
     from npusim.ir.program import TileProgram
-
-
-def resolve(program: TileProgram) -> list[ResolvedOp]:
-    phase = program.phases[0]
-    walker = Walker(program)
-    return [op for block in phase.blocks for op in walk(walker, phase.body(block))]
 
 
 def diamond() -> TileProgram:

@@ -3,17 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from ir.toy import RANDOMS, RandomProgram, Toy, endpoint_index, fill, front
+from ir.toy import RANDOMS, RandomProgram, Toy, endpoint_index, fill, front, resolve
 from npusim.errors import ProgramError
 from npusim.ir.check import check
 from npusim.ir.program import Loop, TileProgram
 from npusim.ir.walk import ResolvedOp, Walker, compile_items, list_endpoints, walk
-
-
-def resolve(program: TileProgram) -> list[ResolvedOp]:
-    phase = program.phases[0]
-    walker = Walker(program)
-    return [op for block in phase.blocks for op in walk(walker, phase.body(block))]
 
 
 def waits_of(program: TileProgram, resolved: ResolvedOp) -> set[tuple[str, str, int]]:

@@ -19,7 +19,7 @@ from npusim.ir.buffers import AddressSpace, Allocator, Ring
 from npusim.ir.op import Opcode, Step, TileOp
 from npusim.ir.program import Item, Loop, ProgramPhase, Queue, TileProgram, Touch
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile
-from npusim.ir.walk import ResolvedOp, list_endpoints
+from npusim.ir.walk import ResolvedOp, Walker, list_endpoints, walk
 from npusim.machines.ascend.pricing import AscendPricing
 
 if TYPE_CHECKING:
@@ -372,3 +372,19 @@ class RandomProgram:
                 steps.append(Step(Opcode.COPY, dst, (source,)))
             slots = ()
         return self.toy.op(f"op{self.labels}", queue, *slots, repeats=repeats, steps=steps)
+
+
+def resolve(program: TileProgram) -> list[ResolvedOp]:
+    """Return the operations of a program's first phase, flags counted."""
+    phase = program.phases[0]
+    walker = Walker(program)
+    return [op for block in phase.blocks for op in walk(walker, phase.body(block))]
+
+
+def crossed() -> TileProgram:
+    """Return two queues that each wait for the other's slot first."""
+    toy = Toy()
+    a, b = toy.queue("a"), toy.queue("b")
+    there, back = toy.ring("there", [a], [b]), toy.ring("back", [b], [a])
+    first = toy.op("first", a, front(back), fill(there))
+    return toy.program([first, toy.op("second", b, front(there), fill(back))])

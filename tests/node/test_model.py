@@ -408,3 +408,10 @@ def test_a_node_of_one_keeps_its_device() -> None:
     assert alone.node.device_count.value == 1
     assert alone.each is device
     assert dict(alone.facts()).keys() >= dict(device.facts()).keys()
+
+
+def test_stated_parameters_have_the_vocabulary_among_them() -> None:
+    # Of a model whose parameters are stated all are one tenant or another, none is two.
+    stated, machine = SMALL.model_copy(update={"parameters": SMALL.weights().total}), load_node_device(GPUS)
+    assert stated.weights().vocabulary > 0
+    assert memory_plan(stated, machine) == memory_plan(SMALL, machine)

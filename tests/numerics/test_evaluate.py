@@ -11,6 +11,7 @@ from npusim.config.problem import Problem
 from npusim.numerics.evaluate import SAMPLE_ROWS, compared_rows, evaluate, needed_blocks, variant_rows
 from npusim.numerics.executor import changed_attributes
 from npusim.numerics.inputs import recipe_source
+from npusim.simulation.evaluation import bits_of
 from npusim.simulation.plan import plan_of
 from npusim.simulation.request import Request
 from npusim.simulation.robustness import standard_error
@@ -60,7 +61,7 @@ def test_the_sample_is_the_end_of_its_block_with_the_bits_of_the_whole(
 ) -> None:
     plan = plan_of(Request(schedule, hw=hw, tiling=fields, problem=Problem(**SIZES, **seen)))
     program = plan.program()
-    whole, part = plan.bits(program, rows=[SIZES["seq_q"] - 1]), plan.bits(program)
+    whole, part = bits_of(plan, program, rows=[SIZES["seq_q"] - 1]), bits_of(plan, program)
     lengths = ([len(rows) for rows in found.rows.values()] for found in (whole, part))
     assert next(lengths) == ([21] * 3 if schedule == "split_kv" else [189] * 3)  # its merge takes blocks of 56 rows
     assert next(lengths) == ([21] * 3 if schedule == "split_kv" else [SAMPLE_ROWS] * 3)

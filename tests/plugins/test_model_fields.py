@@ -8,7 +8,7 @@ import pytest
 
 from npusim import explore, run
 from npusim.config.tiling import tile_fields, tiling_fields
-from npusim.explore.space import auto_axes, spec_of
+from npusim.explore.space import SearchRequest
 from npusim.schedules import find_schedule
 from npusim.simulation.request import Request
 
@@ -40,12 +40,12 @@ def test_fields_of_an_attention_are_the_models_unless_they_say_otherwise() -> No
         kinds = {f.name: f.kind for f in tiling_fields(tiling)}
         assert (kinds["block"], kinds["hint"], kinds["block_q"]) == ("model", "tile", "tile")
         assert "block" not in tile_fields(tiling)
-    assert "hint" in auto_axes(Request(SPARSE, seq=256), [SPARSE])
+    assert "hint" in SearchRequest(Request(SPARSE, seq=256), (SPARSE,)).auto_axes()
 
 
 def test_a_declared_space_has_no_field_of_the_model() -> None:
     for name in (SPARSE, WINDOW):
-        axes = auto_axes(Request(name, seq=256), [name])
+        axes = SearchRequest(Request(name, seq=256), (name,)).auto_axes()
         assert "block_kv" in axes
         assert not axes.keys() & {"window", "sinks", "block"}
 
@@ -55,7 +55,7 @@ def test_a_search_that_varies_a_field_of_the_model_says_so_and_ranks_each_value_
     assert any("window is a parameter of the model" in note for note in found.setting.notes)
     assert "window" in found.setting.scene_names
     assert {o.point["window"] for o in found.feasible} == {32, 64}
-    plain = spec_of(Request(WINDOW, seq=256), {"block_kv": [64, 128]})
+    plain = SearchRequest(Request(WINDOW, seq=256), (WINDOW,)).spec({"block_kv": [64, 128]})
     assert not plain.notes
     assert "block_kv" not in plain.scene_names
 

@@ -16,6 +16,7 @@ import npusim
 from npusim.baseline import check_baselines
 from npusim.cli.app import app
 from npusim.cli.guide import guides
+from npusim.config import outside
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem, Problem
 from npusim.config.tiling import build_tiling
@@ -152,7 +153,7 @@ def test_what_is_written_is_what_is_computed(hw: str, tmp_path: Path) -> None:
         program = chosen.program(problem, tiling, device, chosen.precision())
         check(program, device.flags)
         found[what] = evaluate(program, problem, recipe_source(problem), rows="all")
-        plugins._file.cache_clear()
+        outside._file.cache_clear()
     usual = found.pop("as usual")
     assert usual.error.rmse < 1e-3
     for what, other in found.items():

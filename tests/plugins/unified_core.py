@@ -42,7 +42,7 @@ QUEUES = LOAD, MATRIX, VECTOR, STORE = tuple(f"{CORE}.{e}" for e in ("LOAD", "MA
 
 
 class UnifiedMachine(Machine):
-    """The family on one device, for one program."""
+    """The family on one device."""
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, Any]], flops: int, notes: tuple[str, ...] = ()

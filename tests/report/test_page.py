@@ -20,6 +20,7 @@ import pytest
 from npusim.errors import NpusimError, SpecError
 from npusim.explore.exploration import search
 from npusim.explore.search import Options
+from npusim.explore.space import SearchRequest
 from npusim.report import charts, page
 from npusim.report.figures import FIGURES_FILE, figures_document, load_figures
 from npusim.report.output import save_run
@@ -290,14 +291,16 @@ def _other_pages(folder: Path, computed: RunResult) -> dict[str, str]:
     runs = [save_run(r, folder / name, trace=False) for name, r in (("a", computed), ("b", other))]
     request = Request("flash", seq=256, rows="sample", heads=[0])
     axes = {"block_q": (64, 128), "block_kv": (128, 256), "depth": (1, 2)}
-    search(request, axes, Options(jobs=1, store=folder / "found.sqlite", pareto=True, exhaustive=True))
+    spec = SearchRequest(request, (request.schedule,)).spec(axes)
+    search(spec, Options(jobs=1, store=folder / "found.sqlite", pareto=True, exhaustive=True))
     return {"compare": saved_page(runs), "explore": saved_page([folder / "found.sqlite"])}
 
 
 @pytest.mark.usefixtures("light")
 def test_the_page_of_a_search_says_what_was_searched(tmp_path: Path) -> None:
     table = tmp_path / "found.csv"
-    search(Request("flash", seq=256, numerics=False), {"depth": (1, 2)}, Options(jobs=1, store=table))
+    spec = SearchRequest(Request("flash", seq=256, numerics=False), ("flash",)).spec({"depth": (1, 2)})
+    search(spec, Options(jobs=1, store=table))
     texts = " ".join(_Reader(saved_page([table])).texts)
     assert "flash on ascend_910b2" in texts
     assert "pangu_38b B1 N5 S256 d128 causal float16; searched over depth; 2 points" in texts

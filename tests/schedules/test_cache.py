@@ -19,8 +19,8 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_source, recipe_source
 from npusim.run import run
 from npusim.schedules.registry import for_inputs
+from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, Machine, merged, one_split, plain, program_of
-from tests.tilings import declared
 
 if TYPE_CHECKING:
     from npusim.algorithms.language import Value

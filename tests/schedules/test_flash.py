@@ -280,3 +280,23 @@ def test_flash_attention_4_takes_the_time_of_its_share_of_cases_with_the_same_bi
     for wrong, why in (("rescaled=2", "a share is 0 to 1"), ("polynomial=0.5,exp_variant=exp2.exp2p", "exp2p is none")):
         with pytest.raises(NpusimError, match=why):
             run("fa4", precision=wrong, **options)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_warp_group_without_rows_waits_for_all_copies_that_it_releases(stages: int) -> None:
+    """The last of 129 rows leaves one of two groups none: it released V's slot without having waited for it."""
+    device, schedule = load_device("h200"), find_schedule("flash", "nvidia")
+    fields = {"block_q": 128, "block_kv": 128, "warps": 8, "stages": stages}
+    problem = Problem(heads=1, seq_q=129, seq_kv=513, head_dim=64)
+    tiling = build_tiling(schedule.tiling, fields)
+    check(schedule.program(problem, tiling, device, schedule.precision("")), device.flags)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_warp_groups_wait_for_what_the_others_make_of_stored_values(stages: int) -> None:
+    """Of an int8 cache each of two groups brings half of V to shared memory: P V read the other's half unawaited."""
+    device, schedule = load_device("h200"), find_schedule("flash", "nvidia")
+    fields = {"block_q": 128, "block_kv": 64, "warps": 8, "stages": stages}
+    problem = Problem(heads=2, kv_heads=1, seq_q=128, seq_kv=1000, head_dim=64, cache="int8")
+    tiling = build_tiling(schedule.tiling, fields)
+    check(schedule.program(problem, tiling, device, schedule.precision("")), device.flags)

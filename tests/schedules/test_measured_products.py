@@ -17,7 +17,7 @@ from npusim.ir.tile import GlobalTensor
 from npusim.machines.sm.groups import one_shot_tiling
 from npusim.validate.times import validate_times
 
-SILICON = Path(__file__).parents[1] / "silicon"
+SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 
 
 @pytest.mark.parametrize(

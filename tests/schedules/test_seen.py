@@ -19,6 +19,7 @@ from npusim.config.scores import bias_row, sink_logits
 from npusim.errors import SpecError, TilingError
 from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_source, recipe_source
+from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import (
     ASCEND,
     HOPPER,
@@ -32,7 +33,6 @@ from schedules.test_split_kv import (
     rounded,
 )
 from tests.config.visible import visible_keys
-from tests.tilings import declared
 
 F, LEAST = np.float32, np.finfo(np.float32).smallest_subnormal
 

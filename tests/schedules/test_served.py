@@ -19,8 +19,8 @@ from npusim.numerics.evaluate import evaluate
 from npusim.numerics.inputs import drawn_pages, drawn_source, recipe_source
 from npusim.run import run
 from npusim.schedules.define import FlashTiling
+from reports.parts.kernel import declared_tiling as declared
 from schedules.test_split_kv import ASCEND, HOPPER, LOWEST, Machine, merged, one_split, plain, program_of
-from tests.tilings import declared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

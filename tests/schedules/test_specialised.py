@@ -16,7 +16,7 @@ from npusim.config.problem import Problem
 from npusim.config.tiling import build_tiling
 from npusim.errors import NpusimError, RaceError, TilingError
 from npusim.ir.check import check
-from npusim.machines.sm.specialised import SpecialisedBlock
+from npusim.machines.sm.turns import WarpTurns
 from npusim.numerics.executor import execute
 from npusim.numerics.inputs import recipe_source
 from npusim.run import run
@@ -127,7 +127,7 @@ def test_softmax_of_fa3_runs_beside_the_product_of_the_tile_before() -> None:
 
 
 def test_p_that_is_written_before_its_last_product_is_done_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SpecialisedBlock, "_cut", lambda _self, steps, _group: len(steps))
+    monkeypatch.setattr(WarpTurns, "_cut", lambda _self, steps, _tiles: len(steps))
     with pytest.raises(RaceError, match=r"PV\.mma"):
         check(program_of("fa3", heads=1, seq_q=128, seq_kv=700, head_dim=128), H200.flags)
 
@@ -146,14 +146,14 @@ def test_times_of_cudnn_are_those_of_an_h200(shared_folder: Path) -> None:
 
 
 def test_times_of_cudnn_hold_at_head_dims_that_nothing_was_fitted_on(repository: Path) -> None:
-    errors = errors_of(repository / "tests" / "silicon" / "h200_attention.yaml", "h200_cudnn_*s[12]???d*")
+    errors = errors_of(repository / "reports" / "silicon" / "h200_attention.yaml", "h200_cudnn_*s[12]???d*")
     assert len(errors) == 12
     assert max(errors) < 0.15
 
 
 def test_times_hold_on_shapes_measured_afterwards(repository: Path) -> None:
     cudnn, fa2 = (
-        errors_of(repository / "tests" / "silicon" / "h200_production.yaml", names)
+        errors_of(repository / "reports" / "silicon" / "h200_production.yaml", names)
         for names in ("cudnn_b[13]*", "fa2_*")
     )
     assert statistics.median(cudnn) < 0.05
@@ -208,8 +208,15 @@ def test_decoding_takes_the_time_of_whole_blocks_however_few_rows_are_live() -> 
         ("h200", {"kernel": "fa3", "block_q": 192, "block_kv": 176}, "no layout for 192 x 176 with head_dim 128"),
         ("h200", {"kernel": "fa2", "block_q": 64}, "block_q: 64; kernel=fa2 has tiles of 128 x 64 with 4 warps"),
         ("t4", {"kernel": "fa2"}, "fa2 needs asynchronous copies .* t4 has not"),
-        ("h200", {"kernel": "cudnn", "block_kv": 64}, "kernel=cudnn has tiles of 128 x 128 alone"),
-        ("h200", {"kernel": "cudnn", "warps": 8, "stages": 2}, "stages, warps: without effect on kernel=cudnn"),
+        ("h200", {"kernel": "cudnn", "block_kv": 64}, "block_kv: 64; kernel=cudnn has tiles of 128 x 128 and"),
+        (
+            "h200",
+            {"kernel": "cudnn", "warps": 8, "stages": 2},
+            "stages: 2, warps: 8; kernel=cudnn has .* leave them out",
+        ),
+        ("h200", {"kernel": "fa3", "q": "shared"}, "q: shared; kernel=fa3 has tiles of 128 x 128 and decides the rest"),
+        ("h200", {"kernel": "fa5"}, "kernel: unknown 'fa5'. Did you mean `fa[23]`"),
+        ("v100", {"kernel": "triton"}, "triton is described for sm_75 and later, not for v100"),
     ],
 )
 def test_what_a_kernel_cannot_do_is_refused(hw: str, fields: dict[str, Any], message: str) -> None:

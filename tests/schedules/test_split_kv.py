@@ -31,7 +31,7 @@ from npusim.schedules import find_schedule
 from npusim.schedules.presets import PRECISIONS
 from npusim.schedules.registry import for_inputs
 from npusim.schedules.split_kv import _whole, best_splits
-from tests.tilings import declared
+from reports.parts.kernel import declared_tiling as declared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

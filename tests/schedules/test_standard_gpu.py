@@ -14,7 +14,7 @@ from npusim.errors import SpecError
 from npusim.timing import METHODS
 from npusim.validate.times import validate_times
 
-HELD_OUT = Path(__file__).parents[1] / "silicon" / "h200_heldout.yaml"
+HELD_OUT = Path(__file__).parents[2] / "reports" / "silicon" / "h200_heldout.yaml"
 H200 = load_device("h200")
 
 
@@ -49,11 +49,17 @@ def test_shapes_that_constants_were_not_taken_from_are_within_12_percent(name: s
 def test_cycles_of_softmax_lie_between_measured_lengths() -> None:
     issue = H200.engine("sm", "WARPS")
     assert isinstance(issue, WarpIssue)
-    assert issue.library is not None
-    low, high = (issue.library.softmax_cycles(n) for n in (3072, 4096))
-    assert high < issue.library.softmax_cycles(3500) < low
-    for asked, nearest in ((8, 64), (10**6, 32768)):
-        assert issue.library.softmax_cycles(asked) == issue.library.softmax[str(nearest)].row_cycles.value / nearest
+    library = issue.library
+    assert library is not None
+
+    def element_cycles(columns: int) -> float:
+        return sum(share * library.softmax[n].row_cycles.value for n, share in library.softmax_points(columns).items())
+
+    low, high = (library.softmax[n].row_cycles.value / int(n) for n in ("3072", "4096"))
+    assert high < element_cycles(3500) < low
+    assert element_cycles(3500) == pytest.approx(low + (high - low) * (3500 - 3072) / (4096 - 3072))
+    for asked, nearest in ((8, "64"), (10**6, "32768")):
+        assert library.softmax_points(asked) == {nearest: 1 / int(nearest)}
 
 
 def test_a_device_that_says_nothing_of_a_library_is_refused() -> None:

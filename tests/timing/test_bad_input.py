@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from ir.toy import Toy, fill, front
+from ir.toy import Toy, crossed
 
 from npusim.config.problem import Problem
 from npusim.errors import ContradictionError, DeadlockError, ProgramError, SpecError
@@ -76,15 +76,6 @@ def test_a_ring_without_slots_and_a_queue_without_places_are_refused() -> None:
         toy.ring("S", [a], [b], depth=0)
     with pytest.raises(SpecError, match=r"CUBE\.queue_depth_count.*must be greater than 0"):
         device_with(cores__aic__engines__CUBE__queue_depth_count="0")
-
-
-def crossed() -> TileProgram:
-    """Return two queues that each wait for the other's slot first."""
-    toy = Toy()
-    a, b = toy.queue("a"), toy.queue("b")
-    there, back = toy.ring("there", [a], [b]), toy.ring("back", [b], [a])
-    first = toy.op("first", a, front(back), fill(there))
-    return toy.program([first, toy.op("second", b, front(there), fill(back))])
 
 
 @pytest.mark.parametrize("method", METHODS)

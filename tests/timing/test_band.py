@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from npusim.run import run
 from npusim.schedules import find_schedule
 from npusim.timing import auto, mean_field
 from npusim.timing.engine import Run
-from npusim.timing.engine_code import Code, equal_groups
+from npusim.timing.engine_code import Classes, Code, equal_groups
 from npusim.timing.stream import Streams
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
+    from npusim.timing.result import TimingResult
 
 SCHEDULES = ("flash", "flash", "two_level", "unified", "pasa", "fp8_attention")
 DEVICES = ("ascend_910b1", "ascend_910b2", "ascend_910b3", "ascend_910b4")
@@ -139,3 +141,21 @@ def test_blocks_that_overlap_and_do_not_run_in_part_are_timed_exactly(monkeypatc
     timing = run("flash", **options).timing
     assert timing is not None
     assert timing.method == "steady"
+
+
+def test_a_mean_below_what_the_work_takes_is_raised_to_it_in_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 60_000)
+    device, computed = load_device("ascend_910b2"), mean_field.MeanField.result
+    schedule = find_schedule("two_level", device.family)
+    problem = Problem(heads=5, seq_q=16384, head_dim=128, causal=True)
+    code = Code(Streams(schedule.program(problem, schedule.tiling(), device, schedule.precision()), device))
+
+    def halved(self: mean_field.MeanField, classes: Classes) -> TimingResult:
+        result = computed(self, classes)
+        return replace(result, cycles=max(result.bound_cycles.values()) // 2)
+
+    monkeypatch.setattr(mean_field.MeanField, "result", halved)
+    timing = mean_field.approximate(code, equal_groups(code))
+    assert timing.cycles == max(timing.bound_cycles.values())
+    assert timing.times_s["core"] == timing.cycles / timing.clock_hz
+    assert timing.times_s["call"] == timing.latency_s

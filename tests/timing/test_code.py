@@ -12,10 +12,10 @@ import pytest
 import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
+from npusim.machines.published.fa2 import instructions
 from npusim.machines.sm.core import warp_issue
-from npusim.machines.sm.published import fa2_instructions
 
-SILICON = Path(__file__).parents[1] / "silicon"
+SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 CODE = warp_issue(load_device("h200")).library.code  # type: ignore[union-attr]
 #: FlashAttention-2's rows and keys by head dim, and whether keys are cut.
 TILES = {(64, False): (128, 128), (128, False): (128, 64), (64, True): (64, 256)}
@@ -43,7 +43,7 @@ def test_waits_for_code_are_those_that_a_profiler_counts() -> None:
     for row in rows("stalls.json"):
         tile, tokens = TILES[row["head_dim"], row["cut"]], row["tokens"]
         is_ragged = any(tokens % size for size in tile)
-        loop, around = fa2_instructions(row["head_dim"], *tile, causal=row["causal"], is_ragged=is_ragged)
+        loop, around = instructions(row["head_dim"], *tile, causal=row["causal"], is_ragged=is_ragged)
         each = row["waited"] / around
         if row["cut"] or (row["causal"] and loop + around <= CODE.far_count.value and loop <= CODE.loop_count.value):
             near.append(each)

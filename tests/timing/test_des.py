@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
-from ir.toy import FILL_CYCLES, RANDOMS, RandomProgram, Toy, fill, front, phase
+from ir.toy import FILL_CYCLES, RANDOMS, RandomProgram, Toy, crossed, fill, front, phase
 
 from npusim.errors import DeadlockError
 from npusim.ir.op import Opcode, Step, TileOp
@@ -322,14 +322,6 @@ def test_terms_account_for_all_busy_cycles_without_contention(
 
 
 # ---------------------------------------------------------------- deadlock
-
-
-def crossed() -> TileProgram:
-    """Return two queues that each wait for the other's slot first."""
-    toy = Toy()
-    a, b = toy.queue("a"), toy.queue("b")
-    there, back = toy.ring("there", [a], [b]), toy.ring("back", [b], [a])
-    return toy.program([toy.op("first", a, front(back), fill(there)), toy.op("second", b, front(there), fill(back))])
 
 
 def test_a_deadlock_names_each_engine_its_operation_and_its_flag() -> None:

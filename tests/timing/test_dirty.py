@@ -12,7 +12,7 @@ import npusim
 from npusim.config.load import load_device
 from npusim.config.problem import CopyProblem, GemmProblem, Problem
 
-SILICON = Path(__file__).parents[1] / "silicon"
+SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 MIB = 2**20
 
 

@@ -13,7 +13,7 @@ from npusim.config.engine import GroupMatrixEngine
 from npusim.config.load import load_device
 from npusim.config.problem import Problem
 from npusim.errors import SpecError
-from npusim.explore.space import auto_axes
+from npusim.explore.space import SearchRequest
 from npusim.simulation.request import Request
 from npusim.validate.times import validate_times
 
@@ -112,6 +112,7 @@ def test_a_chip_without_asynchronous_copies_has_one_stage_by_itself() -> None:
 
 
 def test_a_space_of_its_own_holds_what_a_kernel_decides() -> None:
-    axes = auto_axes(Request("flash", hw="a10"), ["flash"])
+    axes = SearchRequest(Request("flash", hw="a10"), ("flash",)).auto_axes()
     assert set(axes) == {"warps", "stages", "block_q", "block_kv", "launch"}
-    assert not {"registers", "residents", "q"} & set(auto_axes(Request("volta_flash", hw="v100"), ["volta_flash"]))
+    axes = SearchRequest(Request("volta_flash", hw="v100"), ("volta_flash",)).auto_axes()
+    assert not {"registers", "residents", "q"} & set(axes)

@@ -20,7 +20,7 @@ from npusim.timing.gpu_pipes import ONE, ProcessorSharing, Rules
 from npusim.timing.stream import Streams
 
 METHODS = ("des", "block", "fold", "steady", "auto")
-SILICON = Path(__file__).parents[1] / "silicon"
+SILICON = Path(__file__).parents[2] / "reports" / "silicon"
 #: One wave and a bit of few heads: some cores with two blocks, some with one.
 SIZES = {"batch": 1, "heads": 40, "kv_heads": 20, "seq_q": 256, "seq_kv": 288, "head_dim": 64}
 
@@ -159,7 +159,7 @@ def test_products_that_load_the_tensor_cores_lower_the_clock() -> None:
 
 
 def test_the_clock_falls_while_products_run_and_only_then() -> None:
-    measured = json.loads((Path(__file__).parents[1] / "silicon" / "clocks.json").read_text())["kernels"]
+    measured = json.loads((SILICON / "clocks.json").read_text())["kernels"]
     device = load_device("h200")
     running = device.clocked(1)
     for name in ("products of zeros", "products on one multiprocessor", "products on 33 multiprocessors"):

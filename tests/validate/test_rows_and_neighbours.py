@@ -67,7 +67,7 @@ def test_a_table_replaces_no_file_of_others(tmp_path: Path) -> None:
 
 def test_rows_have_the_readers_columns_units_and_the_band() -> None:
     axes = {"m": [512, 64], "n": [512], "k": [512]}
-    text, faults = latency_rows(Request("gemm", hw="h200"), axes, "aiconfigurator")
+    text, faults = latency_rows("gemm", axes, "aiconfigurator", hw="h200")
     rows = list(csv.DictReader(io.StringIO(text)))
     head = "framework,version,device,op_name,kernel_source,gemm_dtype,m,n,k,latency,band"
     assert (text.splitlines()[0], len(rows), faults) == (head, 2, ())
@@ -76,7 +76,7 @@ def test_rows_have_the_readers_columns_units_and_the_band() -> None:
     assert 0 < float(rows[0]["band"]) < 1
     assert rows[1]["band"] == "", "none like it was measured"
     axes = {"heads": [2], "seq_q": [256], "head_dim": [64]}
-    (row,) = csv.DictReader(io.StringIO(latency_rows(Request("flash", hw="h200"), axes, "msmodeling")[0]))
+    (row,) = csv.DictReader(io.StringIO(latency_rows("flash", axes, "msmodeling", hw="h200")[0]))
     assert row["Input Shapes"] == ";".join(["1,2,256,64"] * 3)
     with pytest.raises(SpecError, match="--grid: sizes m: give m, n and k"):
-        latency_rows(Request("gemm"), {"m": [1]}, "aiconfigurator")
+        latency_rows("gemm", {"m": [1]}, "aiconfigurator")

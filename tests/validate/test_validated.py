@@ -20,7 +20,6 @@ from npusim.report.record import record_of
 from npusim.report.tables import run_table, run_tiles
 from npusim.report.text import plain
 from npusim.schedules import find_schedule
-from npusim.simulation.request import Request
 from npusim.validate.times import Residual
 from reports.validation import bands, study
 
@@ -168,9 +167,7 @@ def test_a_run_like_none_has_no_band_in_any_form() -> None:
     )
     assert "±" not in plain(run_table(record))
     assert [tile.value for tile in run_tiles(record) if tile.name == "Validated"] == ["not like this"]
-    text, _ = latency_rows(
-        Request("split_kv", hw="h100"), {"heads": [8], "seq_q": [64], "head_dim": [64]}, "aiconfigurator"
-    )
+    text, _ = latency_rows("split_kv", {"heads": [8], "seq_q": [64], "head_dim": [64]}, "aiconfigurator", hw="h100")
     assert text.splitlines()[1].endswith(",")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from npusim.algorithms.blocks import BlockOrder, dealt
+from npusim.algorithms.blocks import dealt
 from npusim.algorithms.gemm import copy, gemm
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import TilingError
 from npusim.formats import stored_format
-from npusim.formats.reductions import CHAINS
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.op import VectorCode
 from npusim.ir.tile import GlobalTensor
@@ -19,8 +17,10 @@ from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, AscendGroup,
 from npusim.machines.ascend.phase import AscendPhase
 from npusim.machines.ascend.plan import (
     AscendTiling,
-    Barriers,
+    GemmFields,
+    KernelFields,
     RegisterFields,
+    RowsFields,
     VectorFields,
     gemm_tiling,
     piece_plan,
@@ -29,53 +29,19 @@ from npusim.machines.ascend.plan import (
 from npusim.machines.ascend.pricing import AscendPricing
 from npusim.machines.base import Machine
 from npusim.machines.frame import Frame
+from npusim.machines.published import cann, find_kernel
+from npusim.machines.published.cann import CANN, MASKED_LAYOUT, MEMORY_TILE, REGISTER_CODE, REGISTER_TILE
+from npusim.machines.published.kernel import AscendKernel
+from npusim.machines.published.matmul_v3 import COLUMNS_REARRANGED, ROWS_REARRANGED, is_off, off_rows
 from npusim.machines.transfers import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from npusim.algorithms.blocks import BlockOrder
     from npusim.algorithms.phase import Phase
     from npusim.config.device import DeviceSpec
     from npusim.ir.program import TileProgram
-
-
-class PublishedKernel(NamedTuple):
-    """What a published kernel does that formats and tiles do not say."""
-
-    note: str
-    barriers: Barriers
-    deal: BlockOrder = "round_robin"
-    together: int = 1
-    has_extra: bool = False
-    is_by_name: bool = False  #: runs where it is named: else what runs is the vendor's
-
-
-#: CANN balances causal blocks by how many tiles they visit; CATLASS, PTO and TileLang deal them in turn.
-#: PTO's takes a tile more than others (``flags.tile_extra_cycles``); TileLang's hands over every second tile (60 to
-#: 72 % of CANN's speed, bench_mark.md).
-KERNELS: Mapping[str, PublishedKernel] = MappingProxyType(
-    {
-        "cann": PublishedKernel("CANN's, with a barrier between all vector instructions", "every", "balanced"),
-        "pto": PublishedKernel("PTO's, with barriers where they are needed", "needed", has_extra=True, is_by_name=True),
-        "tilelang": PublishedKernel("TileLang's, which hands over every second tile", "every", together=2),
-    }
-)
-
-#: CANN's attention where nobody names a kernel: stages on through all blocks (ring of three tasks,
-#: ops-transformer flash_attention_score), blocks by length.
-CANN: Mapping[str, object] = MappingProxyType({"pipeline": "core", "deal": KERNELS["cann"].deal})
-#: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
-MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
-#: Elements of such a slice, whatever keys a tile has.
-SLICE_CANN = 8 * 512
-#: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
-REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
-
-#: How its rows are written: in one function a stage, transposed, in four chains.
-REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
-#: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
-#: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
-MASKED_LAYOUT = "nd"
 
 
 #: What an attention may try beside its declared tile; causal blocks are dealt evenly first.
@@ -98,29 +64,21 @@ SETTINGS: Sequence[Sequence[Mapping[str, object]]] = (
 LATENT_TILES: Sequence[Mapping[str, object]] = tuple({"block_kv": keys, "depth": 1} for keys in (64, 96, 128))
 
 
-#: Rows of a vector core, and columns, that are rearranged at a time (VECTOR_D_BASE of CANN's mat_mul_v3).
-ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
+def kernel_of(named: Any) -> AscendKernel | None:
+    """Return the published kernel that a tiling or a precision names, if any."""
+    return find_kernel(AscendKernel, getattr(named, "kernel", None))
 
 
-#: Rows whose size is no multiple of the first and beyond the second CANN's MatMulV3 has vector cores make fractals of.
-#: source: ops-transformer c29bc10, mat_mul_v3 matmul_v3_base_tiling.cpp, nd2nzA and nd2nzB
-ALIGNED_BYTES, SHORT_BYTES = 256, 384  # source: Is256BAlign and SUPPORT_ND2NZ_GM2L0 there
-
-
-def is_off(cols: int, fmt: str) -> bool:
-    """Whether rows are off `ALIGNED_BYTES` and not short."""
-    size = stored_format(fmt).row_bytes(cols)
-    return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
-
-
-def _off_rows(problem: GemmProblem) -> list[str]:
-    """Return which operands of a product have rows that are off; in fractals none have."""
-    sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
-    return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]
+def attention_fields(tiling: Any) -> KernelFields:
+    """Return what a tiling says of attention, with defaults where it has no such field."""
+    if isinstance(tiling, KernelFields):
+        return tiling
+    own = {n: value for n, value in dict(tiling).items() if n in KernelFields.model_fields}
+    return KernelFields.model_construct(**{"depth": 1, **own})
 
 
 class AscendMachine(Machine):
-    """The Ascend family on one device, for one program."""
+    """The Ascend family on one device."""
 
     def __init__(self, device: DeviceSpec) -> None:
         super().__init__(device)
@@ -130,8 +88,8 @@ class AscendMachine(Machine):
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note: whose kernel it is."""
         tiling = self.declared(tiling, problem, precision)
-        if getattr(tiling, "nd2nz", None) == "vector" and "nd2nz" not in tiling.model_fields_set:
-            off = " and ".join(_off_rows(problem))
+        if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
+            off = " and ".join(off_rows(problem))
             return tiling, (
                 f"nd2nz=vector: rows of {off} are off 256 bytes; vector cores rearrange them first, as CANN's",
             )
@@ -143,15 +101,15 @@ class AscendMachine(Machine):
             return tiling, ()
         if has_registers(self.device):
             return self._on_registers(tiling)
-        kernel = tiling.kernel or getattr(precision, "kernel", "") or "cann"
-        note = f"kernel={kernel}: {KERNELS[kernel].note}"
-        return tiling.model_copy(update={"kernel": kernel}), (note,)
+        kernel = kernel_of(tiling) or kernel_of(precision) or CANN
+        name = tiling.kernel or kernel.name
+        return tiling.model_copy(update={"kernel": name}), (f"kernel={name}: {kernel.whose}",)
 
     def settings(self, tiling: Any, problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return `SETTINGS`; of a published kernel that was named, nothing but the order in which it deals blocks."""
         settings = (*SETTINGS, LATENT_TILES) if getattr(problem, "values_in_keys", False) else SETTINGS
-        if "kernel" in tiling.model_fields_set and tiling.kernel:
-            return ([{"deal": KERNELS[tiling.kernel].deal}],)
+        if "kernel" in tiling.model_fields_set and (kernel := kernel_of(tiling)) is not None:
+            return ([{"deal": kernel.deal}],)
         if has_registers(self.device):  # CANN's rows and keys are tried for other kernels too
             return ({n: REGISTER_TILE[n] for n in ("block_q", "block_kv")},), *settings
         return settings
@@ -162,7 +120,8 @@ class AscendMachine(Machine):
         Of a kernel that is nobody else's CANN's tile and order, whatever of its tile is named; with registers slices
         of whole registers in any case.  A product is CANN's too: vector cores make fractals of rows that are off.
         """
-        if isinstance(problem, GemmProblem) and getattr(tiling, "nd2nz", "") is None and _off_rows(problem):
+        is_product = isinstance(problem, GemmProblem) and isinstance(tiling, GemmFields)
+        if is_product and tiling.nd2nz is None and off_rows(problem):
             values = {**dict(tiling), "nd2nz": "vector"}
             return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
         if not (isinstance(tiling, VectorFields) and isinstance(problem, Problem)):
@@ -170,16 +129,16 @@ class AscendMachine(Machine):
         known, fields = type(tiling).model_fields, dict[str, object]()
         is_open = "kernel" in known and known["kernel"].default is None
         if has_registers(self.device):
-            fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN["pipeline"]}
-            fields |= {**CANN, **REGISTER_TILE} if is_open else {}
-        elif is_open and getattr(tiling, "kernel", "") is None:
-            preset = KERNELS[getattr(precision, "kernel", "") or "cann"]
+            fields = {"vector_rows": REGISTER_TILE["vector_rows"], "pipeline": CANN.fields["pipeline"]}
+            fields |= {**CANN.fields, **REGISTER_TILE} if is_open else {}
+        elif is_open and attention_fields(tiling).kernel is None:
+            preset = kernel_of(precision) or CANN
             # CANN's decode is another kernel, of which no order is known.
             if preset.is_by_name and problem.seq_q >= self.group.fractal:
-                fields = {**CANN, **MEMORY_TILE, "kernel": "cann"}
+                fields = {**CANN.fields, **MEMORY_TILE, "kernel": CANN.name}
                 if "block_kv" in tiling.model_fields_set:  # slices of as many elements
-                    fields["vector_rows"] = max(1, SLICE_CANN // dict(tiling)["block_kv"])
-        if getattr(tiling, "order", "") != "rolling":
+                    fields["vector_rows"] = max(1, cann.SLICE_ELEMENTS // dict(tiling)["block_kv"])
+        if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
         made = {n: value for n, value in fields.items() if n in known and n not in named}
@@ -196,13 +155,13 @@ class AscendMachine(Machine):
     def _on_registers(self, tiling: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling of CANN's kernel; raise `TilingError` for fields of kernels that work from UB to UB."""
         for name in ("kernel", "barriers", "together"):
-            if name in tiling.model_fields_set and getattr(tiling, name) not in (None, "cann"):
+            if name in tiling.model_fields_set and getattr(tiling, name) not in (None, CANN.name):
                 raise TilingError(
                     f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
                     "without barriers within a function; it is a field of devices such as ascend_910b2"
                 )
-        made = tiling.model_copy(update={"barriers": None, "kernel": "cann"})
-        return made, ("kernel=cann: CANN's, whose vector functions need no barriers",)
+        made = tiling.model_copy(update={"barriers": None, "kernel": CANN.name})
+        return made, (f"kernel={CANN.name}: CANN's, whose vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions made, where the unit has registers."""
@@ -214,53 +173,53 @@ class AscendMachine(Machine):
                     "it is a field of devices whose file says `style: registers`, such as ascend_950"
                 )
             return tiling
-        if tiling.chains not in (None, 1, CHAINS):
-            raise TilingError(f"chains: {tiling.chains} is not one of 1, {CHAINS}")
+        chains = REGISTER_CODE["chains"]
+        if tiling.chains not in (None, 1, chains):
+            raise TilingError(f"chains: {tiling.chains} is not one of 1, {chains}")
         return tiling
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order in which they are dealt to core groups."""
-        deal: Any = getattr(tiling, "deal", "round_robin")
-        if deal == "round_robin" or not _is_attention(phase):
+        if not _is_attention(phase) or (deal := attention_fields(tiling).deal) == "round_robin":
             return phase
         return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
 
     def fields_for(self, _called: str, phase: Phase, tiling: Any) -> tuple[AscendTiling, str]:
         """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
-        t = tiling
+        t = attention_fields(tiling)
         if not _is_attention(phase):
-            if hasattr(t, "block_k") and any(s.is_product for s in phase.stages):
-                return gemm_tiling(phase, t, self.group), ""
-            elements, buffers = phase.slice_elements or SLICE_ELEMENTS, getattr(t, "buffers", PING_PONG)
+            if hasattr(tiling, "block_k") and any(s.is_product for s in phase.stages):
+                return gemm_tiling(phase, tiling, self.group), ""
+            elements = phase.slice_elements or SLICE_ELEMENTS
+            buffers = tiling.buffers if isinstance(tiling, RowsFields) else PING_PONG
             return AscendTiling(elements=elements, buffers=buffers, code=self._code(t, phase)), ""
         share, width = self.group.largest_share(phase.sizes[phase.row_axis]), phase.sizes[phase.loop_axis]
         elements = phase.slice_elements or SLICE_ELEMENTS
         states = [n for n, what in phase.names.items() if what.start is not None and len(what.axes) > 1]
         fields = AscendTiling(
-            elements=slice_elements(getattr(t, "vector_rows", None), share, width, elements),
+            elements=slice_elements(t.vector_rows, share, width, elements),
             ahead=self._ahead(t),
-            spilled=tuple(states) if getattr(t, "running", "core") == "gm" else (),
+            spilled=tuple(states) if t.running == "gm" else (),
             code=(code := self._code(t, phase)),
-            order=getattr(t, "order", "rolling"),
-            slots=getattr(t, "slots", PING_PONG),
-            route=getattr(t, "route", None),
-            is_work_list=getattr(t, "deal", "") == "work_list",
-            is_continuous=getattr(t, "pipeline", "") == "core",
+            order=t.order,
+            slots=t.slots,
+            route=t.route,
+            is_work_list=t.deal == "work_list",
+            is_continuous=t.pipeline == "core",
         )
         if code is not None:
-            is_open = code.layout == MASKED_LAYOUT and getattr(t, "layout", None) is None
+            is_open = code.layout == MASKED_LAYOUT and t.layout is None
             return (
                 fields,
                 "layout=nd: with a mask a register holds keys of one row; assumed of CANN's" if is_open else "",
             )
-        if not getattr(t, "kernel", ""):
+        if (kernel := kernel_of(t)) is None:
             return fields, ""
-        kernel = KERNELS[t.kernel]  # its extra cost is of its own barriers
         return replace(
             fields,
             barriers=t.barriers or kernel.barriers,
             together=t.together or kernel.together,
-            extra=kernel.has_extra and t.barriers in (None, kernel.barriers),
+            extra=kernel.has_extra and t.barriers in (None, kernel.barriers),  # it is of its own barriers
         ), ""
 
     def compiled(self, called: str, phase: Phase, tiling: Any, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
@@ -283,7 +242,7 @@ class AscendMachine(Machine):
         A block is a core's share of C, a tile where nothing is said.
         """
         phases, operands = [], {"a": a, "b": b}
-        for n, t in operands.items() if getattr(tiling, "nd2nz", "") == "vector" else ():
+        for n, t in operands.items() if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" else ():
             if is_off(t.cols, t.fmt) and not t.column:
                 moved = replace(t, name=f"{t.name}_nz", role="workspace", column=self.column(t.fmt))
                 phases.append(copy(t, moved, self.row_cores * ROWS_REARRANGED, moved.name, COLUMNS_REARRANGED))
@@ -294,23 +253,22 @@ class AscendMachine(Machine):
         return [replace(phase, is_joined=n > 0) for n, phase in enumerate(phases)]
 
     @staticmethod
-    def _ahead(tiling: Any) -> int:
+    def _ahead(t: KernelFields) -> int:
         """Return how many tiles stages run ahead: in a group those before its last."""
-        depth: int = getattr(tiling, "depth", 1)
-        return {"groups": max(0, depth - 1), "serial": 0}.get(getattr(tiling, "order", ""), depth)
+        return {"groups": max(0, t.depth - 1), "serial": 0}.get(t.order, t.depth)
 
-    def _code(self, tiling: Any, phase: Phase) -> VectorCode | None:
+    def _code(self, t: KernelFields, phase: Phase) -> VectorCode | None:
         """Return how rows are written for a unit with registers: as `REGISTER_CODE` if nobody says."""
         if not has_registers(self.device):
             return None
         usual = {**REGISTER_CODE, **({"layout": MASKED_LAYOUT} if phase.masks else {})}
-        return VectorCode(*(getattr(tiling, name, None) or value for name, value in usual.items()))
+        return VectorCode(*(getattr(t, name) or value for name, value in usual.items()))
 
     def build(
         self, name: str, phases: Iterable[tuple[Phase, AscendTiling]], flops: int, notes: tuple[str, ...] = ()
     ) -> TileProgram:
         """Return the program."""
-        group, listed = self.group, list(phases)
+        group, listed = AscendGroup(self.device), list(phases)  # with memories of its own
         built = []
         for phase, tiling in listed:
             group.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
@@ -321,11 +279,9 @@ class AscendMachine(Machine):
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
 def _dealt(phase: Itself, places: int, deal: BlockOrder, heads: int | None) -> Phase:
-    """Return a phase with its blocks in another order, one for all tilings that have it."""
     ordered: Phase = replace(phase.thing, cells=dealt(phase.thing.cells, places, deal, heads))
     return ordered
 
 
 def _is_attention(phase: Phase) -> bool:
-    """Return whether a phase has products in a loop over tiles."""
     return bool(phase.loop_axis) and any(s.is_product for s in phase.stages)

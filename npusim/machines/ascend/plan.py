@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from npusim.algorithms.blocks import BlockOrder
 from npusim.algorithms.tiling_mask import MaskKind
-from npusim.config.tiling import Field, Tiling, lightest
+from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import TilingError
 from npusim.formats import get_format, stored_format
 from npusim.ir.op import VectorCode
 from npusim.machines.ascend.group import PING_PONG, SLICE_ELEMENTS, has_registers
+from npusim.machines.published import kernels
+from npusim.machines.published.kernel import AscendKernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -210,11 +213,7 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     if left + PING_PONG * right <= group.capacity_bytes("L1"):
         return ProductPlan(m, n, k, "whole", "whole", left_depth=1)
     m, n = phase.sizes[m_axis], phase.sizes[n_axis]
-    rows = min(
-        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
-        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
-    )
-    piece = max(1, rows // group.fractal) * group.fractal
+    piece = max(1, _deepest(frame, stage, group, m, n) // group.fractal) * group.fractal
     load = loaded_k(m, n, piece, phase.names[row.srcs[0]].fmt, group)
     return ProductPlan(m, n, piece, "piece", "piece", loops_over_k=True, loads=(load, load))
 
@@ -225,12 +224,14 @@ def piece_plan(frame: Frame, stage: Stage, group: AscendGroup, piece: int) -> Pr
     m, n = (sizes[a] for a in frame.axes(row.dst))
     if m * n * get_format("float32").size_bytes > group.capacity_bytes("L0C"):
         m, n = min(m, group.edge), min(n, group.edge)
-    halves = [
-        group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size)
-        for a, x, size in (("L0A", row.srcs[0], m), ("L0B", row.srcs[1], n))
-    ]
-    k = next(k for k in range(min(*halves, piece), 0, -1) if piece % k == 0)
+    k = next(k for k in range(min(_deepest(frame, stage, group, m, n), piece), 0, -1) if piece % k == 0)
     return ProductPlan(m, n, k, "piece", "piece", loops_over_k=True, loads=(piece, piece))
+
+
+def _deepest(frame: Frame, stage: Stage, group: AscendGroup, m: int, n: int) -> int:
+    """Return how much of k L0A and L0B hold twice, of m rows and n columns."""
+    ends = zip(("L0A", "L0B"), stage.rows[0].srcs, (m, n), strict=True)
+    return min(group.capacity_bytes(a) // PING_PONG // frame.size_bytes(x, size) for a, x, size in ends)
 
 
 class GemmFields(Tiling):
@@ -299,8 +300,8 @@ class RowsFields(Tiling):
     )
 
 
-#: Whose published kernel is taken.
-KernelName = Literal["cann", "pto", "tilelang"]
+#: The name of a published kernel, or FILE.py:NAME.
+KernelName = Annotated[str, one_of(partial(kernels, AscendKernel))]
 
 
 class VectorFields(Tiling):
@@ -366,8 +367,8 @@ class KernelFields(RegisterFields):
 
     kernel: KernelName | None = Field(
         default=None,
-        description="whose kernel: CANN's, PTO's or TileLang's; default: whose the preset is, printed with the result; "
-        "of a prefill CANN's where the preset is PTO's, with CANN's order and tile",
+        description="whose kernel, or FILE.py:NAME of one's own; default: whose the preset is, printed with the "
+        "result; of a prefill CANN's where the preset's runs by name alone, with CANN's order and tile",
     )
     barriers: Barriers | None = Field(
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"

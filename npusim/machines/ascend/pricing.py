@@ -16,7 +16,7 @@ from npusim.config.engine import DmaEngine, FixpipeEngine, MatrixEngine, Registe
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format, stored_format
-from npusim.ir.content import Itself, methods_of
+from npusim.ir.content import Itself
 from npusim.ir.op import ALONE, Opcode, Step, VectorCode
 from npusim.ir.program import Cost
 from npusim.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=16)  # of devices and units
 def _known(_device: Itself, *_by: object) -> dict[Hashable, Cost]:
-    """Return the memo of operations' costs on a device, by the functions that compute them."""
     return {}
 
 
@@ -67,7 +66,7 @@ class EnginePricing(Transfers):
         self.crowds = {p.name: crowd(len(p.blocks), device.group_count.value) for p in program.phases}
         #: By everything that the cost of a vector unit's operation depends on, for all programs on the device.
         self._vector = _known(Itself(device), vector_cycles, registers.function_cycles)
-        self._steps = _known(Itself(device), *methods_of(type(self)))
+        self._steps = _known(Itself(device), Itself(type(self)))
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
@@ -148,7 +147,6 @@ class EnginePricing(Transfers):
         return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
-        """Return an engine, its key in the device file, and the banks of the buffer it works in."""
         if (core, engine) not in self._units:
             spec = self.device.engine(core, engine)
             banks = banks_of(self.device, core, engine) if self.is_placed else None
@@ -188,7 +186,6 @@ class AscendPricing(EnginePricing):
 
 
 def _shape(operand: Source) -> Hashable:
-    """Return what the cost of a step that is no vector unit's depends on."""
     if isinstance(operand, float):
         return operand
     return memory_of(operand), operand.rows, operand.cols, operand.stride, operand.fmt  # type: ignore[union-attr]
@@ -296,7 +293,6 @@ class _Run:
 
 
 def _where(operand: Operand) -> object:
-    """Return the identity of an operand's bytes: its address, or its cut of global memory."""
     return _place(operand) if isinstance(operand, (Tile, RingTile)) else operand
 
 
@@ -355,21 +351,6 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
     """Return group and bank within it: addresses walk the groups first, then a bank's rows."""
     span = banks.row_bytes.value * banks.group_count.value * banks.rows_count.value
     return _group(address, banks), address // span
-
-
-def places_in(tiles: Sequence[tuple[int, int, int]], banks: BankSpec) -> Hashable:
-    """Return what says which rows of some tiles lie in one bank, or group of banks: alike, work on them costs the same.
-
-    Of each tile where it begins, its bytes, and those from row to row, 0 where these vary.
-    """
-    row = banks.row_bytes.value * banks.group_count.value
-    span = row * banks.rows_count.value
-    if any(start // span != (start + size - 1) // span for start, size, _ in tiles):
-        return tuple([start for start, _, _ in tiles])
-    if not all(pitch and pitch % row == 0 for _, _, pitch in tiles):
-        return tuple([(start % row, start // span) for start, _, _ in tiles])
-    groups: dict[int, int] = {}  # all rows of a tile begin in one
-    return tuple([(groups.setdefault(_group(start, banks), len(groups)), start // span) for start, _, _ in tiles])
 
 
 Instructions = list[tuple[str, int]]

@@ -237,7 +237,6 @@ class CubeProduct:
             yield compute(f"{self.name}.mmad", CUBE, (Step(Opcode.MATMUL, target, (left, across), how),))
 
     def _halves(self, corner: Corner) -> list[tuple[Ring, Span]]:
-        """Return the accumulators of a corner, and the columns of its panel that each adds up."""
         width, rings = corner.panel[1], self.l0.accumulators
         return list(zip(rings, chunks(width, ceil_div(self.plan.n, len(rings))), strict=False))
 

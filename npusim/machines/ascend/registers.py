@@ -319,7 +319,6 @@ class _VectorFunction:
         loop.follows = any(self._is_made_here(s) and id(s) not in made for s in self._read(loop))
 
     def _read(self, loop: HardwareLoop) -> list[RegisterValue | Hashable]:
-        """Return what a loop's values read that it does not make itself."""
         made = {id(v) for v in loop.values}
         return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
 
@@ -450,7 +449,6 @@ class _VectorFunction:
 
 
 def _chain(value: RegisterValue) -> Iterator[RegisterValue]:
-    """Yield a value and all values it is made of."""
     yield value
     for source in value.sources:
         if isinstance(source, RegisterValue):

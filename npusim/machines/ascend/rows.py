@@ -7,20 +7,19 @@ slot in global memory, or lies in UB; what a product reads goes to a slot there 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from npusim.algorithms.phase import bind
 from npusim.ir.op import Opcode, Pace, Step
 from npusim.ir.program import repeated
 from npusim.ir.tile import Tile
-from npusim.machines.ascend.group import AIV, GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
-from npusim.machines.ascend.pricing import bank_of, banks_of, places_in
+from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, compute, move, pass_on
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.units import ceil_div, chunks, round_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from npusim.algorithms.phase import Stage, Table, Visit, WorkTile
     from npusim.ir.buffers import Ring
@@ -266,7 +265,6 @@ class VectorShare:
         return self._lasts(n, first=True).part(0, rows) if n in self.lasting else self.tiles[n].part(0, rows)
 
     def _lasts(self, n: str, *, first: bool = False, last: bool = False) -> RingTile:
-        """Return a lasting state while a block's tiles are worked on."""
         width, fmt = self.frame.width(n), self.frame.fmt(n)
         return self.lasting[n].fill(self.rows, width, fmt, first=first, last=last)
 
@@ -287,43 +285,9 @@ class VectorShare:
         """Yield the work of one stage, in whatever order: slices that cost the same as one loop."""
         alike: dict[Hashable, list[RowSlice]] = {}
         for part in self.slices(mine, s.height) if mine else ():
-            alike.setdefault((part.rows, self._pace(s, part), self._banks_of(s, part)), []).append(part)
+            alike.setdefault((part.rows, self._pace(s, part)), []).append(part)
         for parts in alike.values():
             yield repeated(len(parts), partial(self._slice, s, block, tile, parts[0]))
-
-    @cached_property
-    def _wide(self) -> list[tuple[str, int, int, int]]:
-        """What has more than a column: where each begins, its bytes, and bytes from row to row, 0 where these vary."""
-        frame, spilled = self.frame, self.spilled.items()
-        slots = [(n, slot) for n, at in spilled for slot in (at.slot, at.back)]
-        kinds = (self.ins, self.outs, self.masks, self.cross, self.carried, self.lasting)
-        rings = [*slots, *(named for kind in kinds for named in kind.items())]
-        runs = [(n, r.offset_bytes, r.slot_bytes) for n, r in rings if r.space == self.core.ub]
-        runs += [(n, t.offset_bytes, frame.size_bytes(n, t.rows * t.stride)) for n, t in self.tiles.items()]
-        pitches = {n: 0 if n in self.dropped else frame.row_bytes(n, 1) for n, _, _ in runs if frame.width(n) > 1}
-        return [(n, start, size, pitches[n]) for n, start, size in runs if n in pitches]
-
-    def banks_of(self, names: Collection[str]) -> Hashable:
-        """Return where names lie as far as costs depend on it: in which banks, of what has more than a column."""
-        banks = banks_of(self.group.device, AIV, "VECTOR")
-        if banks is None:
-            return ()
-        known = {*names, *(self.frame.storage.get(n, n) for n in names)}
-        wide = [place for place in self._wide if place[0] in known]
-        return tuple([n for n, *_ in wide]), places_in([place[1:] for place in wide], banks)
-
-    def _banks_of(self, s: RowsStage, part: RowSlice) -> Hashable:
-        """Return the banks in which a slice's rows of states begin: what slices may differ in, besides their size."""
-        banks = banks_of(self.group.device, AIV, "VECTOR")
-        if banks is None or self.is_alone:
-            return ()
-        if self.dropped or self.spilled:
-            return part.at
-        roots, frame = sorted({self.frame.storage[n] for n in s.names}), self.frame
-        kept = {n: self.tiles[n].offset_bytes for n in roots if n in self.tiles and frame.places[n] == "state"}
-        kept |= {n: self.lasting[n].offset_bytes for n in roots if n in self.lasting}
-        at = (start + frame.row_bytes(n, part.at) for n, start in kept.items() if frame.width(n) > 1)
-        return tuple(bank_of(address, banks) for address in at)
 
     def _slice(self, s: RowsStage, block: WorkTile, tile: Visit, part: RowSlice) -> Iterator[TileOp]:
         views: dict[str, Operand] = {}
@@ -385,7 +349,6 @@ class VectorShare:
         return (*bind(s.table[:at], bound, s.name), turn, *after)
 
     def _held(self, n: str, part: RowSlice, *, is_write: bool) -> RingTile:
-        """Return a slice's place in the share of a spilled state in global memory."""
         ring = self.spilled[n].memory
         view = ring.fill if is_write else ring.front
         whole = view(self.rows, self.frame.width(n), self.frame.fmt(n), first=part.first, last=part.last)
@@ -400,14 +363,12 @@ class VectorShare:
         return rows, self.frame.cols(n, block, tile), self.frame.fmt(n)
 
     def _outside(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> Operand:
-        """Return where a slice of an input comes from, or an output goes to, outside UB."""
         if n not in self.cross:
             return self.frame.cut(n, block, tile, self.frame.rows_of(n, (part.row, part.rows)))
         slot = self._cross(n, block, tile).held(first=part.first, last=part.last)
         return slot.part(part.row, part.rows, 0, self.frame.cols(n, block, tile))
 
     def _share(self, n: str, block: WorkTile, tile: Visit, part: RowSlice) -> RingTile:
-        """Return a slice of what a product put into UB."""
         cols = self.frame.cols(n, block, tile)
         slot = self.cross[n].front(part.share, cols, self.frame.fmt(n), first=part.first, last=part.last)
         return slot.part(part.at, part.rows)

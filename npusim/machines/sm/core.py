@@ -7,29 +7,31 @@ memory block by block, both in the units of the device file.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
-from npusim.config.tiling import Field, Tiling, lightest
+from npusim.config.tiling import Field, Tiling, lightest, one_of
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
-from npusim.ir.op import Opcode
+from npusim.ir.op import Charge, Opcode
 from npusim.layout.fragment import REGISTER_BITS, WARP_LANES
 from npusim.machines.base import memories
+from npusim.machines.published import kernels
+from npusim.machines.published.kernel import GpuKernel
 from npusim.units import format_bytes, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import GroupWork, Step, WarpPlan
+    from npusim.ir.op import Due, GroupWork, Step, WarpPlan
+    from npusim.machines.published.kernel import Specialised
 
 
 EngineType = TypeVar("EngineType")
-#: What warp groups that specialise do one after the other.
-Turns = Literal["exponentials", "products"]
 
 SM = "sm"
 #: ``FUSED``: element-wise runs work through their tile fragment by fragment; their values live in a few
@@ -46,6 +48,17 @@ SPECIAL = frozenset({Opcode.EXP, Opcode.LOG, Opcode.RSQRT, Opcode.SQRT, Opcode.T
 APPROXIMATE_ROOT = "sqrt.hopper_approx"
 ROOT: Mapping[str, int] = MappingProxyType({"mul": 2, "fma": 2, "compare": 2})
 REDUCTIONS = frozenset({Opcode.ROW_MAX, Opcode.ROW_SUM})
+#: What kernels of warp groups pay: an iteration, a block's start, what products need that read what was just stored.
+STEP, START = Charge(f"{WARPS}.sharing.step_cycles"), Charge(f"{WARPS}.sharing.block_start_cycles", due="block")
+FENCE = Charge(f"{WARPS}.sharing.fence_cycles")
+#: Keys of a device file: of an instruction beside those of steps, and of libraries' kernels.
+INSTRUCTION, LIBRARY = f"{WARPS}.sharing.warp_issue_cycles", f"{WARPS}.library"
+
+
+def barriers(work: GroupWork, count: int = 1) -> tuple[Charge, ...]:
+    """Return what ``count`` barriers cost that all warps of a block pass."""
+    of_block, each = max(1, work.consumers) * work.warps, f"{WARPS}.sharing.barrier"
+    return (Charge(f"{each}_cycles", count), Charge(f"{each}_warp_cycles", count * of_block)) if count else ()
 
 
 def special(step: Step) -> tuple[str, Mapping[str, int]]:
@@ -81,37 +94,18 @@ class SmTiling:
         How warp groups execute it, where they run concurrently.
     stages
         Tiles under way of a software pipeline: 1 goes through registers; none: operands are released when read.
-    slice_elements, slice_instructions
-        Of what products add up, that comes at once where operands come slice by slice; of a warp for each, beside what
-        is counted.
-    barriers
-        Of an iteration.
-    spilled_bytes, far_bytes
-        Registers of a warp group that an iteration stores to local memory and loads: in the cache, and beyond.
-    is_one_wave
-        Whether each block is the first of its core, in a kernel whose blocks take one tile after the other.
-    walks_blocks
-        Whether the tiles that are visited stand in lists in memory, which an iteration reads.
+    slice_elements
+        Of what products add up, that comes at once where operands come slice by slice.
     held_depth
         Tiles of operands that stay for a block in shared memory: the next block's come while this one's are read.
-    turns
-        What warp groups do one after the other: exponentials, or the issue of products; none: nothing.
     loaded_tiles
         Of a loop without products that are under way: rows of one tile cover the load of the next.
-    ahead
-        Tiles by which Q K^T is issued before P V, so that softmax runs beside the other's P V: 0 or 1.
-    meets
-        Whether warp groups begin a block together.
+    specialised
+        How warps of a block specialise; none: all do the same.
     widths
         Columns along each axis that a kernel computes, whatever a ragged tile has; none: as many as a tile has.
-    bounds
-        Instructions for each score to see where keys end.
-    clears
-        Kernels before it that clear a counter.
-    combine_cycles
-        Of a core for each element of a block's result, where a library merges splits.
-    code
-        Instructions that a block waits for, by what each of them takes: keys of ``library.code`` in the device file.
+    charges
+        What the kernel pays beside its steps.
     occupied
         Bytes that resident blocks take of each memory, and bytes there, where registers are no tiles of a buffer.
     """
@@ -126,23 +120,16 @@ class SmTiling:
     work: GroupWork | None = None
     stages: int = 0
     slice_elements: int = 0
-    slice_instructions: int = 0
-    barriers: int = 1
-    spilled_bytes: int = 0
-    far_bytes: int = 0
-    is_one_wave: bool = False
-    walks_blocks: bool = False
     held_depth: int = 1
-    turns: Turns | None = None
     loaded_tiles: int = 2
-    ahead: int = 0
-    meets: bool = False
+    specialised: Specialised | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
-    bounds: float = 0.0
-    clears: int = 0
-    combine_cycles: float = 0.0
-    code: tuple[tuple[str, float], ...] = ()
+    charges: tuple[Charge, ...] = ()
     occupied: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    def due(self, *when: Due) -> tuple[Charge, ...]:
+        """Return what is paid ``when``."""
+        return tuple([c for c in self.charges if c.due in when])
 
 
 @dataclass
@@ -330,6 +317,10 @@ CHOSEN = frozenset({"q", "padding", "access_bytes", "exchange"})
 GROUPS = frozenset({"block_q", "block_kv", "warps", "stages", "launch", *COMPILED})
 
 
+#: The name of a published kernel, or FILE.py:NAME.
+GpuKernelName = Annotated[str, one_of(partial(kernels, GpuKernel))]
+
+
 class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
@@ -361,11 +352,10 @@ class GroupFields(Tiling):
         default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
-    kernel: Literal["triton", "fa2", "fa3", "cudnn", "xformers"] | None = Field(
+    kernel: GpuKernelName | None = Field(
         default=None,
-        description="whose kernel: FlexAttention's of Triton, with a mask by blocks of 128 x 128; FlashAttention-2's "
-        "or -3's; cuDNN's; xformers' memory-efficient one; default: one that masks all of its tiles where stages are "
-        "said, else a library's",
+        description="whose kernel, or FILE.py:NAME of one's own; default: one that masks all of its tiles where stages "
+        "are said, else a library's",
     )
 
 

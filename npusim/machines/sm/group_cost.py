@@ -6,27 +6,31 @@ a sub-core has as many warps of a group as the group has over the core's sub-cor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from npusim.config.engine import GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe, SpecialisedSpec
+from npusim.config.engine import GroupMatrixEngine, LanePipe, SharedMemoryPipe, SpecialisedSpec
+from npusim.config.quantity import Quantity
 from npusim.errors import SpecError
 from npusim.formats import get_format
-from npusim.formats.unary import POLYNOMIALS
 from npusim.ir.op import Opcode
 from npusim.ir.program import Cost, Share
 from npusim.ir.tile import Tile, memory_of
 from npusim.layout.fragment import WARP_LANES
+from npusim.machines.published.fa4 import POLYNOMIAL_COMPARISONS, polynomial_multiplies
 from npusim.machines.sm.core import (
     ALU,
     FMA,
+    INSTRUCTION,
     LSU,
     MUFU,
     REDUCTIONS,
     SM,
     SPECIAL,
-    SPILL,
+    STEP,
     TENSOR,
     WARPS,
     Tally,
@@ -37,12 +41,9 @@ from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.config.device import DeviceSpec
-    from npusim.ir.op import GroupWork, Step, TileOp
+    from npusim.ir.op import Charge, GroupWork, Step, TileOp
     from npusim.ir.tile import Operand
 
-#: FlashAttention-4's ex2_emulation_2, beside a multiply-add a power: the whole part by an addition that rounds down and
-#: what is left; a maximum with -127, a shift and an integer addition.
-POLYNOMIAL_ADDITIONS, POLYNOMIAL_COMPARISONS = 3, 3
 #: One whole pipe, as shares count it.
 WHOLE = 1 << 20
 #: Rows and columns of the accumulator that a warp holds of a product, and rows of it in a lane.
@@ -66,15 +67,27 @@ WARP_BYTES = WARP_LANES * ACCESS_BYTES
 ROUNDS = 2
 
 
-def polynomial_multiplies(variant: str) -> int:
-    """Return the multiply-adds and additions of a power of two by FlashAttention-4's polynomial, 0 of another way."""
-    name = variant.partition(".")[2]
-    return POLYNOMIAL_ADDITIONS + len(POLYNOMIALS[name][0]) if name.startswith("fa4") else 0
-
-
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
     """Return the share of work that takes ``cycles`` alone and keeps parts of the core busy for so many of them."""
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
+
+
+#: Charges by element, which decide how long an operation itself takes.
+BY_ELEMENT = frozenset({"element", "output", "score", "multiply_add"})
+
+
+def find_constant(device: DeviceSpec, key: str) -> Quantity | None:
+    """Return the number under a key below the core's engines, if the device file has it."""
+    node: Any = device.core(SM).engines
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
+    return node if isinstance(node, Quantity) else None
+
+
+def _constant(device: DeviceSpec, key: str) -> Quantity:
+    if (constant := find_constant(device, key)) is None:
+        raise SpecError(f"{device.name}: cores.{SM}.engines.{key}: missing; a kernel pays it")
+    return constant
 
 
 @dataclass
@@ -100,29 +113,28 @@ class GroupModel:
         issue, tensor, shared = warp_issue(device), engines[TENSOR], engines[LSU]
         if not isinstance(tensor, GroupMatrixEngine) or not isinstance(shared, SharedMemoryPipe):
             raise SpecError(f"{device.name}: {SM}.{TENSOR}: where warps share pipes it is `model: group_matrix`")
-        self.subcores, self.sharing, self.library = issue.subcores_count.value, issue.sharing, issue.library
+        self.subcores, self.sharing = issue.subcores_count.value, issue.sharing
         self.tensor, self.shared = tensor, shared
         self.lanes = {name: e for name in (FMA, ALU, MUFU) if isinstance(e := engines.get(name), LanePipe)}
-        local = engines.get(SPILL)
-        self.local = local if isinstance(local, LocalMemoryPipe) else None
         self.memory_bytes = shared.banks_count.value * shared.bank_bytes.value
+        #: What charges of arithmetic warps issue beside loads and copies, in instructions.
+        self.issued = {STEP.key: issue.sharing.step_instructions_count.value, INSTRUCTION: 1}
+        self.constant = cache(partial(_constant, device))
 
     def cost(self, op: TileOp) -> Cost:
         """Return the cost of an operation of warps."""
         work = op.group
         assert work is not None
         steps = [s for s in op.steps if s.opcode is not Opcode.COPY or memory_of(s.dst) != "SMEM"]
-        tally = self._besides(work)
-        is_product = bool(steps) and steps[0].opcode is Opcode.MATMUL
+        tally, is_product = self._besides(work, bool(steps)), bool(steps) and steps[0].opcode is Opcode.MATMUL
+        whole = tuple(c for c in work.charges if c.due in (("multiply_add",) if is_product else ("element", "output")))
         share: Share | None = None
-        if steps and (work.product_cycles if is_product else work.element_cycles):
-            share = self._whole(steps, work, tally)
+        if steps and whole:
+            share = self._whole(steps, whole, tally)
         elif is_product:
             share = self._product(steps[0], work, tally)
         elif steps:
             share = self._arithmetic(steps, work, tally)
-        elif work.spilled_bytes or work.far_bytes:
-            self._spill(work, tally)
         else:
             share = self._control(work, tally)
         drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
@@ -132,51 +144,33 @@ class GroupModel:
 
     # ---------------------------------------------------------------- what no step says
 
-    def _besides(self, work: GroupWork) -> Tally:
-        """Return a tally of barriers, fences and starts."""
-        s, at, tally = self.sharing, f"{self.key}.{WARPS}.sharing", Tally()
-        barrier = s.barrier_cycles.value + max(1, work.consumers) * work.warps * s.barrier_warp_cycles.value
-        tally.add(f"{at}.barrier_cycles", work.barriers * barrier)
-        tally.add(f"{at}.fence_cycles", float(work.fences * s.fence_cycles.value))
-        tally.add(f"{at}.lookup_cycles", float(work.lookups * s.lookup_cycles.value))
-        if work.consumers and s.specialised is not None:
-            ends = work.ends_elements * s.specialised.element_cycles.value
-            tally.add(f"{at}.specialised.element_cycles", ends)
-            tally.add(f"{at}.specialised.step_cycles", float(work.is_step * s.specialised.step_cycles.value))
-        elif work.block_bytes and work.is_specialised and self.library is not None:
-            tally.add(f"{self.key}.{WARPS}.library.tile_cycles", float(self.library.tile_cycles.value))
-        elif work.block_bytes:
-            tally.add(f"{at}.block_start_cycles", float(s.block_start_cycles.value))
-        for key, count in work.code:
-            assert self.library is not None
-            each = getattr(self.library.code, key).value
-            tally.add(f"{self.key}.{WARPS}.library.code.{key}", count * each)
+    def _besides(self, work: GroupWork, has_steps: bool) -> Tally:
+        """Return a tally of what is paid by the operation, but of what warps issue beside loads and copies alone."""
+        tally = Tally()
+        for charge in work.charges:
+            if charge.due not in BY_ELEMENT and (has_steps or work.consumers or charge.key not in self.issued):
+                constant, engine = self.constant(charge.key).value, charge.key.partition(".")[0]
+                taken = charge.times / constant if charge.key.endswith("_per_cycle") else charge.times * constant
+                tally.add(f"{self.key}.{charge.key}", taken)
+                if taken and engine != WARPS:
+                    tally.pipes[engine] = tally.pipes.get(engine, 0.0) + taken
         tally.cycles = sum(tally.terms.values())
         return tally
 
-    def _spill(self, work: GroupWork, tally: Tally) -> None:
-        """Account for registers on their way to local memory and back: one group's after another's."""
-        if self.local is None:
-            raise SpecError(f"{self.device.name}: {self.key}: no {SPILL}, where spilled registers would go")
-        near, far = self.local.bytes_per_cycle.value, self.local.far_bytes_per_cycle.value
-        tally.pipes[SPILL] = taken = work.spilled_bytes / near + work.far_bytes / far
-        tally.add(f"{self.key}.{SPILL}.bytes_per_cycle", taken)
-        tally.cycles += taken
-
     def _control(self, work: GroupWork, tally: Tally) -> Share | None:
         """Account for an iteration's end, or for loads through registers: addresses, control, accesses."""
-        s, at = self.sharing, f"{self.key}.{WARPS}.sharing"
+        s, at = self.sharing, f"{WARPS}.sharing"
         if work.consumers:
             return None
-        parts = {"step_cycles": float(work.is_step * s.step_cycles.value)}
-        parts["warp_issue_cycles"] = work.instructions * s.warp_issue_cycles.value
+        charges = [c for c in work.charges if c.key in self.issued]
+        parts = {c.key: c.times * self.constant(c.key).value for c in charges}
         for name, count, costs in (("copy", work.copies, s.copy_cycles), ("load", work.loads, s.load_cycles)):
             if count and work.generation not in costs:
-                raise SpecError(f"{self.device.name}: {at}.{name}_cycles says nothing of {work.generation}")
+                raise SpecError(f"{self.device.name}: {self.key}.{at}.{name}_cycles says nothing of {work.generation}")
             if count:
-                parts[f"{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
+                parts[f"{at}.{name}_cycles.{work.generation}"] = float(count * costs[work.generation].value)
         for constant, taken in parts.items():
-            tally.add(f"{at}.{constant}", taken)
+            tally.add(f"{self.key}.{constant}", taken)
         left, tensor, moved = self._left(work)
         memory, alone = self._copied(work) + moved, sum(parts.values())
         if not (cycles := ceil(max(alone, left, memory))):
@@ -184,8 +178,7 @@ class GroupModel:
         if left > max(alone, memory):
             tally.terms[f"{self.key}.{TENSOR}.wgmma.elements_per_cycle"] = left - alone
         count, warps = work.copies + work.loads, ceil_div(work.warps, self.subcores)
-        issued = work.is_step * s.step_instructions_count.value + count * s.access_instructions_count.value
-        issued += work.instructions
+        issued = sum(c.times * self.issued[c.key] for c in charges) + count * s.access_instructions_count.value
         tally.pipes[LSU] = memory
         if tensor:
             tally.pipes[TENSOR] = tensor
@@ -282,24 +275,28 @@ class GroupModel:
         """Account for a product whose formats no tensor core has: multiply-adds of the lanes."""
         count = step.dst.rows * step.dst.cols * depth / WARP_LANES / work.warps
         each = WARP_LANES / self.lanes[FMA].lanes_count.value * ceil_div(work.warps, self.subcores)
-        return self._lanes_alone(count * each, f"{FMA}.ops.mul.instructions_count", tally)
+        share = self._lanes_alone(count * each, tally)
+        tally.add(f"{self.key}.{FMA}.ops.mul.instructions_count", tally.pipes[FMA])
+        return share
 
-    def _whole(self, steps: list[Step], work: GroupWork, tally: Tally) -> Share:
+    def _whole(self, steps: list[Step], charges: tuple[Charge, ...], tally: Tally) -> Share:
         """Account for a library's kernel, which keeps the core busy whatever else there is.
 
         One of rows has the full clock, whatever that of the program's products is.
         """
-        count = max(s.dst.rows * s.dst.cols for s in steps)
-        each = work.element_cycles * self.device.clock_share
-        first, constant = steps[0], work.constant
-        if first.opcode is Opcode.MATMUL:
-            count, each, constant = count * first.depth, work.product_cycles, "unaligned_product_cycles"
-        return self._lanes_alone(count * each, f"{WARPS}.library.{constant}", tally)
+        count, is_product = max(s.dst.rows * s.dst.cols for s in steps), steps[0].opcode is Opcode.MATMUL
+        count *= steps[0].depth if is_product else 1
+        each = {c.key: c.times * self.constant(c.key).value for c in charges}
+        taken = count * (sum(each.values()) * (1 if is_product else self.device.clock_share))
+        share = self._lanes_alone(taken, tally)
+        for key, cycles in each.items():
+            tally.add(f"{self.key}.{key}", tally.pipes[FMA] * cycles / sum(each.values()))
+        return share
 
-    def _lanes_alone(self, taken: float, constant: str, tally: Tally) -> Share:
+    def _lanes_alone(self, taken: float, tally: Tally) -> Share:
         """Account for work that leaves no issue slot to others."""
         cycles = max(1, ceil(taken))
-        tally.terms[f"{self.key}.{constant}"] = tally.pipes[FMA] = float(cycles)
+        tally.pipes[FMA] = float(cycles)
         return shared(cycles, issue=cycles)
 
     # ---------------------------------------------------------------- arithmetic
@@ -308,10 +305,10 @@ class GroupModel:
         count = Count()
         for step in steps:
             self._add(step, work, count)
-        if work.extra:
-            self._issue(
-                "compare", work.extra * max(elements(o, work) for step in steps for o in step.operands()), "", count
-            )
+        if scores := [c for c in work.charges if c.due == "score"]:
+            most = max(elements(o, work) for step in steps for o in step.operands())
+            for charge in scores:
+                self._issue(charge.key.rpartition(".")[2], charge.times * most, "", count)
         warps, s = ceil_div(work.warps, self.subcores), self.sharing.of(work.consumers)
         narrow = max(count.compare, count.multiply)
         waited = 0.0 if isinstance(s, SpecialisedSpec) else s.special_wait_factor.value * count.special
@@ -338,7 +335,6 @@ class GroupModel:
         )
 
     def _copied(self, work: GroupWork) -> float:
-        """Return the cycles of shared memory that copies and loads through registers take."""
         return (work.copies + work.loads) * work.passes * work.warps * WARP_BYTES / self.memory_bytes
 
     def _add(self, step: Step, work: GroupWork, count: Count) -> None:

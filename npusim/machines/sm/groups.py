@@ -9,7 +9,6 @@ its tiles and splits of k, and a framework's operators between them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -19,39 +18,42 @@ from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
 from npusim.config.tiling import Field, Tiling
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
-from npusim.ir.op import GroupWork
+from npusim.ir.op import Charge, GroupWork
 from npusim.layout.fragment import WARP_LANES
 from npusim.machines.frame import attention_products
+from npusim.machines.published import cublas, find_kernel
+from npusim.machines.published.fa2 import code_charges
+from npusim.machines.published.kernel import GpuKernel, KernelUse
 from npusim.machines.sm.core import (
+    LIBRARY,
     REGISTER_BYTES,
     RF,
     SM,
     SMEM,
     SPILL,
+    START,
+    STEP,
     TENSOR,
     WARPS,
     GroupFields,
     Occupancy,
     SmTiling,
+    barriers,
     engine_of,
     occupancy,
     warp_issue,
 )
-from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS
-from npusim.machines.sm.published import XFORMERS, XFORMERS_COUNTS, fa2_cuts, fa2_instructions
+from npusim.machines.sm.group_cost import FRAGMENT_COLUMNS, FRAGMENT_ROWS, find_constant
 from npusim.units import ceil_div, format_bytes, round_up
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Instruction, Phase
     from npusim.config.device import DeviceSpec
-    from npusim.config.engine import CodeSpec
     from npusim.ir.tile import GlobalTensor
 
 
 #: Rows of a warp group's product (PTX ISA, wgmma), and its warps.
 GROUP_ROWS, GROUP_WARPS = 64, 4
-#: Rows of a warp of CUTLASS's kernels before sm_80 (kernel_forward.h, WarpShape).
-CUTLASS_ROWS = 32
 #: Registers of a lane beyond which a tile is refused, over those that it can address: none measured has more.
 MOST_REGISTERS = 8
 #: Registers of a lane beside accumulators where no compiler was asked: addresses and operands.
@@ -60,14 +62,12 @@ UNNAMED_REGISTERS = 64
 #: were (hwconfigs/sm_90_registers.csv).
 SPILL_ACCESSES = 1.45
 #: Registers of a lane in a block that multiplies once, and for each that its operands or its result take: of six such
-#: kernels (tests/silicon/products.json) within 24, most within 6.
+#: kernels (reports/silicon/products.json) within 24, most within 6.
 ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 #: Tiles under way of an unrolled loop without products, and the registers of a lane that they may take.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
 #: Warps of a block of rows from so many elements on.  source: unsloth/kernels/utils.py, calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
-#: Instructions for each score with which FlexAttention sees where rows and keys end, in each tile if in one.
-FLEX_BOUNDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,12 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     ``kernel`` is the name under which a compiler's registers are listed; ``fields.stages`` none: a library's kernel.
     Raises `TilingError` (or its ``BufferOverflowError``) where a block does not fit, saying by how much.
     """
-    products, note = attention_products(phase), ""
+    products, note, published = attention_products(phase), "", find_kernel(GpuKernel, fields.kernel)
     if products is None:
-        library, plain = warp_issue(device).library, one_shot_tiling(phase, device)
-        cycles = library.combine_cycles if library is not None and fields.kernel == "fa2" else None
-        return _unrolled(phase, plain) if cycles is None else replace(plain, combine_cycles=cycles.value), ""
+        plain, merge = one_shot_tiling(phase, device), () if published is None else published.merge_charges
+        if merge and all(find_constant(device, charge.key) for charge in merge):
+            return replace(plain, charges=plain.charges + merge), ""
+        return _unrolled(phase, plain), ""
     issue, engine = warp_issue(device), engine_of(device, TENSOR, GroupMatrixEngine)
     if issue.copies.value == "staged" and (fields.stages or 1) > 1:
         if "stages" in fields.model_fields_set:
@@ -173,24 +174,19 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
             )
         fields, note = fields.model_copy(update={"stages": 1}), "; 1 stage, for want of asynchronous copies"
     tile = BlockTile.of(kernel, phase, products, fields)
-    if fields.kernel == "fa2":  # whole tiles, however few rows are live
+    if published is not None and published.is_whole:
         tile = replace(tile, rows=phase.sizes[phase.row_axis], keys=phase.sizes[phase.loop_axis])
-    work, groups = layout_of(tile, engine, is_cutlass=fields.kernel == XFORMERS)
+    work, groups = layout_of(tile, engine, FRAGMENT_ROWS if published is None else published.warp_rows)
     work = replace(work, rows=ceil_div(tile.rows, groups))
-    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work)
+    slices = 0 if published is None else published.slice_elements
+    shared = sliced_shared(tile, slices) if slices else estimated_shared(tile, work)
+    registers = registers_of(tile, fields, device.architecture, issue.thread_registers_count.value, work, shared)
     size, stages = f"{tile.rows}x{tile.keys}", fields.stages or 0
     tiling, room = _resident(phase, fields, device, registers, (size, stages, groups), work)
-    is_flex = fields.kernel == "triton"
-    tiling = replace(
-        tiling,
-        depth=tile.depth,
-        walks_blocks=bool(is_flex and phase.masks),
-        widths={phase.loop_axis: tile.keys},
-        bounds=FLEX_BOUNDS if is_flex and is_ragged(phase) else 0.0,
-    )
-    if issue.library is not None and (code := issue.library.code) is not None and not tile.stages:
-        tiling = replace(tiling, code=fetched_code(phase, tile, tiling.residents, code, device.group_count.value))
-    tiling = replace(tiling, **XFORMERS_COUNTS) if fields.kernel == XFORMERS else tiling
+    use = KernelUse(phase, device, tile.rows, tile.keys, tile.head_dim, tile.value_dim, tiling.residents)
+    paid = code_charges(use) if published is None and not tile.stages else published.paid(use) if published else ()
+    charges, widths = (*tiling.charges, *paid), {phase.loop_axis: tile.keys}
+    tiling = replace(tiling, depth=tile.depth, widths=widths, slice_elements=slices, charges=charges)
     spilled = f", {registers.spilled} spilled" if registers.spilled else ""
     return tiling, f"{room}; tiles of {tile.rows} x {tile.keys}; registers {registers.origin}{spilled}{note}"
 
@@ -263,63 +259,26 @@ def _resident(
         # Shared memory is carved out for as many blocks as fit, whether or not there are as many.
         reserved = issue.reserved_bytes.value if issue.reserved_bytes else 0
         far = local.missing(frames, local.beside(room.limits["registers"], room.shared_bytes + reserved))
+    near = Charge(f"{SPILL}.bytes_per_cycle", round(spilled_bytes * (1 - far)), "local")
+    spills = near, Charge(f"{SPILL}.far_bytes_per_cycle", round(spilled_bytes * far), "local")
     tiling = SmTiling(
         groups=groups,
         residents=blocks,
         work=work,
         stages=stages,
-        spilled_bytes=round(spilled_bytes * (1 - far)),
-        far_bytes=round(spilled_bytes * far),
+        charges=(START, STEP, *barriers(work), *(c for c in spills if c.times)),
         occupied=room.occupied(blocks),
     )
     return tiling, room
 
 
-def fetched_code(
-    phase: Phase, tile: BlockTile, residents: int, code: CodeSpec, cores: int
-) -> tuple[tuple[str, float], ...]:
-    """Return the instructions around its loop that a block of FlashAttention-2 waits for, by what each takes.
-
-    None where the cache next to the warps holds all, nor where wave after wave of blocks that are all alike walk
-    through the code together.  Blocks of several lengths are out of step: one's walk evicts a long loop of another.
-    """
-    dim, ragged = max(tile.head_dim, tile.value_dim), is_ragged(phase)
-    loop, around = fa2_instructions(dim, tile.rows, tile.keys, causal=tile.causal, is_ragged=ragged)
-    if loop + around <= code.cached_count.value:
-        return ()
-    counts = [sum(ceil_div(r.cols, tile.keys) for r in b.runs) for b in phase.cells]
-    # Blocks of one wave start together, and parts of cut keys pass over some of the code.
-    if residents == 1 or len(counts) <= residents * cores or fa2_cuts(dim, tile.rows, tile.keys):
-        return (("fetch_cycles", around),)
-    if len(set(counts)) == 1:
-        return ()
-    if loop + around > code.far_count.value:
-        return (("far_cycles", around),)
-    if loop <= code.loop_count.value:
-        return (("fetch_cycles", around),)
-    # Tiles that are masked one by one come before the loop (flash_fwd_kernel.h, n_masking_steps).
-    masked = ceil_div(tile.rows, tile.keys) + ragged if tile.causal else 1
-    looped = loop * max(0.0, sum(counts) / len(counts) - masked)
-    return ("fetch_cycles", around), ("crowded_cycles", around * around / (around + looped))
-
-
-def is_ragged(phase: Phase) -> bool:
-    """Return whether rows or keys are no multiple of a tile, so that a kernel has to look where they end."""
-    rows, keys = phase.sizes[phase.row_axis], phase.sizes[phase.loop_axis]
-    return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
-
-
-def layout_of(tile: BlockTile, engine: GroupMatrixEngine, *, is_cutlass: bool = False) -> tuple[GroupWork, int]:
-    """Return how a group of warps executes the block, and how many groups there are.
-
-    ``is_cutlass``: warps have 32 rows each, not as few as can be.
-    """
+def layout_of(tile: BlockTile, engine: GroupMatrixEngine, warp_rows: int) -> tuple[GroupWork, int]:
+    """Return how a group of warps executes the block, of ``warp_rows`` at least each, and how many groups there are."""
     warps = tile.warps
     if not tile.stages:  # a library's kernel: warps down the rows, products of single warps
         return GroupWork(warps, generation="mma"), 1
     if tile.rows < GROUP_ROWS or engine.wgmma is None:
-        each = CUTLASS_ROWS if is_cutlass else FRAGMENT_ROWS
-        down = min(warps, tile.rows // each) if tile.rows >= GROUP_ROWS else 1
+        down = min(warps, tile.rows // warp_rows) if tile.rows >= GROUP_ROWS else 1
         return GroupWork(warps, across=warps // down, generation="mma"), 1
     groups = warps // GROUP_WARPS
     is_repeated = groups > 1 and tile.rows < GROUP_ROWS * groups
@@ -340,12 +299,13 @@ def _is_serial(tile: BlockTile, work: GroupWork) -> bool:
     return total > most or (total == most and scores >= large and tile.stages > 1)
 
 
-def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: int, work: GroupWork) -> Registers:
-    """Return registers, spills and shared memory: the fields', else a compiler's, else estimated.
+def registers_of(
+    tile: BlockTile, fields: GroupFields, architecture: str, most: int, work: GroupWork, shared: int
+) -> Registers:
+    """Return registers, spills and shared memory: the fields', else a compiler's, else as estimated (``shared``).
 
     ``architecture`` is that for which a compiler's are listed, ``most`` the registers that a thread can address.
     """
-    shared = xformers_shared(tile) if fields.kernel == XFORMERS else estimated_shared(tile, work)
     shape = tile.dtype, tile.head_dim, tile.causal, tile.rows, tile.keys, tile.stages, tile.warps
     kernels = tile.kernel, f"{tile.kernel}_{'fresh' if tile.is_awaited else 'chained'}"
     rows = (
@@ -367,7 +327,6 @@ def registers_of(tile: BlockTile, fields: GroupFields, architecture: str, most: 
 
 
 def _accesses(fields: GroupFields) -> float:
-    """Return the accesses of an iteration to registers that are spilled as given."""
     return (
         SPILL_ACCESSES * (fields.spilled_registers or 0) if fields.spilled_accesses is None else fields.spilled_accesses
     )
@@ -410,17 +369,18 @@ def estimated_shared(tile: BlockTile, work: GroupWork) -> int:
     return max(q + (k + v) * (tile.stages - (0 if is_wgmma else 1)) + p, out)
 
 
-def xformers_shared(tile: BlockTile) -> int:
-    """Return the shared memory of xformers' block: two slices of Q and K, then P beside two of V."""
-    slices, half = 2 * int(XFORMERS_COUNTS["slice_elements"]), tile.size_bytes
-    return half * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
+def sliced_shared(tile: BlockTile, elements: int) -> int:
+    """Return the shared memory of a block: two slices of Q and K of so many elements, then P beside two of V."""
+    slices = 2 * elements
+    return tile.size_bytes * max(slices * (tile.rows + tile.keys), tile.rows * tile.keys + slices * tile.keys)
 
 
 def plain_tiling(device: DeviceSpec) -> SmTiling:
     """Return the tiling of a phase that no attention is: blocks of one warp a sub-core, half a core's warps in all."""
     issue = warp_issue(device)
     warps = issue.subcores_count.value
-    return SmTiling(residents=issue.warps_count.value // (2 * warps), work=GroupWork(warps))
+    work = GroupWork(warps)
+    return SmTiling(residents=issue.warps_count.value // (2 * warps), work=work, charges=(START, STEP, *barriers(work)))
 
 
 def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
@@ -463,12 +423,12 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
     if issue.library is None:
         raise SpecError(f"{device.name}: cores.{SM}.engines.{WARPS}.library: missing; {operator} needs it")
     if operator == "add":
-        cycles, constant = issue.library.add_cycles.value, "add_cycles"
+        charges = (Charge(f"{LIBRARY}.add_cycles", 1, "element"),)
     else:
-        cycles = issue.library.softmax_cycles(columns) + masked * issue.library.masked_cycles.value
-        constant = f"softmax.{min(issue.library.softmax, key=lambda n: abs(int(n) - columns))}.row_cycles"
-    assert tiling.work is not None
-    return replace(tiling, work=replace(tiling.work, element_cycles=cycles, constant=constant))
+        masks = (Charge(f"{LIBRARY}.masked_cycles", masked, "element"),) if masked else ()
+        points = issue.library.softmax_points(columns).items()
+        charges = (*(Charge(f"{LIBRARY}.softmax.{n}.row_cycles", share, "element") for n, share in points), *masks)
+    return replace(tiling, charges=(*tiling.charges, *charges))
 
 
 class GpuRowsFields(Tiling):
@@ -494,48 +454,6 @@ class GpuGemmFields(Tiling):
     stages: int = Field(default=3, ge=1, le=8, description="pieces of k in shared memory")
 
 
-#: Tiles and splits that a library has, and what a wave of them costs (hopper.md section 3.12): over the tensor
-#: cores' own time, and cycles of its start and end.
-ROWS, COLUMNS, SPLITS = (64, 128), (32, 64, 128, 192, 256), (1, 2, 4, 8)
-WAVE_FACTOR, WAVE_CYCLES = 1.15, 5000.0  # hopper.md section 3.12
-#: Stages that cuBLAS's kernels have where one block fills a core (nvjet's names, tests/silicon/products.json).
-MOST_STAGES = 16
-#: Cycles of a launch behind another, and bytes a cycle of memory (hopper.md section 1: 3.1 us, 4.27 TB/s, 1.98 GHz).
-SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
-#: Rows of what asynchronous copies move are multiples of it (CUDA C++ Programming Guide, asynchronous copies).
-ALIGNED_BYTES = 16
-
-
-def library_tile(
-    m: int, n: int, k: int, cores: int, tiling: GpuGemmFields, heads: int, edges: int, area: int | None
-) -> tuple[int, int, int]:
-    """Return rows, columns and splits with the least waves' time among a library's; fields that are given stay.
-
-    ``edges``: rows and columns together that fit a core's shared memory, ``area``: elements that fit its registers;
-    None, or where no choice fits: all are tried.
-    """
-    moved = heads * (m * k + k * n + m * n) * 2
-
-    def time(choice: tuple[int, int, int]) -> tuple[float, int]:
-        rows, columns, splits = choice
-        waves = ceil_div(heads * ceil_div(m, rows) * ceil_div(n, columns) * splits, cores)
-        # A product of 64 x N x 16 takes N / 2 cycles, its operands come at 64 bytes a cycle (hopper.md section 1).
-        busy = ceil_div(k, 16 * splits) * max(columns / 2 * rows / 64, (rows + columns) / 2)
-        # Parts are written and read again, in float32, by a kernel more.
-        parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
-        # None is faster than memory: where several are as fast as it, nothing is split.
-        return max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES) + parts, -rows * columns
-
-    rows, columns, splits = (
-        (value,) if value else choices
-        for value, choices in zip((tiling.block_m, tiling.block_n, tiling.splits), (ROWS, COLUMNS, SPLITS), strict=True)
-    )
-    choices = list(product(rows, columns, splits))
-    fitting = [c for c in choices if c[0] + c[1] <= edges and (area is None or c[0] * c[1] <= area)]
-    best: tuple[int, int, int] = min(fitting or choices, key=time)
-    return best
-
-
 def library_tiling(
     a: GlobalTensor, b: GlobalTensor, c: GlobalTensor, fields: GpuGemmFields, device: DeviceSpec
 ) -> tuple[tuple[int, int, int], int, SmTiling]:
@@ -545,19 +463,19 @@ def library_tiling(
     """
     size, issue = get_format(a.fmt).size_bytes, warp_issue(device)
     is_staged = issue.copies.value == "staged"
-    if is_staged:  # cuBLAS's before sm_80: two stages of 32, through registers (CUTLASS, default_gemm_configuration.h)
-        sizes = {"block_k": 32, "stages": 2}
-        fields = fields.model_copy(update={n: v for n, v in sizes.items() if n not in fields.model_fields_set})
+    if is_staged:  # through registers
+        fields = fields.model_copy(update={n: v for n, v in cublas.STAGED.items() if n not in fields.model_fields_set})
     stages = fields.stages
     edges = issue.block_memory_bytes.value // (stages * fields.block_k * size)
     heads, cores = c.batch * c.heads, device.group_count.value
     # Two blocks, of which one multiplies while the other loads or stores; accumulators have half of their registers.
     area = issue.registers_count.value // 4 if is_staged else None
-    m, n, splits = library_tile(c.rows, c.cols, a.cols, cores, fields, heads, edges, area)
+    given = fields.block_m, fields.block_n, fields.splits
+    m, n, splits = cublas.library_tile(c.rows, c.cols, a.cols, cores, given, heads, edges, area)
     k = fields.block_k
     is_one_wave = heads * ceil_div(c.rows, m) * ceil_div(c.cols, n) * splits <= cores
     if is_one_wave and not is_staged and "stages" not in fields.model_fields_set:
-        stages = max(stages, min(MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
+        stages = max(stages, min(cublas.MOST_STAGES, issue.block_memory_bytes.value // ((m + n) * k * size)))
     shared, memory = stages * (m + n) * k * size, device.core(SM).buffer("SMEM").capacity_bytes.value
     most = min(issue.block_memory_bytes.value, memory)
     if shared > most:
@@ -567,17 +485,15 @@ def library_tiling(
     engine = engine_of(device, TENSOR, GroupMatrixEngine)
     generation: Literal["mma", "wgmma"] = "mma" if engine.wgmma is None else "wgmma"
     work = GroupWork(GROUP_WARPS, across=2 if is_staged else 1, generation=generation, is_specialised=True)
-    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % ALIGNED_BYTES for t in (a, b, c))
+    goes_on = issue.library is not None and not is_one_wave
+    charges = [cublas.TILE if goes_on else START]
+    is_aligned = not any(t.cols * get_format(t.fmt).size_bytes % cublas.ALIGNED_BYTES for t in (a, b, c))
     if not is_aligned and issue.library is not None:
-        work = replace(
-            work,
-            product_cycles=issue.library.unaligned_product_cycles.value,
-            element_cycles=issue.library.unaligned_store_cycles.value,
-            constant="unaligned_store_cycles",
-        )
+        charges += cublas.UNALIGNED
     groups = max(1, m // GROUP_ROWS)
     registers = m * n // (groups * GROUP_WARPS * WARP_LANES) + UNNAMED_REGISTERS
     of_block, there = registers * groups * GROUP_WARPS * WARP_LANES, issue.registers_count.value
     blocks = max(1, min(memory // shared, there // of_block))
     held = {RF: (REGISTER_BYTES * blocks * of_block, REGISTER_BYTES * there), SMEM: (blocks * shared, memory)}
-    return (m, n, k), splits, SmTiling(groups, blocks, depth=stages, work=work, is_one_wave=is_one_wave, occupied=held)
+    tiling = SmTiling(groups, blocks, depth=stages, work=work, charges=tuple(charges), occupied=held)
+    return (m, n, k), splits, tiling

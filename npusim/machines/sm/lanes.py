@@ -272,7 +272,6 @@ def _check_shared(width: int, padding: int, tiling: SmFields) -> None:
 
 @cache
 def _key_addresses(width: int, padding: int, pairs: str, access_bytes: int) -> tuple[int, ...]:
-    """Return where lanes read rows of K, or raise `LayoutError`."""
     memory, keys = padded(width, width, padding=padding), instruction(MMA, b="row").b
     return fragment_addresses(keys, arrangement(pairs), memory, access_bytes=access_bytes)
 
@@ -307,7 +306,6 @@ def _needs(tile: ChainTile, tiling: SmFields, fields: SmTiling) -> tuple[dict[st
 
 
 def _kind(fmt: str) -> Accumulator:
-    """Return the accumulator's short name; raise `TilingError` for a format that has none."""
     if fmt not in ("float16", "float32"):
         raise TilingError(f"accumulator {fmt}: m8n8k4 adds up in float16 or float32")
     return "f16" if fmt == "float16" else "f32"

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.algorithms.blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.algorithms.gemm import gemm_tiles
+from npusim.algorithms.phase import from_last
 from npusim.config.tiling import tile_fields
 from npusim.errors import SpecError, TilingError
 from npusim.ir.content import Itself, kept_by_blocks
 from npusim.ir.program import Queue
 from npusim.machines.base import Machine, program_phase
 from npusim.machines.frame import Frame, attention_products
-from npusim.machines.sm.block import GroupBlock, ResidentBlock
+from npusim.machines.published import find_kernel
+from npusim.machines.published.kernel import GpuKernel
+from npusim.machines.sm.block import ResidentBlock
 from npusim.machines.sm.core import (
     GROUPS,
     SM,
@@ -43,8 +46,7 @@ from npusim.machines.sm.groups import (
 )
 from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, plain_lanes
 from npusim.machines.sm.pricing import SmPricing
-from npusim.machines.sm.published import XFORMERS, chosen_fa2, chosen_xformers
-from npusim.machines.sm.specialised import KERNELS, SpecialisedBlock, chosen_tile, ordered_as, specialised_tiling
+from npusim.machines.sm.specialised import check_layout, specialised_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,8 +59,6 @@ if TYPE_CHECKING:
     from npusim.ir.program import Item, ProgramPhase, TileProgram
     from npusim.ir.tile import GlobalTensor
 
-#: Queries and keys of a block of FlexAttention's mask (served.md section 1).
-MASK_BLOCK = 128
 #: Blocks for each multiprocessor up to which all start longest first, whatever L2 holds: in groups of heads the last
 #: groups' longest blocks would end alone (simulated: 15 to 46 % longer on an A10, a T4 and a V100 with 1 to 5 of them).
 ROUNDS = 8
@@ -127,8 +127,13 @@ LANES: Sequence[Sequence[Mapping[str, object]]] = (
 )
 
 
+def kernel_of(tiling: Any) -> GpuKernel | None:
+    """Return the published kernel that a tiling names, if any."""
+    return find_kernel(GpuKernel, tiling.kernel) if isinstance(tiling, GroupFields) else None
+
+
 class SmMachine(Machine):
-    """The family of streaming multiprocessors on one device, for one program."""
+    """The family of streaming multiprocessors on one device."""
 
     reshapes_operands = False
     unread = MappingProxyType(
@@ -151,35 +156,35 @@ class SmMachine(Machine):
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = not self.has_lanes
-        self._lanes: SmTiling | None = None
+        self._lanes: SmTiling | None = None  # of the program whose phases are asked for
 
     def fitted(self, tiling: Any, problem: Any, precision: Any) -> tuple[Any, tuple[str, ...]]:
         """Return the tiling with open fields chosen, and a note on it.
 
         Raises `TilingError` for fields without effect here, and where nothing fits.
         """
+        self._lanes = None
         if not isinstance(tiling, SmFields):
             return tiling, ()
-        if tiling.kernel is not None and tiling.kernel in KERNELS:
-            return chosen_tile(tiling.kernel, tiling, problem, self.device), ()
-        if tiling.kernel == XFORMERS:
-            return chosen_xformers(tiling, problem, precision, self.device), ()
+        kernel = kernel_of(tiling)
+        if kernel is not None:
+            tiling = kernel.chosen(tiling, problem, precision, self.device, SmFields.model_fields)
+            if kernel.specialised is not None:
+                dim = kernel.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
+                check_layout(kernel.name, tiling.block_q, tiling.block_kv, dim)
+            if kernel.tiles:
+                return tiling, ()
         if self.has_lanes:
-            if tiling.kernel is not None:
-                raise TilingError(f"kernel: {tiling.kernel} does not run on {self.device.name}; xformers does")
             tiling, _, room = fitted(ChainTile.asked(problem, precision), tiling, self.device)
             if tiling.residents and tiling.residents > room.blocks:
                 raise TilingError(f"residents: {tiling.residents} blocks, but {room}")
             return tiling, ()
         tiling.check_no_lanes(self.device.name, *((GROUPS,) if self.device.is_timed else ()))
-        if tiling.kernel == "fa2":
-            return chosen_fa2(tiling, problem, self.device), ()
         return tiling.model_copy(update={"block_kv": tiling.block_kv or KEYS}), ()
 
     def declared(self, tiling: Any, _problem: Any, _precision: Any) -> Any:
         """Return the tiling with the keys of a step that a kernel of warp groups has where nobody names them."""
-        is_left = self.has_groups and getattr(tiling, "kernel", None) is None
-        if not is_left or getattr(tiling, "block_kv", KEYS) is not None:
+        if not (self.has_groups and isinstance(tiling, SmFields) and tiling.kernel is None and tiling.block_kv is None):
             return tiling
         values = {**dict(tiling), "block_kv": KEYS}
         return type(tiling).model_construct(_fields_set=set(tiling.model_fields_set), **values)
@@ -192,7 +197,7 @@ class SmMachine(Machine):
         fields: type[Tiling] = type(tiling)
         if "block_q" not in tile_fields(fields):
             return ()
-        if getattr(tiling, "kernel", None) in ("fa2", XFORMERS, *KERNELS):
+        if (kernel := kernel_of(tiling)) is not None and kernel.tiles:
             return ()
         if self.has_lanes:
             return LANES
@@ -209,36 +214,42 @@ class SmMachine(Machine):
 
         Raises `TilingError` where the kernel's tiles do not divide them.
         """
-        if getattr(tiling, "kernel", None) != "triton":
+        kernel = kernel_of(tiling)
+        if kernel is None or not kernel.mask_block:
             return 0
         for name in ("block_q", "block_kv"):
-            if MASK_BLOCK % getattr(tiling, name):
-                raise TilingError(f"{name}: {getattr(tiling, name)} does not divide the {MASK_BLOCK} of kernel=triton")
-        return MASK_BLOCK
+            if kernel.mask_block % getattr(tiling, name):
+                sizes = f"{name}: {getattr(tiling, name)} does not divide the {kernel.mask_block}"
+                raise TilingError(f"{sizes} of kernel={kernel.name}")
+        return kernel.mask_block
 
     def ordered(self, phase: Phase, tiling: Any) -> Phase:
         """Return the phase with its blocks in the order of the launch, masked as a compiled loop masks them."""
         if attention_products(phase) is None:
             return phase
-        if getattr(tiling, "kernel", None) in KERNELS:
-            return ordered_as(tiling.kernel, phase)
+        kernel = kernel_of(tiling)
+        is_reverse = kernel is not None and kernel.from_last
+        if kernel is not None and kernel.order is not None:
+            return kernel.order(from_last(phase) if is_reverse else phase)
         is_compiled = isinstance(tiling, SmFields) and tiling.stages and self.has_groups and not tiling.kernel
-        launch, deal = getattr(tiling, "launch", ""), cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
+        launch = tiling.launch if isinstance(tiling, SmFields) else ""
+        deal = cast("BlockOrder", getattr(tiling, "deal", "round_robin"))
         is_long = len(phase.cells) > ROUNDS * self.places
         heads = self.heads_in_l2(phase) if launch == "longest_first" and is_long else None
-        return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=bool(is_compiled and phase.masks))
+        is_masked = bool(is_compiled and phase.masks)
+        return _ordered(Itself(phase), self.places, deal, launch, heads, is_masked=is_masked, is_reverse=is_reverse)
 
     def fields_for(self, called: str, phase: Phase, tiling: Any) -> tuple[SmTiling, str]:
         """Return how a phase lies in warps, and a note on it; ``called``: the schedule's name."""
-        is_library = getattr(tiling, "kernel", None) == XFORMERS
+        kernel = kernel_of(tiling)
         if isinstance(tiling, GpuRowsFields):
             return rows_tiling(phase, tiling, self.device)
         if phase.operator and has_warps(self.device):
             return operator_tiling(self.device, phase), ""
-        if self.has_groups or is_library:
+        if self.has_groups or kernel is not None:
             fields = tiling if isinstance(tiling, GroupFields) else GroupFields(stages=None)
-            if fields.kernel is not None and fields.kernel in KERNELS and attention_products(phase) is not None:
-                return specialised_tiling(fields.kernel, phase, self.device)
+            if kernel is not None and kernel.specialised is not None and attention_products(phase) is not None:
+                return specialised_tiling(kernel, phase, self.device)
             return group_tiling(called, phase, fields, self.device)
         return self._in_lanes(phase, tiling) if self.has_lanes else (SmTiling(), "")
 
@@ -298,8 +309,7 @@ class SmMachine(Machine):
                 )
             core.allocator.start_phase(f"{phase.name} " if phase.is_named else "")
             frame, work = Frame(phase), tiling.work
-            kind = ResidentBlock if work is None else SpecialisedBlock if work.consumers else GroupBlock
-            residents = [kind(i, frame, core, tiling) for i in range(tiling.residents)]
+            residents = [ResidentBlock(i, frame, core, tiling) for i in range(tiling.residents)]
             core.allocator.check()
             has_products = any(stage.is_product for stage in phase.stages)
             takes_turns = has_products and work is not None and work.generation == "wgmma"
@@ -313,7 +323,7 @@ class SmMachine(Machine):
         of_program = [phase for phase, _ in listed], built, queues.values(), core.allocator
         counted: dict[str, Any] = {
             "consumers": max((work.consumers for work in works if work is not None), default=0),
-            "clears": sum(t.clears for _, t in listed),
+            "clears": sum(t.specialised is not None and t.specialised.clears(phase) for phase, t in listed),
             "occupied": {n: max(t.occupied.get(n, (0, 0)) for _, t in listed) for _, t in listed for n in t.occupied},
         }
         return self.program(name, *of_program, SmPricing, flops=flops, notes=notes, **counted)
@@ -330,9 +340,11 @@ class SmMachine(Machine):
 
 
 @kept_by_blocks(lambda ordered, *_: len(ordered.cells))
-def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool) -> Phase:
+def _ordered(
+    phase: Itself, places: int, deal: BlockOrder, launch: str, heads: int | None, *, is_masked: bool, is_reverse: bool
+) -> Phase:
     """Return a phase with its blocks in another order, all masked or not: one for all tilings that have it."""
-    first: Phase = phase.thing
+    first: Phase = from_last(phase.thing) if is_reverse else phase.thing
     blocks = dealt(first.cells, places, deal)
     blocks = tuple(map(masked_throughout, blocks)) if is_masked else blocks
     blocks = tuple(longest_first(blocks, heads)) if launch == "longest_first" else blocks
@@ -341,5 +353,4 @@ def _ordered(phase: Itself, places: int, deal: BlockOrder, launch: str, heads: i
 
 @kept_by_blocks(lambda _order, blocks, *_: len(blocks.thing))
 def _as_free(blocks: Itself, cores: int, residents: int) -> tuple[tuple[WorkTile, ...], tuple[tuple[int, ...], ...]]:
-    """Return :func:`~npusim.algorithms.blocks.as_free` of blocks, once for all tilings that have them."""
     return as_free(blocks.thing, cores, residents)

@@ -1,6 +1,6 @@
 """Every sqrt.approx.ftz.f32 of a GPU beside its sqrt.rn.f32: what `sqrt.hopper_approx` is; needs the CUDA driver alone.
 
-``python tests/silicon/roots.py OUT.z`` prints how many differ, by how many ulp, in all pairs of binades, and whether
+``python reports/silicon/roots.py OUT.z`` prints how many differ, by how many ulp, in all pairs of binades, and whether
 they do so alike; it writes the differences of [1, 4), int8, as zlib's.  On an H100 (driver 580.159.04) all 126 pairs of
 normal numbers are alike: of 2^24 roots 2,602,502 are 1 ulp low, 227,301 1 ulp high; of subnormals 0, of negatives NaN.
 """

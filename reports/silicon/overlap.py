@@ -1,6 +1,6 @@
 """Measure when NCCL's kernels start and end beside attention: which kernel takes the SMs first, on each GPU.
 
-``torchrun --nproc_per_node 2 tests/silicon/overlap.py OUT`` writes ``OUT/overlap_RANK.csv``: for each length, cut and
+``torchrun --nproc_per_node 2 reports/silicon/overlap.py OUT`` writes ``OUT/overlap_RANK.csv``: for each length, cut and
 priority of NCCL's stream a row for each kernel of one profiled call (stream, name, start and duration in
 microseconds), and the median of 10 calls that are not profiled.  Attention, output projection and all-reduce are as in
 the cases ``h200x2_attn_linear_allreduce`` of measurements/h200.yaml.

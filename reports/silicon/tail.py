@@ -1,6 +1,6 @@
 """Time flash tiles whose registers spill, with what the compiler gave each: rows, keys, stages, warps, head sizes.
 
-    python tests/silicon/tail.py OUT.json [--kernels FILE]
+    python reports/silicon/tail.py OUT.json [--kernels FILE]
 
 ``FILE`` holds the kernel: ../shared/measurements/h200_kernels.py.  Each tile runs at two lengths, L2 dirty before each
 call.  Needs torch, triton and one GPU; a minute, most of it compiling in 14 processes.

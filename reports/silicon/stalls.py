@@ -1,8 +1,8 @@
 """Read how long FlashAttention-2's warps wait for instructions, as a profiler counts it.
 
     ncu --profile-from-start off --section WarpStateStats --section InstructionStats --csv --page raw \
-        python tests/silicon/stalls.py > ncu.csv
-    python tests/silicon/stalls.py ncu.csv OUT.json
+        python reports/silicon/stalls.py > ncu.csv
+    python reports/silicon/stalls.py ncu.csv OUT.json
 
 Needs torch, a GPU and Nsight Compute.  OUT.json: a line a call, with whether its keys are cut among blocks, the
 instructions that a warp executes in a block, and the cycles that it waits for the next one to come.

@@ -1,6 +1,6 @@
 """Measure what a kernel that does nothing takes between two events, by blocks, shared memory, registers and code.
 
-    python tests/silicon/overhead.py OUT.json
+    python reports/silicon/overhead.py OUT.json
 
 Needs cupy and a GPU.  Each launch follows a fill or a read of 256 MiB, so that the host is ahead and L2 holds other
 data: the kernel of the flush asks for no shared memory.  One line a case: what the kernel is, blocks, threads of each,

@@ -1,6 +1,6 @@
 """Measure what a kernel pays for lines that others left to be written back, by what it reads and writes.
 
-    python tests/silicon/dirty.py OUT.json
+    python reports/silicon/dirty.py OUT.json
 
 Needs torch, triton and a GPU.  Each launch follows a fill of 256 MiB, whose last lines L2 still holds, or a read of as
 much, which leaves none.  One line a size: MiB that are read or written (a copy: each), and microseconds between two

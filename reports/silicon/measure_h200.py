@@ -1,6 +1,6 @@
 """What the model of an H200 wants to know and no given file says, measured in one go on one H200 (two minutes).
 
-    python tests/silicon/measure_h200.py OUT_DIR [--kernels FILE] [part ...]
+    python reports/silicon/measure_h200.py OUT_DIR [--kernels FILE] [part ...]
 
 parts: operators (what a framework launches for unfused attention, by length of row), frames (spilled registers beside
 arithmetic, by frame and shared memory), resident (FP8 and mma.sync tiles and pieces of them, so many blocks on every

@@ -1,6 +1,6 @@
 """Measure when a tile's copies have arrived, by what else is under way: blocks as in a loop with two stages.
 
-    python tests/silicon/arrival.py OUT.json
+    python reports/silicon/arrival.py OUT.json
 
 Needs cupy and a GPU.  Each block copies two tiles in pieces of 16 bytes, waits for the first and for both, works for so
 many cycles (it reads the clock), and goes on.  One line a case: where the tiles lie (device memory or L2, each block's

@@ -1,6 +1,6 @@
 """Measure how fast a multiprocessor fetches code: loops over straight lines of multiply-adds, by their length.
 
-    python tests/silicon/code.py OUT.json
+    python reports/silicon/code.py OUT.json
 
 Needs cupy and a GPU.  One line a case: instructions in a line, those of a loop behind it and how often that runs,
 blocks of a multiprocessor and warps of each, cycles by which the second block starts later, and cycles of a round.

@@ -1,6 +1,6 @@
 """Time attention's tiles over waves of blocks, lengths of rows and blocks that share a head, L2 flushed or not.
 
-    python tests/silicon/waves.py OUT.json [--kernels FILE]
+    python reports/silicon/waves.py OUT.json [--kernels FILE]
 
 How far blocks go on in step: the first waves take longer than later ones where a tile waits for its copies.  ``FILE``
 holds the kernels measured: ../shared/measurements/h200_kernels.py.  Needs torch, triton and one GPU; a minute.

@@ -1,6 +1,6 @@
 """Read a GPU's clock, a microsecond at a time, while other kernels run beside the reader.
 
-    python tests/silicon/clocks.py OUT.json
+    python reports/silicon/clocks.py OUT.json
 
 One warp notes its own cycles (clock64) and the time (globaltimer) over and over; kernels run in another stream between
 two marks.  ``nvidia-smi`` averages, and reads the full clock for kernels that last a millisecond.  Needs torch, triton

@@ -1,6 +1,6 @@
 """Measure when the blocks that a multiprocessor holds begin: cycles after its first, by how many there are room for.
 
-    python tests/silicon/dispatch.py OUT.json
+    python reports/silicon/dispatch.py OUT.json
 
 Needs cupy and a GPU.  One line a case: warps of a block, blocks of a multiprocessor (its shared memory allows no more),
 blocks in all, and for the second, third, ... block of a multiprocessor the median of cycles after its first.

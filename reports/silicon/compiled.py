@@ -1,6 +1,7 @@
 """List what Triton makes of attention's tiles: registers, spills, shared memory, and spill accesses of the loop.
 
-    python tests/silicon/compiled.py OUT_DIR [--kernels FILE] [--architectures sm_90,sm_86] [--seconds 540] [--part 0/2]
+    python reports/silicon/compiled.py OUT_DIR [--kernels FILE] [--architectures sm_90,sm_86] [--seconds 540]
+        [--part 0/2]
 
 Writes OUT_DIR/ARCHITECTURE_registers.csv, rows as in hwconfigs.  Needs triton (3.6.0, which brings cuobjdump), but no
 GPU: no kernel runs.  ``FILE`` holds the kernels, as for the given measurements.  What has not begun after the seconds

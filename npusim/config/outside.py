@@ -1,0 +1,84 @@
+"""Values that live outside the package: ``my_file.py:name`` and ``module:name``; errors name file and line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npusim.config.messages import suggest
+from npusim.errors import NpusimError, SpecError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: What passes through code from outside and is no fault of it; all else is, a call of `sys.exit` among it.
+PASSED_ON = (KeyboardInterrupt, GeneratorExit)
+
+
+def is_outside(name: str) -> bool:
+    """Return whether ``name`` says where a value is to be found."""
+    return ":" in name or name.endswith(".py")
+
+
+def load(name: str, what: str) -> tuple[ModuleType, str]:
+    """Return the module that ``file.py:name`` or ``module:name`` stands for, and the name, empty if there is none.
+
+    Raises `SpecError`: no such file or module, or one that fails to import; ``what`` is meant, a schedule say.
+    """
+    called, _, wanted = (name, "", "") if name.endswith(".py") else name.rpartition(":")
+    if not called.endswith(".py"):
+        return module(called), wanted
+    path = Path(called)
+    if not path.is_file():
+        raise SpecError(f"{path.absolute()}: no such file; {what} of one's own is FILE.py:NAME")
+    return _file(str(path.resolve()), path.stat().st_mtime_ns), wanted
+
+
+@cache
+def _file(path: str, _changed: int) -> ModuleType:
+    """Return a file as a module, read again when it has changed."""
+    spec = importlib.util.spec_from_file_location(f"npusim_plugin_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses and pydantic look their module up
+    if (folder := str(Path(path).parent)) not in sys.path:
+        sys.path.append(folder)  # what lies beside it may be imported, as beside a script
+    try:
+        spec.loader.exec_module(module)
+    except PASSED_ON:
+        raise
+    except BaseException as error:
+        raise SpecError(f"{place_of(error, path)}: {describe(error)}") from error
+    return module
+
+
+def module(name: str) -> ModuleType:
+    """Return a module by its name; raise `SpecError` where it fails to import."""
+    try:
+        return importlib.import_module(name)
+    except PASSED_ON:
+        raise
+    except BaseException as error:
+        raise SpecError(f"module {name}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in words; its kind too, where the words are not ours."""
+    near = ""
+    if isinstance(error, AttributeError) and error.name and error.obj is not None:
+        near = suggest(error.name, [name for name in dir(error.obj) if not name.startswith("_")]).partition("; ")[0]
+    return str(error) if isinstance(error, NpusimError) else f"{type(error).__name__}: {error}{near}"
+
+
+def place_of(error: BaseException, path: str) -> str:
+    """Return ``file:line`` of the last step in ``path`` on the way to an error; the file alone if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f"{path}:{error.lineno}"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    return f"{path}:{lines[-1]}" if lines else path

@@ -1,0 +1,125 @@
+"""Slots through which products and rows hand over, and those that products share.
+
+`Slots` decides for each name that one unit leaves for another: in which memory its slots lie, how many there are, and
+which queues fill and read them; and for operands which products read one ring of tiles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.machines.ascend.group import FIXP, GM, L1, MTE1, MTE2, PING_PONG
+from npusim.machines.ascend.product import cube_rings
+from npusim.units import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from npusim.algorithms.phase import Stage
+    from npusim.ir.buffers import FlagKind, Ring
+    from npusim.machines.ascend.group import AscendGroup, VectorCore
+    from npusim.machines.ascend.parts import Parts
+    from npusim.machines.ascend.plan import AscendTiling, Staging
+    from npusim.machines.ascend.product import CubeProduct
+    from npusim.machines.ascend.rows import RowsStage
+    from npusim.machines.frame import Frame
+
+
+class Slots:
+    """The slots of one phase; `cross`: those between products and rows, of each vector core or of all."""
+
+    def __init__(self, frame: Frame, group: AscendGroup, tiling: AscendTiling, parts: Parts) -> None:
+        self.frame, self.group, self.tiling, self.parts = frame, group, tiling, parts
+        self._first_ring = len(group.allocator.rings)
+        #: Whether a hand-over goes past global memory.
+        self.direct = {
+            n: group.is_direct(frame.label(n), place, tiling.route if place == "up" else None)
+            for n, place in frame.places.items()
+            if place in ("down", "up")
+        }
+        self.cross: dict[str, tuple[Ring, ...]] = {}
+
+    def turn(self) -> Ring | None:
+        """Place the slot that the core takes before it loads, and that is given back when others are through."""
+        ends = [FIXP] if self.tiling.slots == 1 else None
+        if self.tiling.order == "serial":
+            ends = [v.vector for v in self.group.vector_cores]
+        if ends is None or not self.parts.cuts:
+            return None
+        kind: FlagKind = "binary" if ends == [FIXP] else "counter"
+        return self.group.allocator.ring(L1, "turn", 1, 1, producers=[MTE2], consumers=ends, flag=kind)
+
+    # ---------------------------------------------------------------- products
+
+    def place(self, products: Mapping[Stage, CubeProduct], rows: Iterable[RowsStage]) -> None:
+        """Place what products read and leave; views last: loaded once where L1 holds tiles till they are read."""
+        views, listed = self.frame.views, list(products.values())
+        operands: dict[tuple[str, Staging, int, int, int], Ring] = {}
+        rings = cube_rings(listed, self.group, self.frame.prefix, self.tiling.slots)
+        for p in listed:
+            p.l0 = rings
+            p.place(operands, {*views, *views.values()})
+        self._place_cross(list(rows))
+        for part, whole in views.items():
+            first, second = (next(s for s, p in products.items() if p.right == n) for n in (whole, part))
+            lag = (self.parts.part_of(second) - self.parts.part_of(first)) * self.parts.ahead
+            self._share(products[first], products[second], lag)
+        for p in listed:
+            p.place(operands)
+
+    def _share(self, first: CubeProduct, second: CubeProduct, lag: int) -> None:
+        """Let two products read one ring, ``lag`` tiles apart, if there is room for its tiles, and a flag for each."""
+        allocator, flags, n = self.group.allocator, self.group.device.flags, first.right
+        size = round_up(self.frame.row_bytes(n, self.frame.height(n)), allocator.spaces[L1].alignment_bytes)
+        placed = allocator.rings[self._first_ring :]
+        used = sum(r.depth for r in placed if r.producers == (MTE2,) and r.consumers == (MTE1,))
+        room = (self.group.capacity_bytes("L1") - allocator.used_bytes[L1]) // size
+        depth = min(lag + PING_PONG, room, flags.usable_event_ids_count.value - used if flags else room)
+        if depth > lag:
+            name = self.frame.prefix + self.frame.label(n)
+            ring = allocator.ring(L1, name, size, depth, producers=[MTE2], consumers=[MTE1], peeks=[MTE1])
+            first.share(second, ring)
+
+    # ---------------------------------------------------------------- between products and rows
+
+    def _place_cross(self, rows: Sequence[RowsStage]) -> None:
+        """Place the slots through which products and rows hand over: in UB and L1 where the device leads there.
+
+        A slot is as wide as the largest tile, whatever the tile.
+        """
+        frame, cores, generations = self.frame, self.group.vector_cores, self.parts.generations
+        stores = [v.store for v in cores]
+        for n in (n for s in frame.stages for n in s.written):
+            height = frame.height(n)
+            match frame.places[n], self.direct.get(n):
+                case "down", True:
+                    self.cross[n] = tuple(self._in_ub(n, core, [s for s in rows if n in s.inputs]) for core in cores)
+                case "down", False:
+                    self.cross[n] = (self._ring(n, GM, height, generations(n), [FIXP], [v.load for v in cores]),)
+                case "up", is_direct:
+                    space, reader = (L1, MTE1) if is_direct else (GM, MTE2)
+                    readers = [reader, MTE2] if is_direct and self.tiling.takes_turns else [reader]
+                    self.cross[n] = (self._ring(n, space, height, generations(n), stores, readers),)
+
+    def _in_ub(self, n: str, core: VectorCore, readers: Sequence[RowsStage]) -> Ring:
+        """Place slots for a vector core's share of what a product leaves: in ping-pong where its readers go on."""
+        reader = core.store if any(n in s.moved.values() for s in readers) else core.vector
+        depth = self.parts.between(n) * self.tiling.ahead + (PING_PONG if any(s.outputs for s in readers) else 1)
+        depth = max(depth, self.tiling.ahead + 1) if self.tiling.order == "groups" else depth
+        rows = self.group.largest_share(self.frame.phase.sizes[self.frame.row_axis])
+        return self._ring(n, core.ub, rows, depth, [FIXP], [reader], f"{core.name} ")
+
+    def _ring(
+        self, n: str, space: str, rows: int, depth: int, producers: list[str], consumers: list[str], prefix: str = ""
+    ) -> Ring:
+        """Place a ring of slots between AIC and AIVs, with counter flags."""
+        return self.group.allocator.ring(
+            space,
+            f"{prefix}{self.frame.label(n)} slots",
+            self.frame.row_bytes(n, rows),
+            depth,
+            producers=producers,
+            consumers=consumers,
+            flag="counter",
+            period=min(self.tiling.period, depth),
+        )

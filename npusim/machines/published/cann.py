@@ -1,0 +1,36 @@
+"""CANN's attention: FlashAttentionScore, and FlashAttention Lite on vector units with registers.
+
+Sources: ops-transformer flash_attention_score (ring of three tasks: stages go on through all blocks); ascend.md
+sections 2.1 and 2.4, ascend_950.md section 5.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from npusim.formats.reductions import CHAINS
+from npusim.machines.published.kernel import AscendKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Causal blocks are balanced by how many tiles they visit; CATLASS deals them in turn.
+CANN = AscendKernel(
+    name="cann",
+    whose="CANN's, with a barrier between all vector instructions",
+    barriers="every",
+    deal="balanced",
+    fields={"pipeline": "core", "deal": "balanced"},
+)
+#: From UB to UB: CANN 8.0's tile, and slices of its softmax in full precision (ascend.md 2.1 and 2.4).
+MEMORY_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 512, "vector_rows": 8})
+#: Elements of such a slice, whatever keys a tile has.
+SLICE_ELEMENTS = 8 * 512
+#: With registers: tile and order of FlashAttention Lite's last version (ascend_950.md 5).
+REGISTER_TILE: Mapping[str, object] = MappingProxyType({"block_q": 128, "block_kv": 128, "vector_rows": 64, "depth": 4})
+#: How its rows are written: in one function a stage, transposed, in four chains.
+REGISTER_CODE: Mapping[str, Any] = MappingProxyType({"vector": "fused", "layout": "dn", "chains": CHAINS})
+#: Rows of a call with a mask are not transposed: its masks lie row by row.  Assumed of CANN's kernel: with it both of
+#: its long prefills, one causal, are off by the same share on either board (reports/ascend_950).
+MASKED_LAYOUT = "nd"

@@ -1,0 +1,40 @@
+"""cuDNN's attention on Hopper: groups take turns around exponentials, so that one multiplies while another computes.
+
+Source: NVIDIA/cudnn-frontend 3929da2, generated/sdpa/sm90/prefill; tiles are in its kernels' names
+(64x128x{64,128,256}).  Head dims 64 and 128 are published; that others differ in buffers alone is inferred.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.ir.op import Charge
+from npusim.machines.published.fa3 import needs_tma, specialised_charges
+from npusim.machines.published.kernel import GpuKernel, Specialised, layout
+
+if TYPE_CHECKING:
+    from npusim.machines.published.kernel import KernelUse
+
+#: Head dims, and rows and keys of all tiles, as the kernels are called.
+HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
+#: Instructions for each score where keys end within a tile and nothing is masked: fitted, decided by three of
+#: h200_cudnn's cases (s1000, s3000, s5676).
+BOUNDS = Charge("ALU.ops.compare", 2.0, "score")
+
+
+def _charges(use: KernelUse) -> tuple[Charge, ...]:
+    is_ragged = not use.phase.masks and any(r.cols % use.keys for b in use.phase.cells for r in b.runs)
+    return (*specialised_charges(use), *((BOUNDS,) if is_ragged else ()))
+
+
+CUDNN = GpuKernel(
+    name="cudnn",
+    whose="cuDNN's",
+    tiles={2: dict.fromkeys(HEAD_DIMS, layout(*TILE))},
+    needs=needs_tma,
+    order=lambda phase: phase,
+    specialised=Specialised(
+        depth=(2, 2), turns="exponentials", turn_dims={2: (0, max(HEAD_DIMS))}, meets=True, counts="always"
+    ),
+    charges=_charges,
+)

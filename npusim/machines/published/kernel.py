@@ -1,0 +1,248 @@
+"""What a published kernel decides by itself, as one value: a file of this folder each, or of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from npusim.algorithms.split_rules import call_of
+from npusim.config.engine import WarpIssue
+from npusim.errors import TilingError
+from npusim.formats import get_format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from npusim.algorithms.blocks import BlockOrder
+    from npusim.algorithms.phase import Phase
+    from npusim.algorithms.split_rules import Parts, SplitCall
+    from npusim.config.device import DeviceSpec
+    from npusim.config.problem import Problem
+    from npusim.ir.op import Charge
+
+#: What warp groups that specialise do one after the other.
+Turns = Literal["exponentials", "products"]
+
+
+class KernelTile(NamedTuple):
+    """Rows and keys of a block, and its warps; 0: other fields say how many."""
+
+    rows: int
+    keys: int
+    warps: int = 0
+
+
+#: Tiles plain, causal, and with any other mask, and these by head dim as it is computed; others are filled up.
+Layout = tuple[KernelTile, KernelTile, KernelTile]
+Layouts = Mapping[int, Layout]
+
+
+def layout(rows: int, plain: int, causal: int = 0, masked: int = 0, *, warps: int = 0) -> Layout:
+    """Return the tiles of so many rows by their keys; with a mask as many as without, where nothing else is named."""
+    first, second, third = (KernelTile(rows, n, warps) for n in (plain, causal or plain, masked or causal or plain))
+    return first, second, third
+
+
+class KernelUse(NamedTuple):
+    """One phase that a kernel runs, on which its charges depend: its whole tile, and blocks that a core holds.
+
+    ``head_dim`` and ``value_dim`` are those that it computes.
+    """
+
+    phase: Phase
+    device: DeviceSpec
+    rows: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    residents: int = 1
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows or keys are no multiple of a tile, so that a kernel has to look where they end."""
+        sizes, phase = self.phase.sizes, self.phase
+        rows, keys = sizes[phase.row_axis], sizes[phase.loop_axis]
+        return any(b.rows % rows or any(r.cols % keys for r in b.runs) for b in phase.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specialised:
+    """How warps of a block specialise: one group copies, the others multiply and take turns.
+
+    depth
+        Tiles of K and of V, and of Q, in shared memory; fewer where they do not fit.
+    turns, turn_dims
+        What groups do one after the other, None for nothing, and at which head dims, by the bytes of an element.
+    ahead
+        Tiles by which Q K^T is issued before P V: 0 or 1.
+    meets
+        Whether groups begin each tile of work together.
+    counts
+        Whether blocks take their work from a counter, which a memset clears: always, or where a mask makes them differ.
+    """
+
+    depth: tuple[int, int]
+    turns: Turns | None
+    turn_dims: Mapping[int, tuple[int, int]]
+    ahead: int = 0
+    meets: bool = False
+    counts: Literal["always", "masked"] = "masked"
+
+    def clears(self, phase: Phase) -> bool:
+        """Return whether a memset clears a counter before a phase."""
+        return self.counts == "always" or bool(phase.masks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedKernel:
+    """What all published kernels say: the name that ``kernel=`` takes, and whose it is.
+
+    is_fused, output_of_8_bits
+        Whether scores are scaled by the multiply-add before an exponential, as FlashAttention's libraries do it
+        (flash_attn/src/softmax.h and hopper/softmax.h, scale_apply_exp2), and its output of inputs of 8 bits
+        (hopper/flash_api.cpp, out_type).  PyTorch builds FlashAttention-2 with UNFUSE_FMA: exponent=twice (its issue
+        121558; measured: 2.11 on an H100, where what is rescaled has exp2((m - m') c), maxima unscaled).
+    """
+
+    name: str
+    whose: str
+    is_fused: bool = False
+    output_of_8_bits: str = ""
+
+    def __str__(self) -> str:
+        return self.whose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKernel(PublishedKernel):
+    """What a kernel of attention on a GPU decides beside its formats.
+
+    tiles, variants
+        By the bytes of an element, then by head dim; and layouts that go before these for a problem on a device.  None:
+        it runs any tile.
+    fields, leaves
+        Tiling fields that it decides on a device beside its tile, and those that it leaves open.
+    needs, refuses
+        Why it does not run on a device, or not for a problem in some formats; empty: it does.
+    split_rule, cut_tile, merge_rows, packs
+        How it cuts keys, the tile of cut keys if it is another, and rows of a block of the merge (0: as many as
+        usual); whether it takes the query heads of a KV head as rows of one block of so many.
+    from_last
+        Whether a block visits its keys from the last tile to the first.
+    order
+        A phase with its blocks in the kernel's order; None: the tiling's.
+    mask_block
+        Queries and keys for which it decides at a time what it visits and masks; 0: a tile's.
+    warp_rows, slice_elements, is_whole
+        Rows of a warp at least; of a sum that comes at once, 0 for all; whether it computes whole tiles, however few
+        rows are live.
+    specialised
+        How warps specialise; None: all do the same.
+    charges, merge_charges
+        What it pays beside its steps, and what the merge of its splits does, on devices that have such constants.
+    """
+
+    tiles: Mapping[int, Layouts] = field(default_factory=dict)
+    variants: Callable[[Problem, DeviceSpec], Layouts] = lambda _problem, _device: {}
+    fields: Callable[[DeviceSpec], Mapping[str, object]] = lambda _device: {}
+    leaves: frozenset[str] = frozenset()
+    needs: Callable[[DeviceSpec], str] = lambda _device: ""
+    refuses: Callable[[Problem, Any], str] = lambda _problem, _precision: ""
+    split_rule: Callable[[SplitCall], Parts] | None = None
+    cut_tile: Callable[[Problem], KernelTile] | None = None
+    merge_rows: int = 0
+    packs: Callable[[Problem, int], bool] = lambda _problem, _rows: False
+    from_last: bool = False
+    order: Callable[[Phase], Phase] | None = None
+    mask_block: int = 0
+    warp_rows: int = 16  # of a fragment (PTX ISA, mma)
+    slice_elements: int = 0
+    is_whole: bool = False
+    specialised: Specialised | None = None
+    charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
+    merge_charges: tuple[Charge, ...] = ()
+
+    def head_dim(self, fmt: str, dim: int) -> int:
+        """Return the head dim that it computes; raise `TilingError` where it has no layout for one."""
+        layouts = self.tiles.get(get_format(fmt).size_bytes, {})
+        if not any(d >= dim for d in layouts):
+            most = f"the largest is {max(layouts)}" if layouts else "none in this format"
+            raise TilingError(f"kernel: {self.name} has no layout for head_dim {dim} in {fmt}; {most}")
+        return min(d for d in layouts if d >= dim)
+
+    def tile(self, problem: Problem, device: DeviceSpec) -> KernelTile:
+        """Return its tile of whole keys; raise `TilingError` where it has no layout."""
+        dim = self.head_dim(problem.dtype, max(problem.head_dim, problem.value_head_dim))
+        layouts = {**self.tiles[get_format(problem.dtype).size_bytes], **self.variants(problem, device)}
+        return layouts[dim][int(problem.causal) if problem.seen.is_plain else 2]
+
+    def cuts(self, problem: Problem, tile: tuple[int, int], device: DeviceSpec) -> bool:
+        """Return whether its rule cuts the keys of a call among blocks of ``tile``."""
+        call = call_of(problem, *tile, device.group_count.value)
+        return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
+
+    def paid(self, use: KernelUse) -> tuple[Charge, ...]:
+        """Return its charges; raise `TilingError` for one at a time that no such kernel comes to."""
+        charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
+        times |= {"local", "element", "output", "multiply_add"} if self.specialised is None else {"end"}
+        times |= {"slice"} if self.slice_elements else set()
+        for charge in charges:
+            if charge.due not in times or (charge.due == "score" and ".ops." not in charge.key):
+                allowed = f"{', '.join(sorted(times))}; for each score one of an engine's ops, such as ALU.ops.compare"
+                raise TilingError(f"kernel: {self.name} pays {charge.key} for each {charge.due}; allowed: {allowed}")
+        return charges
+
+    def chosen(self, tiling: Any, problem: Problem, precision: Any, device: DeviceSpec, known: Collection[str]) -> Any:
+        """Return a tiling with what it decides of the ``known`` fields: where its rule cuts keys, that of cut keys.
+
+        Raises `TilingError` where it does not run, and for fields that say otherwise.
+        """
+        if why := self.needs(device) or self.refuses(problem, precision):
+            raise TilingError(f"kernel: {self.name} {why}")
+        if not self.tiles:
+            return tiling
+        tile, named = self.tile(problem, device), tiling.model_fields_set
+        own = {**_fields_of(tile), **self.fields(device)}
+        values = {name: getattr(tiling, name) for name in sorted(named & set(known) - self.leaves - {"kernel"})}
+        if wrong := [f"{name}: {value}" for name, value in values.items() if name not in own or value != own[name]]:
+            warps = f" with {tile.warps} warps" if tile.warps else ""
+            has = f"kernel={self.name} has tiles of {tile.rows} x {tile.keys}{warps} and decides the rest"
+            raise TilingError(f"{', '.join(wrong)}; {has}; leave {'it' if len(wrong) == 1 else 'them'} out")
+        if self.cut_tile is not None and self.cuts(problem, (cut := self.cut_tile(problem))[:2], device):
+            own |= _fields_of(cut)
+        stated = {name for name in named & self.leaves if getattr(tiling, name) is not None}
+        return tiling.model_copy(update={name: value for name, value in own.items() if name not in stated})
+
+
+def _fields_of(tile: KernelTile) -> dict[str, object]:
+    return {"block_q": tile.rows, "block_kv": tile.keys, **({"warps": tile.warps} if tile.warps else {})}
+
+
+def warps_of(device: DeviceSpec) -> WarpIssue | None:
+    """Return what a device's file says of warps, if anything."""
+    engine = device.cores["sm"].engines.get("WARPS") if "sm" in device.cores else None
+    return engine if isinstance(engine, WarpIssue) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendKernel(PublishedKernel):
+    """What a kernel of attention on an Ascend device decides beside its formats.
+
+    barriers, deal, together
+        Between vector instructions: ``every``, or where they are ``needed``; in which order blocks go to cores; tiles
+        that cores hand one another at a time.
+    has_extra
+        Whether a tile handed over costs more than the device's own cost, where barriers are the kernel's.
+    is_by_name
+        Whether it runs only where it is named: else what runs is the vendor's.
+    fields
+        Tiling fields that it decides where nobody names a kernel.
+    """
+
+    barriers: Literal["needed", "every"]
+    deal: BlockOrder = "round_robin"
+    together: int = 1
+    has_extra: bool = False
+    is_by_name: bool = False
+    fields: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,31 @@
+"""CANN's matrix product, whose vector cores make fractals of rows that are off before the product.
+
+Source: ops-transformer c29bc10, mat_mul_v3, matmul_v3_base_tiling.cpp: nd2nzA and nd2nzB, Is256BAlign,
+SUPPORT_ND2NZ_GM2L0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from npusim.formats import stored_format
+
+if TYPE_CHECKING:
+    from npusim.config.problem import GemmProblem
+
+#: Rows of a vector core, and columns, that are rearranged at a time (VECTOR_D_BASE).
+ROWS_REARRANGED, COLUMNS_REARRANGED = 16, 2048
+#: Rows whose size is no multiple of the first and beyond the second are rearranged.
+ALIGNED_BYTES, SHORT_BYTES = 256, 384
+
+
+def is_off(cols: int, fmt: str) -> bool:
+    """Return whether rows are off `ALIGNED_BYTES` and not short."""
+    size = stored_format(fmt).row_bytes(cols)
+    return size % ALIGNED_BYTES != 0 and size > SHORT_BYTES
+
+
+def off_rows(problem: GemmProblem) -> list[str]:
+    """Return which operands of a product have rows that are off; in fractals none have."""
+    sizes = {"nd": (("A", problem.k), ("B", problem.n)), "nt": (("A", problem.k), ("B", problem.k))}
+    return [n for n, cols in sizes.get(problem.operands, ()) if is_off(cols, problem.dtype)]

@@ -1,0 +1,12 @@
+"""PTO's FlashAttention, whose tiles cost more to hand over than others' (``flags.tile_extra_cycles``).
+
+Source: pto-isa, kernels/manual/a2a3/flash_atten; pto_macro_fa_softmax.hpp.
+"""
+
+from __future__ import annotations
+
+from npusim.machines.published.kernel import AscendKernel
+
+PTO = AscendKernel(
+    name="pto", whose="PTO's, with barriers where they are needed", barriers="needed", has_extra=True, is_by_name=True
+)

@@ -1,0 +1,9 @@
+"""TileLang's FlashAttention, which hands over every second tile (60 to 72 % of CANN's speed, bench_mark.md)."""
+
+from __future__ import annotations
+
+from npusim.machines.published.kernel import AscendKernel
+
+TILELANG = AscendKernel(
+    name="tilelang", whose="TileLang's, which hands over every second tile", barriers="every", together=2
+)

@@ -1,0 +1,283 @@
+"""Where the names of a phase lie in a resident block, and as what its stages see them.
+
+`BlockPlaces` decides
+
+- where an operand stays: in shared memory if products read it, else where the loader leaves it (``near``); whether it
+  is copied there or goes through registers (``loaded``); for how many tiles there is room;
+- what rows make for a product other than from a block's own rows (``prepared``): it has a place in shared memory;
+- which names share registers (``tiles``), group by group;
+- which product takes an operand's slot first, and which releases it (`ends`); rows do both at once (`bindings`).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from npusim.errors import TilingError
+from npusim.ir.tile import Tile
+from npusim.machines.sm.core import LDG, RF, SM, SMEM
+from npusim.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from npusim.algorithms.phase import Stage, Visit, WorkTile
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import Attributes, Source
+    from npusim.ir.tile import Operand, RingTile
+    from npusim.machines.frame import Frame, Span
+    from npusim.machines.sm.core import SmCore, SmTiling
+
+#: What an operation without steps of its own takes or hands on.
+Handshake = tuple["RingTile", ...]
+
+
+class BlockPlaces:
+    """Rings and tiles of the ``number``-th resident block, and the queues that fill and read them.
+
+    ``how``: its products, with how the tensor cores multiply; ``readers``: queues that read what is loaded.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        frame: Frame,
+        core: SmCore,
+        tiling: SmTiling,
+        how: Mapping[Stage, Attributes],
+        warps: tuple[str, ...],
+        readers: tuple[str, ...],
+    ) -> None:
+        self.frame, self.core, self.tiling, self.how = frame, core, tiling, how
+        self.warps, self.readers, work = warps, readers, tiling.work
+        for n in frame.operands:
+            if len({s.is_product for s in frame.stages if n in s.read}) > 1:
+                raise TilingError(
+                    f"{frame.phase.name}: {frame.label(n)} is read by a product and by rows, but a load serves one of "
+                    "them here; give the kernel the tensor twice, under two names"
+                )
+        loader, is_product = f"{SM}.B{number}{LDG}", work is not None and work.is_specialised and not work.consumers
+        #: The queue that loads each operand; in a library's product the copies of A wait for none of B.
+        self.loaders = dict.fromkeys(frame.operands, loader)
+        self.loaders |= {n: f"{loader}{i or ''}" for i, n in enumerate(frame.visited) if is_product}
+        #: Operands of the loop that are loaded.
+        self.visited = tuple(n for n in frame.visited if n not in frame.views)
+        #: Whether slots in shared memory are released only at the end of an iteration, or of a block without any.
+        self.keeps_operands = tiling.stages > 1 or (work is not None and not frame.phase.loop_axis)
+        is_pipelined = work is not None and not work.is_specialised and not tiling.slice_elements
+        #: Whether warps wait for all copies of a tile at its begin, as compilers' loops of several stages do.
+        self.waits_at_once = tiling.stages > 1 and is_pipelined
+        staged = (*frame.held, *self.visited) if tiling.slice_elements else self.visited
+        #: Read by products: in shared memory.  Others are read where the loader leaves them.
+        self.shared = tuple(n for n in staged if any(n in s.read for s in how))
+        #: Loaded once a block.
+        self.held = tuple(n for n in frame.held if n not in self.shared)
+        #: Read by products too: what rows make of a tile's operands.
+        self.prepared = tuple(n for n in frame.places if frame.is_of_operands(n))
+        who = f"{frame.prefix}B{number}"
+        self._place_operands(who)
+        self.tiles = [self._place_tiles(f"{who}W{g}") for g in range(tiling.groups)]
+
+    # ---------------------------------------------------------------- operands
+
+    def _place_operands(self, who: str) -> None:
+        frame, tiling, label = self.frame, self.tiling, self.frame.label
+        is_staged = self.core.is_staged or tiling.stages == 1
+        home = RF if tiling.holds_in_registers else SMEM
+        self.loaded: dict[str, Ring] = {
+            n: self._ring(f"{who} {label(n)}", n, home, tiling.held_depth, (self.loaders[n],)) for n in self.held
+        }
+        for n in dict.fromkeys((*self.visited, *self.shared)):
+            name, loader = f"{who} {label(n)}", (self.loaders[n],)
+            if n not in self.shared and self.is_copied(n):
+                self.loaded[n] = self._ring(name, n, SMEM, tiling.depth, loader)
+            elif n not in self.shared:
+                # Without products nothing covers a load but the rows before it.
+                self.loaded[n] = self._ring(name, n, RF, 1 if self.how else tiling.loaded_tiles, loader)
+            elif is_staged:
+                # The load of the next operand may wait for this one.
+                others = loader if tiling.stages == 1 and n != self.shared[-1] and not tiling.slice_elements else ()
+                self.loaded[n] = self._ring(f"{name} loaded", n, RF, 1, loader, (*self.readers, *others))
+        self.near = dict(self.loaded)
+        for n in self.shared:
+            depth = 2 if tiling.slice_elements else tiling.depth
+            writers = self.warps if is_staged else (self.loaders[n],)
+            self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, depth, writers)
+            self.loaded.setdefault(n, self.near[n])
+        for n in self.prepared:
+            self.near[n] = self._ring(f"{who} {label(n)}", n, SMEM, 1, self.warps)
+        self.near |= {n: self.near[whole] for n, whole in frame.views.items()}
+
+    def _ring(
+        self, name: str, n: str, space: str, depth: int, producers: tuple[str, ...], consumers: tuple[str, ...] = ()
+    ) -> Ring:
+        """Place a ring of tiles of an operand, or of slices of them; ``consumers``: by default who reads operands."""
+        frame, readers, edge = self.frame, self.readers, self.tiling.slice_elements
+        (axis, *across), rows, pitch = frame.axes(n), frame.height(n), self.pitch(n, space)
+        sums = {frame.phase.product_axes(s.rows[0])[1] for s in self.how} if edge else ()
+        if n in self.shared and sums:
+            rows, pitch = (edge, pitch) if axis in sums and across[0] not in sums else (rows, edge)
+        size, is_viewed = frame.size_bytes(n, rows * pitch), n in frame.views.values() and not consumers
+        return self.core.allocator.ring(
+            space,
+            name,
+            size,
+            depth,
+            producers=producers,
+            consumers=consumers or readers,
+            peeks=readers if is_viewed else (),
+        )
+
+    def is_copied(self, n: str) -> bool:
+        """Return whether an operand of the loop is copied to shared memory: what products need, or is made for them."""
+        makes = any(n in s.read for m in self.prepared for s in self.frame.stages if m in s.written)
+        return n in self.shared or (makes and not (self.core.is_staged or self.tiling.stages == 1))
+
+    def stored_for(self, s: Stage) -> list[str]:
+        """Return what warps store to shared memory for a product first, from registers that it is loaded to."""
+        by_warps = (n for n in s.rows[0].srcs if n in self.shared and self.loaded[n] is not self.near[n])
+        return [n for n in by_warps if self.ends(n, s)[0]]
+
+    def pitch(self, n: str, space: str) -> int:
+        """Return the elements from a row of an operand to the next."""
+        return self.frame.width(self.frame.views.get(n, n)) + (self.tiling.padding if space == SMEM else 0)
+
+    # ---------------------------------------------------------------- registers
+
+    def _place_tiles(self, who: str) -> dict[str, Tile]:
+        """Return a warp group's tiles by name.
+
+        Where registers are counted, what rows leave for a product takes the place of what a product left
+        for rows, and a result that of a state, if that is read no longer and as large.
+        """
+        frame, core = self.frame, self.core
+        tiles: dict[str, Tile] = {}
+        served: dict[str, list[str]] = {}
+        names = [n for n in dict.fromkeys(frame.storage.values()) if frame.places[n] not in ("global", "mask")]
+        late = [n for n in names if core.has_warps and frame.places[n] in ("up", "out")]
+        for n in sorted(names, key=late.__contains__):
+            rows, below = ceil_div(frame.height(n), self.tiling.groups), self._below(n, served) if n in late else None
+            if below is not None:
+                served[below].append(n)
+                at = tiles[below]
+                tiles[n] = Tile(RF, at.offset_bytes, rows, at.cols, at.cols, frame.fmt(n))
+                continue
+            is_kept = n in late or frame.places[n] in ("down", "state") or len(frame.axes(n)) == 1
+            space, served[n] = RF if is_kept else core.passing, [n]
+            tiles[n] = core.allocator.tile(space, f"{who} {frame.label(n)}", rows, frame.width(n), frame.fmt(n))
+        for s, how in self.how.items():  # a product that is kept in another format than it adds up in
+            n, name, fmt = s.rows[0].dst, accumulator(s), how.accumulator_format
+            if fmt != frame.fmt(n):
+                rows = frame.phase.sizes[frame.row_axis] // self.tiling.groups
+                tiles[name] = core.allocator.tile(RF, f"{who} {name}", rows, frame.width(n), fmt)
+        return tiles
+
+    def _below(self, n: str, served: dict[str, list[str]]) -> str | None:
+        """Return the name whose registers another can take: of a product's tile, or for a result a state."""
+        frame, size = self.frame, self.frame.size_bytes(n, 1)
+        way = self.tiling.specialised
+        if way is not None and way.ahead and frame.places[n] == "up":
+            return None  # P's product runs while the next scores come
+        wanted = "down" if frame.places[n] == "up" else "state"
+        return next(
+            (
+                m
+                for m, names in served.items()
+                if frame.places[m] == wanted
+                and frame.axes(m) == frame.axes(n)
+                and frame.size_bytes(m, 1) >= size
+                and all(frame.may_share(n, other) for other in names)
+            ),
+            None,
+        )
+
+    # ---------------------------------------------------------------- as stages see them
+
+    def part(self, group: int, n: str, rows: int, cols: int) -> Tile:
+        """Return what a group has of a name in registers."""
+        return self.tiles[group][self.frame.storage[n]].part(0, rows, 0, cols)
+
+    def slot(
+        self, ring: Ring, n: str, block: WorkTile, tile: Visit, *, first: bool = True, last: bool = True
+    ) -> RingTile:
+        """Return what a consumer sees of an operand's slot."""
+        shape, pitch = self.frame.shape(n, block, tile), self.pitch(n, ring.space)
+        return ring.front(*shape, first=first, last=last, stride=pitch)
+
+    def released(self, names: tuple[str, ...], block: WorkTile, tile: Visit) -> Handshake:
+        """Return the slots of operands in shared memory, as who releases them alone hands them on."""
+        return tuple(self.slot(self.near[n], n, block, tile, first=False) for n in names)
+
+    def operands_of(self, stages: tuple[Stage, ...]) -> tuple[str, ...]:
+        """Return what products among some stages read in shared memory."""
+        return tuple(dict.fromkeys(n for s in stages if s.is_product for n in s.rows[0].srcs if n in self.shared))
+
+    def held_slots(self, rows: int, *, first: bool = False, last: bool = False) -> Handshake:
+        """Return a group's view of what stays in its place for the whole block."""
+        frame = self.frame
+        return tuple(self.near[n].front(rows, frame.width(n), frame.fmt(n), first=first, last=last) for n in self.held)
+
+    @cached_property
+    def leading(self) -> frozenset[Stage]:
+        """The first product of each loop, if it waits for all copies of a tile."""
+        firsts = [next((s for s in loop.stages if s.is_product), None) for loop in self.frame.phase.loops]
+        return frozenset(s for s in firsts if s is not None and self.waits_at_once)
+
+    def ends(self, n: str, s: Stage) -> tuple[bool, bool]:
+        """Return whether a product takes an operand's slot, and whether it releases it: the first and last reader."""
+        readers = [p for p in self.how if n in p.rows[0].srcs]
+        if n in self.prepared:
+            return s is readers[0], s is readers[-1]
+        is_first = s in self.leading if self.waits_at_once else s is readers[0]
+        return is_first, s is readers[-1] and not self.keeps_operands
+
+    def awaited(self, s: Stage, block: WorkTile, tile: Visit) -> Handshake:
+        """Return the tile's other operands, where a product is the first that waits for its copies."""
+        if s not in self.leading:
+            return ()
+        others = [n for n in self.operands_of(tuple(self.how)) if n in self.visited and n not in s.rows[0].srcs]
+        return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
+
+    def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
+        """Return an operand of a product: of the group's own rows where it has the axis of rows."""
+        frame, (row, rows) = self.frame, share
+        if n not in self.near:
+            return self.part(group, n, rows, frame.cols(n, block, tile))
+        ring, axis = self.near[n], frame.axes(n)[0]
+        if n in frame.held:
+            height = frame.height(n) if axis == frame.row_axis else frame.size(block, axis, tile)
+            pitch = self.pitch(n, ring.space)
+            slot = ring.front(height, frame.width(n), frame.fmt(n), first=False, last=False, stride=pitch)
+        elif n in frame.views.values():
+            # Another product reads a part of it, and releases it.
+            slot = ring.peek(*frame.shape(n, block, tile), stride=self.pitch(n, SMEM))
+        else:
+            first, last = self.ends(n, s)
+            slot = self.slot(ring, n, block, tile, first=first, last=last)
+        if s.rows[0].attributes.transpose_a and n == s.rows[0].srcs[0]:
+            return slot.part(0, slot.rows, row, rows)
+        return slot.part(row, rows) if axis == frame.row_axis else slot
+
+    def bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
+        """Return what a stage's rows read and write, by name, for a group's share of the rows."""
+        frame = self.frame
+        bound: dict[str, Source] = dict(frame.phase.constants)
+        for n in (*s.written, *s.read):
+            root = frame.storage.get(n, n)
+            if root in self.near and root not in s.written:
+                once = root not in self.held  # what is held is taken and released at the block's ends
+                slot = self.slot(self.near[root], n, block, tile, first=once, last=once)
+                bound[n] = slot.part(*frame.rows_of(n, share))
+            elif n in frame.phase.masks:
+                if n in tile.only or frame.is_everywhere(n):
+                    bound[n] = frame.mask_cut(n, block, tile, share)
+            elif n in frame.phase.names:
+                bound[n] = self.part(group, n, frame.rows_of(n, share)[1], frame.cols(n, block, tile))
+        bound.update(frame.phase.per_tile(tile) if tile.cols else {})
+        return bound
+
+
+def accumulator(s: Stage) -> str:
+    """Return the name of a product's accumulator, where its result is kept in another format."""
+    return f"{s.name} accumulator"

@@ -1,0 +1,173 @@
+"""Order among warp groups that specialise (Hopper): whose turn it is, and what goes on beside what.
+
+One group copies, the others take turns.  cuDNN's groups take turns around their exponentials, so that one multiplies
+while the other computes.  FlashAttention-3's take turns at issuing products, and Q K^T of a tile is issued before P V
+of the one before: its softmax runs beside that P V.  `WarpTurns` decides
+
+- which stages follow one another in a group before the next group's (`runs`), and the tiles by which some lag (`cuts`);
+- for what a group waits beside its operands: its turn, the others at a block's start, products that run on.
+
+It adds waits to the operations of the block's loop and changes no step of theirs.  Turns, meetings, and products that
+warps go on beside are rings without bytes, so that time and the check of races see the same order.
+Sources: as `specialised`.  Left out: lanes keep their parts of row sums till the block ends, where a sum here is one
+number a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from npusim.errors import TilingError
+from npusim.ir.op import Opcode, TileOp
+from npusim.ir.tile import Tile
+from npusim.machines.sm.core import REDUCTIONS, RF, WARPS, barriers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from npusim.algorithms.phase import Stage
+    from npusim.ir.buffers import Ring
+    from npusim.ir.op import Charge, Step
+    from npusim.ir.tile import RingTile
+    from npusim.machines.frame import Frame
+    from npusim.machines.published.kernel import Specialised
+    from npusim.machines.sm.core import SmCore, SmTiling
+
+#: The view of a ring without bytes.
+SIGNAL = 1, 1, "int8"
+
+
+class WarpTurns:
+    """Signals among the warp groups of one block of a tiling that says how they specialise (``way``)."""
+
+    def __init__(
+        self, number: int, frame: Frame, core: SmCore, tiling: SmTiling, way: Specialised, warps: tuple[str, ...]
+    ) -> None:
+        self.frame, self.tiling, self.way, self.warps = frame, tiling, way, warps
+        assert tiling.work is not None
+        #: Work in an operation that only waits.
+        self.usual = tiling.work
+        loop, who, groups = frame.phase.loops[0].stages, f"{frame.prefix}B{number}", range(tiling.groups)
+        products = tuple(s for s in loop if s.is_product)
+        if way.ahead and (len(products), loop[0], loop[-1]) != (2, products[0], products[-1]):
+            raise TilingError(
+                f"{frame.phase.name}: softmax runs beside P V of the tile before, which adds up in O itself: a loop of "
+                "two products with rows between them; kernel=cudnn, or a precision with accumulate=chained"
+            )
+        #: Queues of products: of their own where a group goes on beside them.
+        self.mma = tuple(f"{w}MMA" for w in warps) if way.ahead else warps
+
+        def signal(name: str, producer: str, *consumers: str) -> Ring:
+            return core.allocator.ring(RF, f"{who} {name}", 1, 1, producers=[producer], consumers=consumers)
+
+        pairs = {*pairwise(groups), *([(0, tiling.groups - 1)] if tiling.groups > 1 else [])}
+        #: A turn goes from each group to the next, and from the last to the first.
+        self.turn = {
+            (a, b): signal(f"turn {a} {b}", warps[a], warps[b]) for a, b in sorted(pairs) if way.turns is not None
+        }
+        self.met = [
+            signal(f"group {g} is there", warps[g], *(w for w in warps if w != warps[g]))
+            for g in groups
+            if way.meets and tiling.groups > 1
+        ]
+        sides = list(zip(warps, self.mma, strict=True)) if way.ahead else []
+        self.issued = {s: [signal(f"{s.name} issued", w, m) for w, m in sides] for s in products}
+        self.done = {s: [signal(f"{s.name} done", m, w) for w, m in sides] for s in products}
+        self.first, self.last = products[0], products[-1]
+        begin = next((s for s in loop if any(r.opcode in REDUCTIONS for r in s.rows)), loop[0])
+        rest = loop[loop.index(begin) :]
+        #: Stages of rows in which exponentials begin and end, before the next product.
+        self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
+        #: Q K^T of a tile, P V of the one before, and the rows of the first; with the tiles by which each lags.
+        self.cuts = ((loop[:1], 0), (loop[-1:], 1), (loop[1:-1], 0)) if way.ahead else ()
+
+    def runs(self, stages: tuple[Stage, ...]) -> list[tuple[Stage, ...]]:
+        """Return the stages that a group goes through before the next group's: rows that follow one another."""
+        return [tuple(run) for _, run in groupby(stages, lambda s: s.rows if s.is_product else ())]
+
+    def started(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
+        """Yield a block's start, an operation a group: no product of the block before runs on, and all are there."""
+        for group, op in enumerate(ops):
+            handshake = op.handshake
+            if self.way.ahead:
+                slots = *handshake, self.done[self.last][group].fill(*SIGNAL)
+                yield TileOp(op.label, self.mma[group], WARPS, (), slots, group=self.usual)
+                handshake = ()
+            yield replace(op, handshake=(*handshake, *(ring.fill(*SIGNAL) for ring in self.met[group : group + 1])))
+        for group in range(len(self.met)):
+            others = tuple(ring.front(*SIGNAL) for g, ring in enumerate(self.met) if g != group)
+            yield self._wait("meet", group, others, *barriers(self.usual))
+
+    def finished(self, ops: Iterable[TileOp]) -> Iterator[TileOp]:
+        """Yield a block's end, which waits for its last product; that one's queue hands on what the block held."""
+        begun: set[int] = set()
+        for op in ops:
+            group, slots, work = self.warps.index(op.queue), op.handshake, op.group
+            if self.way.ahead:
+                if slots:
+                    yield TileOp("end", self.mma[group], WARPS, (), slots, group=self.usual)
+                slots = () if group in begun else (self.done[self.last][group].front(*SIGNAL),)
+            if work is not None and group not in begun:
+                work = work.charged(*self.tiling.due("end"))
+            begun.add(group)
+            yield replace(op, handshake=slots, group=work)
+
+    def product(self, s: Stage, group: int, ops: Iterable[TileOp]) -> Iterator[TileOp]:
+        """Yield a product: waited for, or beside what follows; its turn is that of issuing the first and the next."""
+        if not self.way.ahead:
+            yield from ops
+            if s is self.last:
+                yield self._wait("next", group, (), *self.tiling.due("tile"))
+            return
+        op, *more = ops
+        if more:
+            raise TilingError(f"{s.name}: a product that runs on is not converted: accumulators as the precision's")
+        turn = self._take_turn(group, takes=True, gives=True) if s is self.first else ()
+        met = barriers(self.usual, bool(turn))
+        yield self._wait(f"{s.name}.issue", group, (self.issued[s][group].fill(*SIGNAL), *turn), *met)
+        slots = *op.handshake, self.issued[s][group].front(*SIGNAL), self.done[s][group].fill(*SIGNAL)
+        yield replace(op, queue=self.mma[group], handshake=slots)
+
+    def rows(self, s: Stage, group: int, operations: Iterable[TileOp], tiles: Mapping[str, Tile]) -> Iterator[TileOp]:
+        """Yield rows of a tile: exponentials in the group's turn, or what a running product uses once it is done."""
+        ops, (begin, end) = list(operations) or [self._wait(s.name, group, ())], self.section
+        is_ahead, has_turn = bool(self.way.ahead), self.way.turns == "exponentials"
+        if s is begin:
+            scores = (self.done[self.first][group].front(*SIGNAL),) if is_ahead else ()
+            later = (self.done[self.last][group].front(*SIGNAL),) if is_ahead else ()
+            turn = self._take_turn(group, takes=True, gives=False) if has_turn else ()
+            op, at = ops[0], self._cut(ops[0].steps, tiles)
+            assert op.group is not None
+            head = op.group.charged(*self.tiling.due("score"))
+            tail = op.group.charged(*barriers(op.group, has_turn))
+            ops[:1] = [
+                replace(op, steps=op.steps[:at], handshake=scores, group=head),
+                replace(op, steps=op.steps[at:], handshake=(*later, *turn), group=tail),
+            ]
+        if s is end and has_turn:
+            ops[-1] = replace(ops[-1], handshake=ops[-1].handshake + self._take_turn(group, takes=False, gives=True))
+        yield from ops
+        if s is end and is_ahead:
+            yield self._wait("next", group, (), *self.tiling.due("tile"))
+
+    def _take_turn(self, group: int, *, takes: bool, gives: bool) -> tuple[RingTile, ...]:
+        return tuple(
+            (ring.fill if group == a else ring.front)(*SIGNAL, first=takes, last=gives)
+            for (a, b), ring in self.turn.items()
+            if group in (a, b)
+        )
+
+    def _wait(self, label: str, group: int, slots: tuple[RingTile, ...], *charges: Charge) -> TileOp:
+        return TileOp(label, self.warps[group], WARPS, (), slots, group=self.usual.charged(*charges))
+
+    def _cut(self, steps: tuple[Step, ...], tiles: Mapping[str, Tile]) -> int:
+        """Return the step with which exponentials begin, or the first one on what a running product reads or writes."""
+        if self.way.ahead:
+            (row,) = self.last.rows
+            places = {tiles[self.frame.storage[n]].offset_bytes for n in (row.srcs[0], row.dst)}
+            touching = (any(isinstance(o, Tile) and o.offset_bytes in places for o in s.operands()) for s in steps)
+            return next((i for i, touches in enumerate(touching) if touches), len(steps))
+        begin = next((i for i, s in enumerate(steps) if s.opcode is Opcode.ROW_MAX), 0)
+        return next((i for i, s in enumerate(steps) if i > begin and s.dst.cols > 1), len(steps))

@@ -1,0 +1,123 @@
+"""The bits of a plan's programs, and what they are held against: the schedule's reference, else the kernel itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.seen import KeyFunction
+from npusim.config.tiling import build_tiling
+from npusim.errors import SpecError
+from npusim.formats.cast import widen
+from npusim.numerics.evaluate import KernelOutput, evaluate, execute_rows, variant_rows
+from npusim.numerics.inputs import (
+    array_source,
+    drawn_source,
+    kernel_source,
+    stored_source,
+    with_filled_heads,
+    with_padding,
+    without_padding,
+)
+from npusim.numerics.reference import attention
+from npusim.schedules import find_schedule
+from npusim.schedules.plugins import with_origin
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from npusim.config.problem import KernelProblem
+    from npusim.ir.program import TileProgram
+    from npusim.numerics.evaluate import BlockRows, Programs
+    from npusim.numerics.executor import HeadSource
+    from npusim.numerics.result import NumericResult
+    from npusim.simulation.plan import Plan
+
+#: A device whose cores do any arithmetic, for what a kernel computes in float64.
+EXACT_DEVICE = "xeon_avx512"
+
+
+def subject_of(plan: Plan, program: TileProgram) -> Problem | KernelOutput:
+    """Return what a program of the plan computes: an attention, or rows of plain tensors."""
+    return plan.problem if isinstance(plan.problem, Problem) else KernelOutput.of(program)
+
+
+def source_of(plan: Plan, problem: Problem | KernelOutput) -> HeadSource:
+    """Return the inputs: those given, or those of the recipe."""
+    if isinstance(problem, KernelOutput):
+        seed = cast("KernelProblem", plan.problem).seed
+        return plan.sources.setdefault(problem, kernel_source(problem.inputs, seed, plan.tensors))
+    if problem in plan.sources:
+        return plan.sources[problem]
+    if plan.tensors is None:
+        source = drawn_source(problem)
+    else:
+        source = stored_source(without_padding(array_source(plan.tensors, problem.data), problem), problem)
+        source = with_filled_heads(source, problem)
+    return plan.sources.setdefault(problem, with_padding(source, problem) if plan.request.padding else source)
+
+
+def bits_of(plan: Plan, program: TileProgram, **how: Any) -> NumericResult:
+    """Return the bits of a program of the plan; ``how`` as for `evaluate`."""
+    subject = subject_of(plan, program)
+    if isinstance(subject, KernelOutput):
+        how["exact_rows_of"] = partial(_exact_rows, plan, subject)
+    how |= {"reference": partial(_reference, plan), "exact": plan.exact}
+    return evaluate(program, subject, source_of(plan, subject), **how)
+
+
+def compared_variants(
+    plan: Plan, program: TileProgram, variants: Programs
+) -> tuple[BlockRows, int, dict[str, NDArray[Any]]]:
+    """Return `compared_rows` of the run, and what variants of its program compute for them."""
+    subject, r = subject_of(plan, program), plan.request
+    return variant_rows(program, subject, source_of(plan, subject), variants, rows=r.rows, heads=r.heads)
+
+
+def _exact_rows(plan: Plan, subject: KernelOutput, batch: int, head: int, row: int, rows: int) -> NDArray[np.float64]:
+    """Return rows of what a kernel of plain tensors computes in float64: by its own reference, else itself."""
+    source = source_of(plan, subject)
+
+    def wide(name: str, *at: int) -> NDArray[np.float64]:
+        return widen(source(name, *at)).astype(np.float64)
+
+    if plan.schedule.reference is not None:
+        with with_origin(plan.schedule.origin):
+            whole = plan.schedule.reference(plan.problem, subject, wide)
+        return np.asarray(whole)[batch, head, row : row + rows]
+    if "kernel" not in plan.exact_programs:
+        schedule = find_schedule(plan.request.schedule, "cpu")
+        own = schedule.tiling.model_fields.keys() - cast("Any", schedule.tiling.__base__).model_fields.keys()
+        tiling = build_tiling(schedule.tiling, {n: v for n, v in plan.tiling if n in own})
+        cores = load_device(EXACT_DEVICE).cores.items()
+        room = {f"cores.{c}.buffers.{n}.capacity_bytes": 2**40 for c, core in cores for n in core.buffers}
+        of_device = load_device(EXACT_DEVICE, room)
+        precision = schedule.precision("exact")
+        plan.exact_programs["kernel"] = schedule.program(plan.problem, tiling, of_device, precision)
+    program = plan.exact_programs["kernel"]
+    written = execute_rows(program, source, [row + rows - 1], {head}, batches={batch}, most=rows)[1]
+    return np.concatenate([written[at] for at in sorted(written)])[-rows:].astype(np.float64)
+
+
+def _reference(
+    plan: Plan, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], problem: Problem, row: int, head: int = 0
+) -> NDArray[np.float64]:
+    """Return the float64 reference of errors; a fault in a user's own reference is raised with its file and line.
+
+    ``q`` (rows, d) begins at query ``row`` of ``head``; ``k`` and ``v`` have all keys.  Raises `SpecError` for
+    another shape than (rows, dv).
+    """
+    reference, sees = plan.schedule.reference, plan.schedule.sees
+    if reference is not None:
+        with with_origin(plan.schedule.origin):
+            rows = np.asarray(reference(q, k, v, problem, row, plan.tiling), np.float64)
+            if rows.shape != (len(q), v.shape[1]):
+                shape = (len(q), v.shape[1])
+                raise SpecError(f"reference: returned shape {rows.shape}, wanted (rows, dv) = {shape}")
+            return rows
+    seen = None if sees is None else KeyFunction(sees(problem, plan.tiling), problem.seq_kv)
+    return attention(q, k, v, problem, row, head, seen)

@@ -1,0 +1,78 @@
+"""What a run is called: its inputs, its folder, and the digest of all that decides what is predicted."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npusim.config.problem import KernelProblem, Problem
+from npusim.config.tiling import build_tiling
+
+if TYPE_CHECKING:
+    from npusim.simulation.plan import Plan
+
+#: Options that the name of a run's folder says, and those that change what is shown of it alone.
+IN_FOLDER_NAMES = frozenset(
+    ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
+)
+#: Bytes of a folder's name before its digest: file systems have 255 at most.
+LONGEST_FOLDER = 200
+
+
+def inputs_of(plan: Plan) -> str:
+    """Return what the inputs are, for the record."""
+    drawn = plan.problem.drawn if isinstance(plan.problem, Problem) else ()
+    return _given_or_drawn(plan) + (f"; drawn: {', '.join(drawn)}" if drawn else "")
+
+
+def _given_or_drawn(plan: Plan) -> str:
+    tensors = plan.request.tensors
+    if tensors is not None:
+        return str(tensors) if isinstance(tensors, str | Path) else "arrays given"
+    if isinstance(plan.problem, KernelProblem):
+        return f"normal, seed {plan.problem.seed}"
+    if not isinstance(plan.problem, Problem):
+        return "none"
+    data = plan.problem.data
+    seed = getattr(data, "seed", None)
+    return data.kind if seed is None else f"{data.kind}, seed {seed}"
+
+
+def digest_of(plan: Plan) -> str:
+    """Return a hash of all that decides what is predicted: two runs of one digest are one run.
+
+    That is what was asked for as it was resolved, the contents of the device, of a user's own schedule and of
+    tensors, and whose bits are computed; not npusim itself, and not what is shown of the run.
+    """
+    r, content = plan.request, sha256()
+    bits = (repr(r.rows), repr(r.heads), *filter(None, [r.padding])) if r.numerics else None
+    named = build_tiling(plan.schedule.tiling, r.chosen_tiling(plan.schedule.tiling))  # the rest follows from it
+    sizes, tiling = (x.model_dump_json() for x in (plan.problem, named))
+    names = sorted(named.model_fields_set) if plan.is_open else ()
+    run = (r.schedule, plan.device.digest(), repr(plan.precision), type(plan.problem).__name__, sizes, tiling, names)
+    content.update(repr((*run, r.title(plan.workload), r.method, r.l2, bits, plan.ignored)).encode())
+    if (source := Path(plan.schedule.origin.rpartition(":")[0])).is_file():
+        content.update(source.read_bytes())
+    for name, array in sorted({**(plan.tensors or {}), "w_o": plan.projection}.items()):
+        if array is not None:
+            content.update(repr((name, array.shape, array.dtype)).encode() + array.tobytes())
+    return content.hexdigest()[:12]
+
+
+def folder_of(plan: Plan) -> str:
+    """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
+    r, p = plan.request, plan.problem
+    if isinstance(p, Problem):
+        lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
+        shape = f"{r.title(plan.workload)}-{lengths}"
+    else:
+        shape = "".join(
+            f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
+        )
+    name = "_".join(f"{plan.schedule.name}-{shape}-{plan.device.name}".split())
+    are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
+    is_all = are_packaged and not plan.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES
+    if is_all and len(name.encode()) <= LONGEST_FOLDER:
+        return name
+    return f"{name.encode()[:LONGEST_FOLDER].decode(errors='ignore')}-{digest_of(plan)[:6]}"

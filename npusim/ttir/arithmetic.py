@@ -1,0 +1,278 @@
+"""Operations on values of a kernel: integers and masks are evaluated, floats written."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from npusim.formats import cast
+from npusim.ttir.draft import Draft, plain_name
+from npusim.ttir.rolled import REDUCTIONS
+from npusim.ttir.text import FORMATS, Op, shape_of
+from npusim.ttir.values import (
+    RELATIONS,
+    Affine,
+    Condition,
+    Floats,
+    Known,
+    Number,
+    bound_of,
+    constant,
+    float_of,
+    integers,
+    literal,
+    reshaped,
+)
+
+BINARY = MappingProxyType(
+    {"addf": "+", "subf": "-", "mulf": "*", "divf": "/", "maxnumf": "maximum", "maximumf": "maximum"}
+)
+_NUMBERS: Mapping[str, Any] = MappingProxyType(
+    {"+": operator.add, "-": operator.sub, "*": operator.mul, "maximum": max}
+    | {"/": lambda a, b: a / b if b else math.nan}
+)
+
+
+def _root(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
+#: How functions are written, and what they make of a number; those of `Choices` by its fields.
+UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
+    {
+        "math.exp2": ("exp2", lambda x: 2.0**x),
+        "math.exp": ("exp", math.exp),
+        "math.log2": ("log({}, 'log2.correct')", lambda _: math.nan),
+        "math.log": ("log({})", lambda _: math.nan),
+        "math.rsqrt": ("rsqrt({})", lambda x: 1 / math.sqrt(x) if x > 0 else math.nan),
+        "tt.precise_sqrt": ("sqrt({})", _root),
+        "math.erf": ("erf", math.erf),
+        "math.absf": ("maximum({0}, -{0})", abs),
+        "arith.negf": ("(-{})", lambda x: -x),
+    }
+)
+#: Numbers of a row may be any: what two of them give alike is known.
+_STAND_INS = (0.7, -3.1)
+
+
+class Arithmetic(Draft):
+    """Operations that access no memory: integers, masks and axes; floats elementwise, reductions, products."""
+
+    def _arith_constant(self, op: Op) -> None:
+        text, _, type_ = op.text.removeprefix("arith.constant ").partition(" : ")
+        text, (shape, fmt) = text.removeprefix("dense<").removesuffix(">"), shape_of(type_)
+        words = {"true": 1, "false": 0}
+        if fmt in FORMATS:
+            self._set(op, Number(value := float_of(text, fmt), literal(value), shape))
+        else:
+            self._set(op, constant(words[text] if text in words else int(text), shape))
+
+    def _tt_get_program_id(self, op: Op) -> None:
+        self._set(op, Affine(self.ids[:, "xyz".index(op.text.split()[1])][:, None]))
+
+    def _tt_get_num_programs(self, op: Op) -> None:
+        self._set(op, constant(self.grid["xyz".index(op.text.split()[1])]))
+
+    def _tt_make_range(self, op: Op) -> None:
+        self._set(op, replace(constant(op.number("start"), shape_of(op.type)[0]), steps=(1,)))
+
+    def _tt_splat(self, op: Op, x: Known) -> None:
+        shape = shape_of(op.type)[0]
+        self._set(op, reshaped(x, shape, lambda _, none: (none,) * len(shape)))
+
+    def _tt_expand_dims(self, op: Op, x: Known) -> None:
+        at = op.number("axis")
+        self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, none: (*s[:at], none, *s[at:])))
+
+    def _tt_broadcast(self, op: Op, x: Known) -> None:
+        self._set(op, reshaped(x, shape_of(op.type)[0], lambda s, _: s))
+
+    def _tt_trans(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Floats):
+            raise op.fail("a transposed block of integers")
+        self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
+
+    def _tt_addptr(self, op: Op, pointer: Affine, offset: Known) -> None:
+        self._integer(op, "addi", pointer, offset)
+
+    def _integer(self, op: Op, name: str, a: Known, b: Known) -> None:
+        if isinstance(a, Condition) and isinstance(b, Condition) and name == "andi":
+            self._set(op, Condition(a.of + b.of))
+        elif isinstance(a, Affine) and isinstance(b, Affine):
+            self._set(op, integers(op, name, a, b))
+        else:
+            raise op.fail(f"{op.name} of masks, or of what was loaded: masks are joined by & alone")
+
+    def _arith_cmpi(self, op: Op, a: Affine, b: Affine) -> None:
+        self._set(op, Condition(((op.text.split()[1].rstrip(","), integers(op, "subi", a, b)),)))
+
+    # ---------------------------------------------------------------- floats
+
+    def _bind(self, op: Op, x: Floats, called: str = "") -> None:
+        """Bind a value to a name, ``called`` or the user's; one step of an expression of theirs stays part of it."""
+        readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
+        is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
+        is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
+        self._set(op, x if is_step or (fused and all(fused)) else self._named(op, x, called or op.results[0]))
+
+    def _binary(self, op: Op, how: str) -> None:
+        a, b = (self.values[n] for n in op.operands[:2])
+        if isinstance(a, Number) and isinstance(b, Number):
+            value = _rounded(_NUMBERS[how](a.value, b.value), shape_of(op.type)[1])
+            self._set(op, Number(value, f"({a.text} {how} {b.text})" if math.isnan(value) else literal(value), a.shape))
+            return
+        if how == "*" and self._fused(op):
+            a, b = self._named(op, a), self._named(op, b)
+        blocks = [x for x in (a, b) if isinstance(x, Floats)]
+        if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b)):
+            raise op.fail(f"{op.name} of a float that integers make")
+        pads = {_NUMBERS[how](_pad(a, other), _pad(b, other)) for other in _STAND_INS}
+        pad = pads.pop() if len(pads) == 1 else math.nan
+        text = f"maximum({self.text(a)}, {self.text(b)})" if how == "maximum" else self._combined(how, a, b)
+        factors = (self.text(a), self.text(b)) if how == "*" else None
+        made = Floats(text, self._joined(*blocks), blocks[0].fmt, None if math.isnan(pad) else pad, factors=factors)
+        self._bind(op, made)
+
+    def _fused(self, op: Op) -> list[bool]:
+        """Return of each reader of a product whether it is an addition that takes it in; none if nothing is fused."""
+        readers, fuses = list(self._uses.get(op.results[0], [])), list[bool]()
+        while readers and self.choices.fuses:
+            reader = readers.pop()
+            if reader.name in ("tt.expand_dims", "tt.broadcast"):
+                readers += self._uses.get(reader.results[0], [])
+            else:
+                fuses.append(reader.name in ("arith.addf", "arith.subf"))
+        return fuses if any(fuses) else []
+
+    def _combined(self, how: str, a: Known, b: Known) -> str:
+        """Return the text of an operation; an addition takes in the first product, as LLVM's NVPTX does."""
+        for one, other, form in ((a, b, ", 'minus'"), (b, a, ", 'from'")) if how in "+-" and self.choices.fuses else ():
+            if isinstance(one, Floats) and one.factors and one.fmt in ("f32", "f16"):
+                return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
+        return f"({self.text(a)} {how} {self.text(b)})"
+
+    def _cast(self, op: Op, x: Known) -> None:
+        fmt = shape_of(op.type)[1]
+        if isinstance(x, Number):
+            value = _rounded(x.value, fmt)
+            self._set(op, Number(value, x.text if value == x.value or math.isnan(value) else literal(value), x.shape))
+            return
+        if not isinstance(x, Floats):
+            raise op.fail(f"{op.name} of what is no float")
+        how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        called = x.text.upper() if is_factor and x.text.isidentifier() else ""
+        self._bind(op, Floats(f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})", x.axes, fmt, x.pad), called)
+
+    def _math_sqrt(self, op: Op, x: Known) -> None:
+        is_named = isinstance(x, Floats) and x.fmt == "f32"  # of float64 there is one instruction, IEEE's
+        self._function(op, x, self.choices.sqrt if is_named else "sqrt({})", _root)
+
+    _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
+
+    def _function(self, op: Op, x: Known, text: str, of_pad: Callable[[float], float]) -> None:
+        if not isinstance(x, Floats):
+            raise op.fail(f"{op.name} of a number: compute it before the launch")
+        pad = None if x.pad is None or (math.isinf(x.pad) and "exp" not in op.name) else of_pad(x.pad)
+        self._bind(op, Floats(text.format(self.text(x)), x.axes, x.fmt, pad))
+
+    def _tt_extern_elementwise(self, op: Op, *x: Known) -> None:
+        known = {"__nv_tanhf": ("tanh({})", math.tanh), "__nv_erff": (self.choices.erf, math.erf)}
+        if (symbol := re.findall(r'symbol = "(\w*)"', op.text)[0]) not in known:
+            raise op.fail(f"a function of a library, {symbol}; there are {', '.join(known)}")
+        self._function(op, x[0], *known[symbol])
+
+    def _arith_sitofp(self, op: Op, x: Known) -> None:
+        if not isinstance(x, Affine) or any(x.steps):
+            raise op.fail("a float made of a block's indices")
+        times = np.arange(x.base.shape[1])[None]
+        if self._walk and x.base.shape[1] > 1 and np.array_equal(np.broadcast_to(times, x.base.shape), x.base):
+            walked = next(n.name for n in self.loads.values() if n.is_walked)
+            self._set(op, Number(math.nan, f"{walked}.index"))
+            return
+        if np.ptp(x.base):
+            raise op.fail("a float of an index that differs between programs")
+        value = _rounded(float(x.base.flat[0]), shape_of(op.type)[1])
+        self._set(op, Number(value, literal(value)))
+
+    def _tt_reduce(self, op: Op, x: Known) -> None:
+        inner = [o.name for o in op.body]
+        kind, neutral = REDUCTIONS.get(inner[0] if inner else "", ("", 0.0))
+        if not kind or len(inner) != 2 or not isinstance(x, Floats):
+            raise op.fail("a reduction other than a sum or a maximum of floats")
+        if (axis := x.axes[at := op.number("axis")]) is not None and at != len(x.axes) - 1:
+            raise op.fail("a reduction over rows: sums and maxima are along the last axis; transpose what is loaded")
+        if self.root(axis) in self.cuts and x.pad != neutral:
+            why = f"a {kind} along an axis that a mask cuts, where what is masked is {x.pad or 'not known'}"
+            raise op.fail(f"{why}: tl.where(mask, x, {neutral}) before it, or other={neutral} where it is loaded")
+        if axis is None:
+            self._set(op, replace(x, axes=(*x.axes[:at], *x.axes[at + 1 :]), factors=None))
+            return
+        order = self._orders[id(op)] if kind == "sum" else ""
+        self._bind(op, Floats(f"{self.text(x)}.{kind}({order and repr(order)})", x.axes[:-1], x.fmt))
+
+    def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
+        if not isinstance(a, Floats) or not isinstance(b, Floats):
+            raise op.fail("a product of what is no block of floats")
+        if self.root(self._join(a.axes[1], b.axes[0])) in self.cuts and 0.0 not in (a.pad, b.pad):
+            raise op.fail("a product along an axis that a mask cuts: other=0.0 where one of its factors is loaded")
+        fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
+        made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, 0.0 if b.pad == 0.0 else None, is_product=True)
+        if isinstance(c, Number) and not c.value:
+            self._bind(op, made)
+            return
+        if not isinstance(c, Floats):
+            raise op.fail("a product added to a number")
+        is_sum = self._walk and self._walk.is_sum
+        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot go on from what rows wrote
+            text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
+        self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt))
+
+    def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
+        if not isinstance(mask, Condition) or not isinstance(b, Floats | Number):
+            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        relation, d = mask.of[0]
+        is_first = len(mask.of) == 1 and relation == "eq" and not any(d.steps) and d.base.shape[1] > 1
+        if is_first and isinstance(b, Floats) and not d.base[:, 0].any() and d.base[:, 1:].all():
+            self.notes.append(f"{op.line}: what is chosen for the first tile is taken to be what start values give")
+            self._bind(op, b)
+            return
+        if not isinstance(b, Number) or not isinstance(a, Floats):
+            raise op.fail("tl.where of other than a mask of indices, a block and a number")
+        bounds = [bound_of(d, relation) for relation, d in mask.of]
+        for bound in filter(None, bounds):
+            self.cuts.add(self.root(a.axes[bound[0]]))
+            a = replace(a, pad=b.value) if bound[0] == len(a.axes) - 1 else a
+        rest = [rule for rule, bound in zip(mask.of, bounds, strict=True) if bound is None]
+        self._mask(op, a, b, rest) if rest else self._bind(op, a)
+
+    def _mask(self, op: Op, a: Floats, b: Number, rules: list[tuple[str, Affine]]) -> None:
+        if any(len(d.steps) != 2 or r not in RELATIONS for r, d in rules) or self._walk is None:
+            raise op.fail("a mask that is no comparison of rows and columns of a tile in a loop")
+        if b.value != -math.inf:
+            raise op.fail(f"tl.where(mask, x, {b.value}): what a mask of indices hides is -inf")
+        if a.text.isidentifier() and len(self._uses[op.operands[1]]) > 1:
+            raise op.fail("scores are read after they are masked: read what tl.where returns")
+        a = self._named(op, a)
+        self._walk.masks += rules
+        self._emit(f"{a.text} = where(mask, {a.text}, {b.text})", op.line)
+        self._set(op, replace(a, factors=None))
+
+
+def _rounded(value: float, fmt: str) -> float:
+    return float(np.asarray(cast(np.array([value]), FORMATS[fmt])).astype(np.float64)[0])
+
+
+def _pad(x: Known, other: float) -> float:
+    """Return what a value has where a mask hides a column; of numbers of a row anything finite; NaN: not known."""
+    if isinstance(x, Number):
+        return x.value
+    assert isinstance(x, Floats)
+    return other if x.pad is None and (not x.axes or x.axes[-1] is None) else math.nan if x.pad is None else x.pad

@@ -1,0 +1,206 @@
+"""A kernel of tiles as far as it is written: what TTIR leaves open, loads, loops, names, axes and statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, repeat
+from typing import Any
+
+import numpy as np
+
+from npusim.ttir.text import FORMATS, Function, Line, Op
+from npusim.ttir.values import Affine, Condition, Floats, Integers, Known, Number, constant
+
+#: Words of the language that a kernel of tiles is written in.
+LANGUAGE = ("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "maximum", "where", "tiles", "full", "fma")
+#: Names that a kernel of tiles has already.
+_WORDS = frozenset({*LANGUAGE, "inf", "mask", "lambda", "out"})
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What TTIR leaves open: fresh products in place of chained ones, contraction, how 2^x, e^x, erf and roots
+    are written.
+
+    ``orders``: in which each reduction adds, all empty where the precision says it.
+    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop does what it does, on the same tiles.
+    """
+
+    is_fresh: bool
+    fuses: bool
+    exp2: str
+    exp: str
+    erf: str
+    sqrt: str
+    orders: tuple[str, ...] = ()
+    is_exact: bool = False
+    is_apart: bool = False
+
+    def fmt(self, name: str) -> str:
+        """Return the format that TTIR calls by a name."""
+        return "float64" if self.is_exact else FORMATS[name]
+
+
+@dataclass
+class Load:
+    """One tensor as the kernel reads it; ``left``: elements along each axis that its mask leaves.
+
+    ``dims``: which of the tensor's axes each is, its rows or columns; of those of size 1 the other.
+    """
+
+    name: str
+    of: str
+    pointer: Affine
+    axes: tuple[str | None, ...]
+    left: list[Integers]
+    is_walked: bool
+    line: Line
+    dims: tuple[int, ...]
+
+
+@dataclass
+class Walk:
+    """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
+
+    ``at``: statements of the kernel before it; ``loads``, ``states``: what it walks, and what begins with it.
+    ``is_sum``: it only adds up what a matrix unit begins anew for each block: one product of all tiles stands for it.
+    """
+
+    counts: Integers
+    at: int
+    loads: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    lines: list[tuple[str, Line]] = field(default_factory=list)
+    masks: list[tuple[str, Affine]] = field(default_factory=list)
+    is_sum: bool = False
+
+    @property
+    def most(self) -> int:
+        """Iterations of the program that has most; 2 where no program has more than one: where a second would be."""
+        return max(2, int(self.counts.max()))
+
+
+@dataclass
+class Stored(Load):
+    """What is stored, and where; ``is_walked``: tile by tile, in a loop."""
+
+    value: Floats
+
+
+class Draft:
+    """What is known of one kernel at one launch, and what is written of it so far."""
+
+    def __init__(
+        self, function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+    ) -> None:
+        self.function, self.arguments, self.grid, self.choices = function, arguments, grid, choices
+        ids = np.stack([x.ravel() for x in np.meshgrid(*map(np.arange, grid), indexing="ij")], 1)
+        self.ids = ids[np.lexsort(ids.T)].astype(np.int64)  # the first runs fastest
+        self.values: dict[str, Known] = {}
+        self.lines: list[tuple[str, Line]] = []
+        self.loads: dict[str, Load] = {}
+        self.stored: list[Stored] = []
+        self.numbers: dict[str, float] = {}
+        self.states: dict[str, tuple[Number, tuple[str | None, ...], str]] = {}
+        self.walks: list[Walk] = []
+        self.cuts: set[str | None] = set()
+        self.notes: list[str] = []
+        self._roots: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._at_loop: frozenset[str] = frozenset()  # names taken where the first loop begins
+        self._walk: Walk | None = None
+        self._uses: dict[str, list[Op]] = {}
+        self._reductions: list[Op] = []
+        self._count(function.operations)
+        known = choices.orders
+        if len(known) != len(self._reductions):
+            known = known[:1] and ("mma_lanes",)
+        orders = chain(known, repeat(known[0] if known else ""))
+        self._orders = dict(zip(map(id, self._reductions), orders, strict=False))
+        for name, kind in function.parameters.items():
+            self.values[name] = self._argument(name, kind)
+
+    def _count(self, operations: Sequence[Op]) -> None:
+        for op in operations:
+            for name in op.operands:
+                self._uses.setdefault(name, []).append(op)
+            self._reductions += [op] if op.name == "tt.reduce" else []
+            self._count(op.body)
+
+    def _argument(self, name: str, kind: str) -> Known:
+        value = self.arguments[name]
+        if "ptr" in kind:
+            return replace(constant(0), of=name)
+        if kind.startswith(("f", "bf")):
+            self.numbers[name.lower()] = number = float(np.float32(value))
+            return Number(number, name.lower())
+        return constant(int(value))
+
+    def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
+        axes = tuple(f"a{len(self._roots) + i}" if n > 1 else None for i, n in enumerate(shape))
+        self._roots |= {a: a for a in axes if a is not None}
+        return axes
+
+    def root(self, axis: str | None) -> str | None:
+        """Return the axis that stands for all that are the same."""
+        while axis is not None and self._roots[axis] != axis:
+            axis = self._roots[axis]
+        return axis
+
+    def _join(self, one: str | None, other: str | None) -> str | None:
+        one, other = self.root(one), self.root(other)
+        if one is not None and other is not None and one != other:
+            self._roots[other] = one
+        return one if one is not None else other
+
+    def _joined(self, *values: Floats) -> tuple[str | None, ...]:
+        axes = values[0].axes
+        for other in values[1:]:
+            axes = tuple(map(self._join, axes, other.axes))
+        return axes
+
+    def _unique(self, name: str) -> str:
+        base = plain_name(name)
+        base = f"{base}_" if base in _WORDS else base
+        unique = next(n for n in chain([base], (f"{base}{i}" for i in count(2))) if n not in self._taken)
+        self._taken.add(unique)
+        return unique
+
+    def _emit(self, text: str, line: Line) -> None:
+        (self._walk.lines if self._walk else self.lines).append((text, line))
+
+    def _set(self, op: Op, x: Known) -> None:
+        self.values[op.results[0]] = x
+
+    def _named(self, op: Op, x: Known, called: str = "") -> Any:
+        """Return a value under a name of its own: several expressions may read it."""
+        if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
+            return x
+        name = self._unique(called or op.results[0])
+        self._emit(f"{name} = {self.text(x)}", op.line)
+        return replace(x, text=name, is_product=False)
+
+    def text(self, x: Known) -> str:
+        """Return a float as the kernel of tiles writes it."""
+        assert isinstance(x, Floats | Number), x
+        is_product = isinstance(x, Floats) and x.is_product
+        return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
+
+    def _keep(self, programs: Integers) -> None:
+        """Go on with some of the programs, in that order."""
+        self.ids = self.ids[programs]
+        for name, x in self.values.items():
+            if isinstance(x, Affine):
+                self.values[name] = x.at(programs)
+            elif isinstance(x, Condition):
+                self.values[name] = Condition(tuple((r, d.at(programs)) for r, d in x.of))
+        for load in self.loads.values():
+            load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
+
+
+def plain_name(name: str) -> str:
+    """Return the user's name of a value, without the number that TTIR adds."""
+    base = re.sub(r"\W", "", re.sub(r"_\d+$", "", re.split("[#@]", name)[0])) or "t"
+    return f"t{base}" if base[0].isdigit() else base

@@ -1,0 +1,226 @@
+"""Published kernels: each in a file of its own, a user's like a packaged one, and known by name nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import npusim
+from npusim.config.bands import kind_of
+from npusim.config.load import load_device
+from npusim.config.problem import Problem
+from npusim.config.tiling import build_tiling, tiling_fields
+from npusim.errors import NpusimError
+from npusim.explore.space import parse_field
+from npusim.machines.published import find_kernel, kernels
+from npusim.machines.published.kernel import AscendKernel, GpuKernel, PublishedKernel
+from npusim.schedules import find_schedule
+from npusim.validate.times import validate_times
+
+PACKAGE = Path(npusim.__file__).parent
+ROOM, ROOM_MODULE = PACKAGE / "machines" / "published", "npusim.machines.published"
+#: A kernel of tiles as FlashAttention-2 has them for heads of 64, which looks 30 things up before each of its blocks.
+MINE = """
+from npusim.kernel import Charge, GpuKernel, layout
+
+LOOKUPS = Charge("WARPS.sharing.lookup_cycles", 30, "block")
+MINE = GpuKernel(
+    name="mine",
+    whose="the file's",
+    tiles={2: {64: layout(128, 128, warps=4)}},
+    fields=lambda device: {"stages": None},
+    needs=lambda device: "" if device.name == "h200" else f"is for h200, not for {device.name}",
+    charges=lambda use: (LOOKUPS,),
+)
+"""
+KEY = "cores.sm.engines.WARPS.sharing.lookup_cycles"
+
+
+ATTENTION = {"batch": 1, "heads": 9, "kv_heads": 3, "head_dim": 64, "causal": True, "dtype": "float16"}
+
+
+def run_of(kernel: str, seq: int = 512, **more: Any) -> npusim.RunResult:
+    problem = Problem(**ATTENTION, seq_q=seq, seq_kv=seq)  # type: ignore[arg-type]
+    call: dict[str, Any] = {"hw": "h200", "problem": problem, "numerics": False, "trace_groups": ()}
+    return npusim.run("flash", tiling={"kernel": kernel}, **call, **more)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """Return how ``kernel=`` names a kernel in a file."""
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    return f"{tmp_path / 'mine.py'}:MINE"
+
+
+def measured(mine: str, path: Path, lookup: int) -> Path:
+    """Write times of a kernel on a device with another constant as measurements."""
+    lines = ["schema: npusim.measurements/1", 'source: "written by a test"', "cases:"]
+    for seq in range(128, 1408, 64):
+        time, sizes = run_of(mine, seq, overrides={KEY: str(lookup)}).latency_us, {"seq_q": seq, "seq_kv": seq}
+        workload, how = json.dumps({**ATTENTION, **sizes}), json.dumps({"kernel": mine})
+        lines.append(
+            f"  - {{name: s{seq}, device: h200, schedule: flash, tiling: {how}, workload: {workload}, "
+            f"measured: {{latency_us: {time}}}}}"
+        )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_a_kernel_and_its_charge_are_one_file(mine: str) -> None:
+    plain, charged = run_of("fa2"), run_of(mine)
+    assert charged.timing is not None
+    assert plain.timing is not None
+    assert max(block.rows for block in charged.program.phases[0].blocks) == 128
+    constant = dict(load_device("h200").quantities())[KEY].value
+    blocks = sum(len(phase.blocks) for phase in charged.program.phases)
+    assert KEY not in plain.timing.term_cycles
+    assert charged.timing.term_cycles[KEY] == 30 * constant * blocks
+    assert charged.cycles > plain.cycles
+
+
+def test_its_charge_moves_a_run_as_every_constant_does(mine: str) -> None:
+    assert run_of(mine, overrides={KEY: "4000"}).cycles > run_of(mine).cycles
+    assert run_of("fa2", overrides={KEY: "4000"}).cycles == run_of("fa2").cycles
+
+
+def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> None:
+    """They are validated as those of a packaged kernel, and its charge's constant is fitted to them."""
+    file = measured(mine, tmp_path / "measured.yaml", 400)
+    assert all(r.relative_error < 0 for r in validate_times(file).residuals)
+    pytest.importorskip("scipy", reason="npusim[calibrate]")
+    from npusim.validate.calibrate import calibrate
+
+    (fitted,) = calibrate(file, constants=(KEY,)).constants
+    assert fitted.key == KEY
+    assert fitted.after == pytest.approx(400, rel=0.02)
+    assert kind_of(build_tiling(find_schedule("flash", "nvidia").tiling, {"kernel": mine})) == mine
+
+
+@pytest.mark.parametrize(
+    ("change", "hw", "fields", "message"),
+    [
+        ((), "a10", {}, "kernel: mine is for h200, not for a10"),
+        ((), "h200", {"block_q": 64}, "block_q: 64; kernel=mine has tiles of 128 x 128 with 4 warps and decides the"),
+        (
+            ("{2: {64", "{2: {32"),
+            "h200",
+            {},
+            "kernel: mine has no layout for head_dim 64 in float16; the largest is 32",
+        ),
+        (("sharing.lookup_cycles", "sharing.look"), "h200", {}, r"cores\.sm\.engines\.WARPS\.sharing\.look: missing"),
+        (
+            ('30, "block"', '30, "end"'),
+            "h200",
+            {},
+            "mine pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
+        ),
+        (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
+        (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
+        (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
+    ],
+)
+def test_what_a_file_cannot_do_is_refused(
+    change: tuple[str, str] | tuple[()], hw: str, fields: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    text = MINE.replace(*change) if change else MINE
+    assert not change or text != MINE
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    with pytest.raises(NpusimError, match=message):
+        npusim.run(
+            "flash", hw=hw, problem=Problem(**ATTENTION, seq_q=64, seq_kv=64), numerics=False,
+            tiling={"kernel": f"{tmp_path / 'mine.py'}:MINE", **fields},
+        )  # fmt: skip
+
+
+def test_a_search_takes_one_beside_packaged_ones(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(mine).parent)
+    name, values = parse_field("kernel=fa2,fa3,mine.py:MINE")
+    problem = Problem(**ATTENTION, seq_q=512, seq_kv=512)  # type: ignore[arg-type]
+    found = npusim.explore("flash", {name: values}, hw="h200", problem=problem, exhaustive=True).outcomes
+    times = {str(dict(o.point)["kernel"]): o.cycles for o in found}
+    assert times == {kernel: run_of(kernel).cycles for kernel in ("fa2", "fa3", "mine.py:MINE")}
+
+
+def test_one_of_an_ascend_devices_is_a_file_too(tmp_path: Path) -> None:
+    (tmp_path / "ours.py").write_text(
+        "from npusim.kernel import AscendKernel\n"
+        'OURS = AscendKernel(name="ours", whose="the file\'s", barriers="needed", together=2)\n',
+        encoding="utf-8",
+    )
+    call: dict[str, Any] = {"hw": "ascend_910b2", "workload": "llama2_7b", "seq": 1024, "numerics": False}
+    name = f"{tmp_path / 'ours.py'}:OURS"
+    ours, same = (
+        npusim.run("flash", tiling=tiling, **call)
+        for tiling in ({"kernel": name}, {"kernel": "tilelang", "barriers": "needed"})
+    )
+    assert f"kernel={name}: the file's" in ours.notes
+    assert ours.cycles == same.cycles
+
+
+def test_what_is_kept_of_a_call_forgets_a_file_that_has_changed(tmp_path: Path) -> None:
+    file, cycles = tmp_path / "ours.py", []
+    for deal in ("round_robin", "balanced"):
+        text = f'OURS = AscendKernel(name="ours", whose="ours", barriers="needed", deal="{deal}")\n'
+        file.write_text(f"from npusim.kernel import AscendKernel\n{text}", encoding="utf-8")
+        call = f"import npusim; print(npusim.run('flash', hw='ascend_910b2', tiling={{'kernel': '{file}:OURS'}}, "
+        code = f"{call}workload='llama2_7b', seq=2048, trace_groups=(), numerics=False).tiling.deal)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        cycles.append(done.stdout.strip())
+    assert cycles == ["round_robin", "balanced"]
+
+
+# ---------------------------------------------------------------- names outside the room
+
+#: Who may name a published kernel, and why.
+NAMED: dict[str, frozenset[str]] = {
+    "__init__.py": frozenset({"triton"}),  # the public function of that name
+    "ttir/compiler.py": frozenset({"triton"}),  # the library
+    "algorithms/split_rules.py": frozenset({"fa3", "fa4"}),  # rules by their names
+    "schedules/split_kv.py": frozenset({"fa2", "fa3", "fa4", "cann"}),  # the same, as ``splits`` takes them
+    "schedules/__init__.py": frozenset({"fa4"}),  # a schedule of that name
+    "schedules/flash.py": frozenset({"fa4"}),  # the same
+    "schedules/fp8.py": frozenset({"fa3"}),  # a preset of precisions of that name
+    "schedules/presets.py": frozenset({"pto", "tilelang"}),  # presets that are those kernels' formats
+}
+#: Who may import a kernel's file: what runs where nobody names a kernel is somebody's.
+IMPORTED: dict[str, frozenset[str]] = {
+    "machines/ascend/machine.py": frozenset({"cann", "matmul_v3"}),
+    "machines/sm/groups.py": frozenset({"cublas", "fa2"}),
+    "machines/sm/group_cost.py": frozenset({"fa4"}),  # its polynomial is an exponential that all schedules may take
+    "machines/sm/lane_cost.py": frozenset({"fa4"}),  # the same
+    "schedules/flash.py": frozenset({"cann"}),
+}
+
+
+def test_the_names_of_published_kernels_stay_in_their_room() -> None:
+    known = kernels(PublishedKernel).keys()
+    files = {p.stem for p in ROOM.glob("*.py")} - {"__init__", "kernel"}
+    assert files >= known
+    named, imported = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.is_relative_to(ROOM):
+            continue
+        nodes, name = list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))), path.relative_to(PACKAGE).as_posix()
+        texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith(ROOM_MODULE)]
+        modules = {part for n in froms for part in (n.module or "").split(".")}
+        modules |= {alias.name for n in froms for alias in n.names}
+        named |= {name: frozenset(texts & known)} if texts & known else {}
+        imported |= {name: frozenset(modules & files)} if modules & files else {}
+    assert named == NAMED
+    assert imported == IMPORTED
+
+
+def test_each_file_has_one_kernel_of_its_name_which_the_command_line_offers() -> None:
+    assert {"fa2", "fa3", "cudnn", "xformers", "triton"} == kernels(GpuKernel).keys()
+    assert {"cann", "pto", "tilelang"} == kernels(AscendKernel).keys()
+    for family, kind in (("nvidia", GpuKernel), ("ascend", AscendKernel)):
+        (field,) = (f for f in tiling_fields(find_schedule("flash", family).tiling) if f.name == "kernel")
+        assert set(field.choices) == kernels(kind).keys()
+        assert all(find_kernel(kind, str(name)) is kernels(kind)[str(name)] for name in field.choices)
