@@ -1,9 +1,9 @@
-"""Which arithmetic of a matrix unit explains every output: one decision after the other, each from its own probes."""
+"""Which arithmetic of a matrix unit explains every output: one question after the other, each from its own probes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +11,13 @@ import numpy as np
 from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
 from npusim.formats.cast import Array, widen
 from npusim.formats.mma_arithmetic import stated_name
-from npusim.formats.mma_tree import ROUNDED, AdditionTree, C, Tree, chain, compute, leaves_of, round_to
+from npusim.formats.mma_tree import ROUNDED, AdditionTree, C, Tree, compute, leaves_of, round_to
 from npusim.probe import trees
 from npusim.probe.files import decoded, encoded
 from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, scale_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
     from npusim.formats.float_format import FloatFormat
     from npusim.probe.questions import ProbeCase, Probes
@@ -26,14 +26,57 @@ if TYPE_CHECKING:
 MOST_OTHERS = 20_000
 #: Answers that explain as many, up to which each is held to all outputs.
 MOST_OPEN = 6
-#: Roundings that are tried, the commonest first.
-MODES = tuple(ROUNDED)
 #: How an alignment may cut.
 CUTS = ("toward_zero", "floor", "nearest_even")
-#: Fraction bits that a result may be cut to, and operands.
-KEPT, INPUT_BITS = (None, 13, 10, 7), (None, 7, 8, 10, 11, 12)
 #: Of a fused step, before its width is known: enough to swallow what the structure's probes have.
 SOME_FRACTION = 20
+#: Fields of a unit that an answer changes.
+Change = dict[str, Any]
+
+
+def _of(name: str, **answers: Any) -> dict[str, Change]:
+    """Return answers in words, with the value of one field that each stands for."""
+    return {words.replace("_", " "): {name: value} for words, value in answers.items()}
+
+
+# What a unit may do, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them together.
+ROUNDINGS = {
+    f"{mode}{'' if kept is None else f', {kept} bits kept'}": {"rounding": mode, "kept": kept}
+    for kept in (None, 13, 10, 7)
+    for mode in ROUNDED
+}
+LATE = {mode: {"late": mode} for mode in ROUNDED}
+FLUSHED = _of(
+    "flush", **{"kept": "none", "operands are 0": "in", "results are 0": "out", "operands and results are 0": "both"}
+)
+EXPONENTS = _of(
+    "exponents",
+    **{"sum of the operands'": "stored", "the same, subnormals normalised": "normalised", "its own": "product"},
+)
+OVERFLOW = _of("overflow", **{"Inf": "inf", "the largest": "largest"})
+LOWEST = {str(n).lower(): {"lowest": n} for n in (None, *range(-145, -119), *range(-30, -9))}
+INPUTS = {"all": {"input_bits": None}} | {
+    f"{bits} fraction bits, {mode}": {"input_bits": bits, "input_rounding": mode}
+    for bits in (7, 8, 10, 11, 12)
+    for mode in ("toward_zero", "nearest_even", "nearest_away")
+}
+
+
+def widths(fractions: range) -> dict[str, Change]:
+    """Return the alignments of these fraction bits."""
+    return {f"{f}, {cut}": {"fraction": f, "cut": cut} for f in fractions for cut in CUTS}
+
+
+def products_in(tree: Tree) -> dict[str, Change]:
+    """Return how products may enter exact additions: where they have more bits than the accumulator."""
+    plain = trees.bare(tree)
+    rounded = trees.with_leaves(plain, lambda k: k if k == C else (k,))
+    found = {
+        "exact": plain,
+        "rounded, then added": rounded,
+        "exact but the first of a chain": trees.first_rounded(plain),
+    }
+    return {words: {"tree": t} for words, t in found.items() if t != plain or words == "exact"}
 
 
 @dataclass(frozen=True)
@@ -106,36 +149,37 @@ class _Unit:
     acc: FloatFormat
     unit: AdditionTree = field(default_factory=AdditionTree)
     out: str = "nearest_even"
-    answers: list[Answer] = field(default_factory=list)
-    #: By question the fields that another answer, which explains as many of its outputs, would change.
-    others: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    #: By question the answers that explain as many of its outputs.
+    others: dict[str, dict[str, Change]] = field(default_factory=dict)
 
-    def got(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
+    def __post_init__(self) -> None:
+        self.everything = np.arange(len(self.d))
+
+    def equal(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
         p = self.p
-        return predicted(unit, p.case, (p.a[where], p.b[where], p.c[where]), self.acc, out or self.out)
+        operands = p.a[where], p.b[where], p.c[where]
+        return same(predicted(unit, p.case, operands, self.acc, out or self.out), self.d[where])
 
     def score(self, unit: AdditionTree, where: Array) -> int:
-        return int(same(self.got(unit, where), self.d[where]).sum())
+        return int(self.equal(unit, where).sum())
 
-    def choose(self, question: str, where: Array, options: Mapping[str, AdditionTree]) -> None:
+    def answer(self, question: str, words: str, explained: int, asked: int, still: tuple[str, ...] = ()) -> None:
+        self.answers[question] = Answer(question, words, explained, asked, still)
+
+    def choose(self, question: str, where: Array, options: dict[str, Change]) -> None:
         """Decide for the option that explains most of the outputs; name those that explain as many."""
         if not len(where):
-            self.answers.append(Answer(question, "not asked", 0, 0))
+            self.answer(question, "not asked", 0, 0)
             return
-        scores = {name: self.score(u, where) for name, u in options.items()}
+        scores = {name: self.score(replace(self.unit, **change), where) for name, change in options.items()}
         best = max(scores.values())
         winners = [name for name, n in scores.items() if n == best]
-        winners.sort(key=lambda name: options[name] != self.unit)  # what is decided stays, where it explains as many
-        self.unit = options[winners[0]]
-        self.others[question] = {
-            name: {
-                f.name: v
-                for f in fields(AdditionTree)
-                if (v := getattr(options[name], f.name)) != getattr(self.unit, f.name)
-            }
-            for name in winners[1:]
-        }
-        self.answers.append(Answer(question, winners[0], best, len(where), tuple(winners[1:])))
+        # what is decided stays, where it explains as many
+        winners.sort(key=lambda name: replace(self.unit, **options[name]) != self.unit)
+        self.unit = replace(self.unit, **options[winners[0]])
+        self.others[question] = {name: options[name] for name in winners[1:]}
+        self.answer(question, winners[0], best, len(where), tuple(winners[1:]))
 
     def settle_open(self, equal_of: Callable[[AdditionTree], Array]) -> Array:
         """Hold answers that explain as many outputs of their question to all outputs; return which are equal.
@@ -143,298 +187,186 @@ class _Unit:
         The one that explains more is the answer, one that explains fewer is no longer open.
         """
         equal = equal_of(self.unit)
-        for at, answer in enumerate(self.answers):
-            changes = self.others.get(answer.question, {})
-            if not answer.open or len(changes) > MOST_OPEN or answer.question == "together":
+        for question, changes in self.others.items():
+            if not 0 < len(changes) <= MOST_OPEN:
                 continue
-            best, still = answer.answer, list[str]()
-            for name in answer.open:
-                unit = replace(self.unit, **changes.get(name, {}))
+            best, still = self.answers[question].answer, list[str]()
+            for name, change in changes.items():
+                unit = replace(self.unit, **change)
                 if (other := equal_of(unit)).sum() > equal.sum():
                     self.unit, equal, still, best = unit, other, [], name
                 elif other.sum() == equal.sum():
                     still.append(name)
-            self.answers[at] = replace(answer, answer=best, open=tuple(still))
+            self.answers[question] = replace(self.answers[question], answer=best, open=tuple(still))
         return equal
 
     # ------------------------------------------------------------ which terms meet
 
     def structure(self) -> bool:
-        """Read the tree off the pairs; return whether one explains all of them."""
-        p, where = self.p, self.p.of("structure")
+        """Find the tree that explains the pairs; return whether all of them: read off, a plain chain, or searched."""
+        where, best = self.p.of("structure"), (-1, AdditionTree())
+        for tree, fraction in self._read_off(where):
+            for rounding in ("nearest_even", "toward_zero"):
+                unit = AdditionTree(tree, fraction, rounding=rounding)
+                best = max(best, (self.score(unit, where), unit), key=lambda scored: scored[0])
+            if best[0] == len(where):
+                break
+        how = "all terms of a step aligned" if best[1].fraction else "added exactly, then rounded"
+        if best[0] < 0.98 * len(where):  # else some outputs are wrong: they are reported
+            best, how = self._search(where), "found among known kinds"
+        score, self.unit = best
+        step = trees.step_of(self.unit.tree)
+        if step is not None:
+            self.unit = replace(self.unit, tree=trees.repeated(step, K))
+        words = f"{trees.in_words(self.unit.tree)}; {how}"
+        self.answer(
+            "which terms meet", f"{'none explains all; nearest: ' * (score < len(where))}{words}", score, len(where)
+        )
+        return score == len(where)
+
+    def _read_off(self, where: Array) -> Iterator[tuple[Tree, int | None]]:
+        p = self.p
         (weights, unit), leaves = scale_of(p.case), [*range(K), *([C] if p.case.has_c else [])]
-        total, lost = sum(weights[k] for k in leaves), np.zeros((K + 1, K + 1))
+        lost = np.zeros((K + 1, K + 1))
         i, j = p.note[where, 0], p.note[where, 1]
         with np.errstate(invalid="ignore"):
-            lost[i, j] = lost[j, i] = total - self.d[where] / unit
+            lost[i, j] = lost[j, i] = sum(weights[k] for k in leaves) - self.d[where] / unit
         for parse, fraction in ((trees.exact_tree, None), (trees.swallowing_tree, SOME_FRACTION)):
             try:
-                tree = parse(leaves, lost, weights)
+                yield parse(leaves, lost, weights), fraction
             except ValueError:
                 continue
-            if self._explains(tree, fraction, where) == len(where):
-                self._settle(tree, fraction, len(where), len(where))
-                return True
-        guesses = [chain(K, 1 << n, is_late=is_late) for n in range(7) for is_late in (False, True)]
-        scores = [
-            (self._explains(t, fraction, where), t, fraction) for t in guesses for fraction in (None, SOME_FRACTION)
-        ]
-        score, tree, fraction = max(scores, key=lambda g: g[0])
-        if score < 0.98 * len(where):
-            return self._search(where)
-        self._settle(tree, fraction, score, len(where))  # some outputs are wrong: they are reported
-        return False
+        for size in (1 << n for n in range(7)):
+            for tree in (trees.chain(range(K), size), (C, trees.chain(range(K), size, None))):
+                yield from ((tree, None), (tree, SOME_FRACTION))
 
-    def _search(self, where: Array) -> bool:
+    def _search(self, where: Array) -> tuple[int, AdditionTree]:
         """Where sums are rounded one way (toward zero, odd), M and -M do not cancel: try known kinds of trees."""
         random = self.p.of("width", "random_normal", "random_wide")
         some = np.concatenate([where[:: max(1, len(where) // 30)], random[:: max(1, len(random) // 90)]])
-        few, best = some[::9], (-1, AdditionTree(chain(K, 1)))
-        modes = self._modes()
+        few, best, modes = some[::9], (-1, AdditionTree()), self._modes()
         for tree in trees.families(K):
-            has_sums = _has_sums(tree)
-            for mode, kept in modes:
-                for late in {mode: None, "nearest_even": None} if has_sums else (mode,):
-                    unit = AdditionTree(tree, None, rounding=mode, kept=kept, late=late)
-                    if self.score(unit, few) < len(few) // 2:
-                        continue
-                    score = self.score(unit, some)
-                    best = (score, unit) if score > best[0] else best
+            for change in modes:
+                mode = change["rounding"]
+                for late in {mode: None, "nearest_even": None} if trees.has_sums(tree) else (mode,):
+                    unit = AdditionTree(tree, None, late=late, **change)
+                    if self.score(unit, few) >= len(few) // 2 and (score := self.score(unit, some)) > best[0]:
+                        best = score, unit
             if best[0] == len(some):
                 break
-        self.unit, score = best[1], self.score(best[1], where)
-        words = trees.in_words(self.unit.tree)
-        words = f"{words}; found among known kinds" if score == len(where) else f"none explains all; nearest: {words}"
-        self.answers.append(Answer("which terms meet", words, score, len(where)))
-        return score == len(where)
+        return self.score(best[1], where), best[1]
 
-    def _modes(self) -> list[tuple[str, int | None]]:
-        """Return the roundings, and bits kept, that explain 1 + r/8 of the last place best, at each place apart."""
+    def _modes(self) -> list[Change]:
+        """Return the roundings that explain 1 + r/8 of the last place best, at each place apart."""
         p, flat = self.p, (tuple(range(K - 1)), K - 1)
         where = p.of("rounding")
         where = where[(p.note[where, 1] == 1) & (np.abs(p.note[where, 2]) < 8)]
-        found: dict[tuple[str, int | None], None] = {}
-        for first in np.unique(np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0)):
-            part = where[np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0) == first]
+        places = np.argmax(p.a[where] != 0, axis=1) + 100 * (p.a[where, 1] != 0)
+        found: dict[str, None] = {}
+        for place in np.unique(places):
+            part = where[places == place]
             scores = {
-                (mode, kept): self.score(AdditionTree(flat, rounding=mode, kept=kept, late=mode), part)
-                for kept in KEPT
-                for mode in MODES
+                name: self.score(AdditionTree(flat, late=str(change["rounding"]), **change), part)
+                for name, change in ROUNDINGS.items()
             }
             found |= {name: None for name, n in scores.items() if n == max(scores.values())}
-        return list(found)[:6]
-
-    def _explains(self, tree: Tree, fraction: int | None, where: Array) -> int:
-        found = 0
-        for rounding in ("nearest_even", "toward_zero"):
-            self.unit = AdditionTree(tree, fraction, rounding=rounding)
-            found = max(found, self.score(self.unit, where))
-        return found
-
-    def _settle(self, tree: Tree, fraction: int | None, score: int, asked: int) -> None:
-        step = trees.step_of(tree)
-        whole = tree if step is None else trees.repeated(step, K)
-        self.unit = AdditionTree(whole, fraction, rounding="toward_zero" if fraction else "nearest_even")
-        how = "all terms of a step aligned" if fraction else "added exactly, then rounded"
-        words = trees.in_words(whole) if score == asked else f"none explains all; nearest: {trees.in_words(whole)}"
-        self.answers.append(Answer("which terms meet", f"{words}; {how}", score, asked))
+        return [ROUNDINGS[name] for name in found][:6]
 
     # ------------------------------------------------------------ what an addition does
 
     def decide(self) -> None:
         """Answer the other questions, twice: the second time each with what the others settled."""
-        first = list(self.answers)
         for _ in range(2):
-            self.answers = list(first)
-            self._outward()
-            self._width()
-            self._inputs()
-            self._products()
-            self._rounding()
-            self._range()
-        everything = np.arange(len(self.d))
-        for _ in range(3):
-            if not self._polish():
-                break
-            before = self.unit, list(self.answers)
-            self._products()
-            self._rounding()
-            self._range()
-            if self.score(self.unit, everything) < self.score(before[0], everything):
+            for question in self._questions():
+                self.choose(*question)
+        while self._polish():
+            before = self.unit, dict(self.answers)
+            for question in islice(self._questions(), 2, None):  # widths and operands stay
+                self.choose(*question)
+            if self.score(self.unit, self.everything) <= self.score(before[0], self.everything):
                 self.unit, self.answers = before
-            self.answers = list({answer.question: answer for answer in self.answers}.values())  # the last of each
-        for kind in RANDOM:
-            where = self.p.of(kind)
-            n = self.score(self.unit, where)
-            self.answers.append(
-                Answer(kind.replace("_", " "), "equal" if n == len(where) else "NOT equal", n, len(where))
-            )
+                break
+        zeros, p = self.p.of("zero"), self.p
+        n = int(np.signbit(self.d[zeros]).sum())
+        words = f"-0 in {n} of {len(zeros)} sums of zeros" if n else "+0"
+        self.answer("sign of zero", words, len(zeros), len(zeros))
+        for kind, good, bad in (
+            ("special", "as IEEE 754", "otherwise"),
+            *((kind, "equal", "NOT equal") for kind in RANDOM),
+        ):
+            n, where = self.score(self.unit, p.of(kind)), p.of(kind)
+            words = kind.replace("_", " ").replace("special", "Inf and NaN")
+            self.answer(words, good if n == len(where) else bad, n, len(where))
+
+    def _questions(self) -> Iterator[tuple[str, Array, dict[str, Change]]]:
+        """Yield each question, the probes that answer it, and its answers, as far as the unit is decided by then."""
+        of, is_exact = self.p.of, self.unit.fraction is None
+        if len(where := of("output")):
+            wide = self.unit if is_exact else replace(self.unit, fraction=24)
+            scores = {mode: int(self.equal(wide, where, mode).sum()) for mode in ROUNDED}
+            self.out = max(scores, key=lambda mode: scores[mode])
+            self.answer("rounding on the way out", self.out, scores[self.out], len(where))
+        yield "bits kept in a step", *self._widths()
+        yield "operands as read", of("inputs"), INPUTS
+        random = of("raw", *RANDOM)
+        if is_exact:
+            yield "products", random, products_in(self.unit.tree)
+        else:
+            yield "exponent of a product", random, EXPONENTS
+        is_wide = self.acc.name == "float32"
+        yield "rounding of a step", of("rounding"), {n: c for n, c in ROUNDINGS.items() if c["kept"] is None or is_wide}
+        if trees.has_sums(self.unit.tree):
+            yield "rounding of sums of sums", of("rounding_c", "random_normal", "random_wide"), LATE
+        yield "subnormals", of("subnormal_in", "subnormal_out", "subnormal_c", "random_tiny"), FLUSHED
+        if not is_exact:
+            yield "least exponent aligned to", of("floor", "random_tiny", "subnormal_c", "subnormal_out"), LOWEST
+        yield "overflow", of("overflow"), OVERFLOW
+
+    def _widths(self) -> tuple[Array, dict[str, Change]]:
+        """Return the probes where small terms vanish, and the alignments about where the last one is seen."""
+        p, tree, where = self.p, self.unit.tree, self.p.of("width", "width_c")
+        if self.unit.fraction is None:
+            return where, {"all": {"fraction": None}}
+        together = [at for at, t in enumerate(TRIPLES) if any(set(t) <= set(node) for node in trees.nodes(tree))]
+        where = where[np.isin(p.note[where, 0], together)]
+        if trees.has_sums(tree):
+            where = np.intersect1d(where, p.of("width"))
+        notes = p.note[where]
+        last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
+        return where, widths(range(max(1, last - 3), last + 3))
 
     def _polish(self) -> bool:
         """Where some rows stay unexplained, try what the questions ask one by one together; return whether it helps."""
-        everything = np.arange(len(self.d))
-        score = self.score(self.unit, everything)
-        if score == len(self.d):
+        equal = self.equal(self.unit, self.everything)
+        if equal.all():
             return False
-        lost = everything[~same(self.got(self.unit, everything), self.d)]
-        some = np.union1d(lost[:: max(1, len(lost) // 100)], everything[:: len(everything) // 100])
-        bare = trees.bare(self.unit.tree)
-        rounded: list[dict[str, Any]] = [{"rounding": mode, "kept": kept} for mode in MODES for kept in KEPT]
-        if _has_sums(bare):
-            rounded += [{"late": m, "tree": t} for m in MODES for t in (bare, _first_rounded(bare))]
-        rounded += [{"flush": flush} for flush in ("none", "in", "out", "both")]
-        aligned: list[dict[str, Any]] = [
-            {"fraction": f, "cut": cut, "exponents": e, "kept": None}
-            for f in (None, *range(8, 34))
-            for cut in (CUTS if f else CUTS[:1])
-            for e in (("stored", "product") if f else ("stored",))
+        lost = self.everything[~equal]
+        some = np.union1d(lost[:: max(1, len(lost) // 100)], self.everything[:: len(equal) // 100])
+        rounded = [*ROUNDINGS.values()]
+        if trees.has_sums(trees.bare(self.unit.tree)):
+            ways = [c for name, c in products_in(self.unit.tree).items() if name != "rounded, then added"]
+            rounded += [late | way for late in LATE.values() for way in ways]
+        rounded += FLUSHED.values()
+        aligned = [
+            {**width, **exponents, "kept": None}
+            for width in ({"fraction": None}, *widths(range(8, 34)).values())
+            for exponents in (EXPONENTS["sum of the operands'"], EXPONENTS["its own"])
         ]
         best = self.score(self.unit, some), self.unit
         neutral = replace(self.unit, rounding="nearest_even", late="nearest_even", kept=None, flush="none")
-        for start, steps in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
+        for start, order in product((self.unit, neutral), ((*rounded, *aligned), (*aligned, *rounded))):
             here = self.score(start, some), start
-            for change in (*steps, *steps):  # the second time each with what the others settled
+            for change in (*order, *order):  # the second time each with what the others settled
                 if here[0] == len(some):
                     break
                 unit = replace(here[1], **change)
                 here = (n, unit) if (n := self.score(unit, some)) > here[0] else here
             best = max(best, here, key=lambda scored: scored[0])
-        if (n := self.score(best[1], everything)) > score:
+        n = self.score(best[1], self.everything)
+        if n > equal.sum():
             self.unit = best[1]
-            self.answers.append(
-                Answer("together", str(replace(self.unit, tree=(0,))).removeprefix("(0):"), n, len(self.d))
-            )
-        return n > score
-
-    def _outward(self) -> None:
-        where = self.p.of("output")
-        if len(where):
-            wide = self.unit if self.unit.fraction is None else replace(self.unit, fraction=24)
-            scores = {mode: int(same(self.got(wide, where, mode), self.d[where]).sum()) for mode in MODES}
-            self.out = max(scores, key=lambda mode: scores[mode])
-            self.answers.append(Answer("rounding on the way out", self.out, scores[self.out], len(where)))
-
-    def _width(self) -> None:
-        """Bits kept in the alignment, and how the rest is cut: where small terms vanish."""
-        p, u, where = self.p, self.unit, self.p.of("width", "width_c")
-        if u.fraction is None:
-            self.answers.append(Answer("bits kept in a step", "all", self.score(u, where), len(where)))
-            return
-        together = [at for at, triple in enumerate(TRIPLES) if _meets(u.tree, triple)]
-        where = where[np.isin(p.note[where, 0], together)]
-        if _has_sums(u.tree):
-            where = np.intersect1d(where, p.of("width"))
-        if not len(where):
-            self.answers.append(Answer("bits kept in a step", "no step has three of the products asked", 0, 0))
-            return
-        notes = p.note[where]
-        last = int(max(notes[(self.d[where] != 0) & (notes[:, 2] > 0), 1], default=0))
-        widths = range(max(1, last - 3), last + 3)
-        options = {f"{f}, {cut}": replace(u, fraction=f, cut=cut) for f in widths for cut in CUTS}
-        self.choose("bits kept in a step", where, options)
-
-    def _inputs(self) -> None:
-        where, u = self.p.of("inputs"), self.unit
-        if len(where):
-            options = {"all": replace(u, input_bits=None)}
-            for bits in INPUT_BITS[1:]:
-                for mode in ("toward_zero", "nearest_even", "nearest_away"):
-                    options[f"{bits} fraction bits, {mode}"] = replace(u, input_bits=bits, input_rounding=mode)
-            self.choose("operands as read", where, options)
-
-    def _products(self) -> None:
-        p, u = self.p, self.unit
-        random = p.of("raw", *RANDOM)
-        if u.fraction is None:  # where products have more bits than the accumulator
-            bare = trees.bare(u.tree)
-            options = {"exact": replace(u, tree=bare), "rounded, then added": replace(u, tree=_all_rounded(bare))}
-            if (first := _first_rounded(bare)) != bare:
-                options["exact but the first of a chain"] = replace(u, tree=first)
-            self.choose("products", random, options)
-        else:
-            options = {
-                "sum of the operands'": replace(u, exponents="stored"),
-                "the same, subnormals normalised": replace(u, exponents="normalised"),
-                "its own": replace(u, exponents="product"),
-            }
-            self.choose("exponent of a product", random, options)
-
-    def _rounding(self) -> None:
-        p, u = self.p, self.unit
-        kept = KEPT if self.acc.name == "float32" else (None,)
-        options = {
-            f"{mode}{'' if k is None else f', {k} bits kept'}": replace(u, rounding=mode, kept=k)
-            for k in kept
-            for mode in MODES
-        }
-        self.choose("rounding of a step", p.of("rounding"), options)
-        if _has_sums(self.unit.tree):
-            u = self.unit
-            where = p.of("rounding_c", "random_normal", "random_wide")
-            self.choose("rounding of sums of sums", where, {mode: replace(u, late=mode) for mode in MODES})
-
-    def _range(self) -> None:
-        """Subnormals, the least exponent of an alignment, overflow, Inf, NaN and zeros."""
-        p = self.p
-        tiny = p.of("subnormal_in", "subnormal_out", "subnormal_c", "random_tiny")
-        u = self.unit
-        options = {
-            "kept": replace(u, flush="none"),
-            "operands are 0": replace(u, flush="in"),
-            "results are 0": replace(u, flush="out"),
-            "operands and results are 0": replace(u, flush="both"),
-        }
-        self.choose("subnormals", tiny, options)
-        u = self.unit
-        if u.fraction is not None:
-            lows = [None, *range(-145, -119), *range(-30, -9)]
-            where = p.of("floor", "random_tiny", "subnormal_c", "subnormal_out")
-            self.choose(
-                "least exponent aligned to",
-                where,
-                {"none" if n is None else str(n): replace(u, lowest=n) for n in lows},
-            )
-        u = self.unit
-        self.choose(
-            "overflow",
-            p.of("overflow"),
-            {"Inf": replace(u, overflow="inf"), "the largest": replace(u, overflow="largest")},
-        )
-        where = p.of("special")
-        n = self.score(self.unit, where)
-        self.answers.append(Answer("Inf and NaN", "as IEEE 754" if n == len(where) else "otherwise", n, len(where)))
-        zeros = p.of("zero")
-        negative = int(np.signbit(self.d[zeros]).sum())
-        signs = f"-0 in {negative} of {len(zeros)} sums of zeros" if negative else "+0"
-        self.answers.append(Answer("sign of zero", signs, len(zeros), len(zeros)))
-
-
-def _all_rounded(tree: Tree) -> Tree:
-    if isinstance(tree, int):
-        return tree if tree == C else (tree,)
-    return tuple(_all_rounded(part) for part in tree)
-
-
-def _first_rounded(tree: Tree) -> Tree:
-    """Return a tree with the first of two products that meet rounded: a chain that starts with a product."""
-    if isinstance(tree, int):
-        return tree
-    if len(tree) == 2 and all(isinstance(part, int) and part != C for part in tree):
-        return ((tree[0],), tree[1])
-    return tuple(_first_rounded(part) for part in tree)
-
-
-def _has_sums(tree: Tree) -> bool:
-    """Whether some node adds no product of its own."""
-    if isinstance(tree, int):
-        return False
-    return not any(isinstance(part, int) and part != C for part in tree) or any(map(_has_sums, tree))
-
-
-def _meets(tree: Tree, leaves: tuple[int, ...]) -> bool:
-    if isinstance(tree, int):
-        return False
-    return all(k in tree for k in leaves) or any(_meets(part, leaves) for part in tree)
+            self.answer("together", str(replace(self.unit, tree=(0,))).removeprefix("(0):"), n, len(self.d))
+        return bool(n > equal.sum())
 
 
 # ---------------------------------------------------------------- a case
@@ -449,17 +381,15 @@ def identify_product(p: Probes, d: Array, stated: str = "") -> Identified:
     if not is_product:
         return Identified(p.case, None, None, p.case.formats[2], "", (), (), 0, d.size, findings)
     own = d[np.arange(len(d)), np.arange(len(d)) % d.shape[1]]
-    accumulators = {f.name: f for f in (p.case.formats[2], p.case.out)}
-    best: _Unit | None = None
-    for acc in accumulators.values():
+    tried: list[tuple[int, _Unit]] = []
+    for acc in {f.name: f for f in (p.case.formats[2], p.case.out)}.values():
         unit = _Unit(p, own, acc)
         is_whole = unit.structure()
         unit.decide()
-        if best is None or unit.score(unit.unit, np.arange(len(own))) > best.score(best.unit, np.arange(len(own))):
-            best = unit
-        if is_whole and best is unit:
+        tried.append((unit.score(unit.unit, unit.everything), unit))
+        if is_whole:
             break
-    assert best is not None
+    _, best = max(tried, key=lambda scored: scored[0])
     if best.acc.name != p.case.formats[2].name:
         findings = (*findings, f"it adds up in {best.acc.name}")
     return _confirmed(best, p, d, findings, stated)
@@ -471,87 +401,67 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
     operands = p.a[rows], p.b[rows // d.shape[1] * d.shape[1] + columns], p.c[rows]
     wanted = d[rows, columns]
 
-    def equal_of(unit: AdditionTree) -> Array:
-        return same(predicted(unit, p.case, operands, best.acc, best.out), wanted)
+    def got(unit: AdditionTree) -> Array:
+        return predicted(unit, p.case, operands, best.acc, best.out)
 
-    equal = best.settle_open(equal_of)
+    equal = best.settle_open(lambda unit: same(got(unit), wanted))
     formats = (p.case.formats[0].name, p.case.formats[1].name, best.acc.name)
-    registered = _registered(formats, best, p, d)
-    stem = stated.split(".", maxsplit=1)[0]
-    chosen = (
-        stated
-        if stated in registered
-        else min(registered, key=lambda n: (n.split(".")[0] != stem, len(n)), default=None)
-    )
-    if chosen and not equal.all():
-        findings = (*findings, f"the answers miss {int((~equal).sum()):,} of {len(equal):,} outputs; {chosen} has all")
-    elif not equal.all():
+    registered, stem = _registered(formats, best, p, d), stated.partition(".")[0]
+    chosen = min(registered, key=lambda n: (n != stated, n.partition(".")[0] != stem, len(n)), default=None)
+    missed = int((~equal).sum())
+    if chosen and missed:
+        findings = (*findings, f"the answers miss {missed:,} of {len(equal):,} outputs; {chosen} has all")
+    elif missed:
         first = int(np.flatnonzero(~equal)[0])
-        near = predicted(best.unit, p.case, operands, best.acc, best.out)[first]
-        where = _named(p, rows[first], columns[first], d.shape[1])
-        text = f"{int((~equal).sum()):,} of {len(equal):,} outputs are unexplained; first: {where}"
-        findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.item().hex()}")
-    if chosen is None and not p.case.has_c and trees.step_of(best.unit.tree) is None:
-        findings = (*findings, "C was not given: it is taken to be added last")
+        row, column = int(rows[first]), int(columns[first])
+        is_own = row % d.shape[1] == column
+        asked = (
+            f"{QUESTIONS[p.question[row]]} {tuple(p.note[row].tolist())}" if is_own else f"column {column} of its tile"
+        )
+        text = f"{missed:,} of {len(equal):,} outputs are unexplained; first: row {row}, {asked}"
+        near = got(best.unit)[first].item()
+        findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.hex()}")
     step = trees.step_of(best.unit.tree)
+    if chosen is None and step is None:
+        findings = (*findings, "C was not given: it is taken to be added last")
     unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
-    name = chosen or (stated_name(*formats, _with_c(unit)) if equal.all() else None)
-    counts = (d.size, d.size) if chosen else (int(equal.sum()), len(equal))
-    return Identified(p.case, name, unit, best.acc, best.out, tuple(best.answers), registered, *counts, findings)
+    with_c = unit if C in leaves_of(unit.tree) else replace(unit, tree=(C, unit.tree))
+    name = chosen or (None if missed else stated_name(*formats, with_c))
+    counts = (d.size, d.size) if chosen else (len(equal) - missed, len(equal))
+    return Identified(
+        p.case, name, unit, best.acc, best.out, tuple(best.answers.values()), registered, *counts, findings
+    )
 
 
 def _registered(formats: tuple[str, ...], best: _Unit, p: Probes, d: Array) -> tuple[str, ...]:
     """Return the registered arithmetics that explain every output of every tile; alike ones are computed once."""
-    found, known, side = [], dict[tuple[object, ...], bool](), d.shape[1]
-    few = slice(0, 256)
+    known: dict[object, bool] = {}
+
+    def explains(name: str, part: slice) -> bool:
+        got = by_registry(name, p.case, p.a[part], p.b[part], p.c[part], d.shape[1])
+        got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
+        return bool(same(got, d[part]).all())
+
+    found = []
     for name, u in ARITHMETICS.items():
         if (u.a_format, u.b_format, u.acc_format) != formats or u.scale_block or p.case.depth % u.k:
             continue
-        groups = u.index_groups and u.k
-        late = u.c_mode == "late" and u.k
-        alike = (
-            u.method,
-            u.block if u.method != "sequential" else 0,
-            u.fraction_bits,
-            u.rounding,
-            u.kept_fraction_bits,
-            u.index_groups,
-            groups,
-            late,
-            u.min_alignment_exponent,
-        )
+        depth = u.k if u.index_groups or u.c_mode == "late" else 0
+        block = 0 if u.method == "sequential" else u.block
+        alike = replace(u, name="", k=depth, block=block, evidence="assumed", source="")
         if alike not in known:
-            known[alike] = True
-            for part in (few, slice(None)):
-                got = by_registry(name, p.case, p.a[part], p.b[part], p.c[part], side)
-                got = got if best.acc.name == p.case.out.name else round_to(got, p.case.out, best.out)
-                if not same(got, d[part]).all():
-                    known[alike] = False
-                    break
+            known[alike] = all(explains(name, part) for part in (slice(0, 256), slice(None)))
         if known[alike]:
             found.append(name)
     return tuple(found)
 
 
-def _with_c(unit: AdditionTree) -> AdditionTree:
-    """Return a unit that takes c: at the end, where none was given."""
-    return unit if C in leaves_of(unit.tree) else replace(unit, tree=(C, unit.tree))
-
-
 def _looked_at(d: Array) -> tuple[Array, Array]:
     """Return rows and columns of the diagonals of tiles, and of at most `MOST_OTHERS` other outputs, evenly spread."""
-    side, rows = d.shape[1], np.arange(len(d))
-    places = np.arange(d.size)
+    side, rows, places = d.shape[1], np.arange(len(d)), np.arange(d.size)
     places = places[places // side % side != places % side]
     places = places[:: max(1, -(-len(places) // MOST_OTHERS))]
     return np.concatenate([rows, places // side]), np.concatenate([rows % side, places % side])
-
-
-def _named(p: Probes, row: int, column: int, side: int) -> str:
-    if row % side != column:
-        return f"row {row}, column {column} of its tile"
-    question = QUESTIONS[int(p.question[row])]
-    return f"row {row}, {question} {tuple(int(x) for x in p.note[row])}"
 
 
 def _as_asked(p: Probes, d: Array) -> tuple[Array, tuple[str, ...], bool]:

@@ -198,7 +198,7 @@ def test_a_split_along_k_is_told_from_the_units_steps() -> None:
     p, q = probes_of(short), probes_of(long)
     steps = trees.repeated(parse_tree("(c+0..15)").tree, LONG_K)
     halves = trees.products_of(trees.repeated(parse_tree("(c+0..15)").tree, LONG_K // 2))
-    moved = trees._moved(halves, LONG_K // 2)
+    moved = trees.with_leaves(halves, lambda k: k + LONG_K // 2)
     unit = parse_tree("(c+0..15)")
     d = compute(replace(unit, tree=trees.repeated(unit.tree, K)), short.formats, p.a, p.b, p.c)[:, None]
     one = identify_product(p, d)
