@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import combinations, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npusim.errors import FormatError
-from npusim.formats import cast, get_format, reduce_sum, unary
+from npusim.formats import cast, get_format, reduce_max, reduce_sum, unary
 from npusim.formats.cast import NAN_RULES, OVERFLOWS, widen
 from npusim.formats.elementwise import add, div, fma, mul
 from npusim.formats.mma_tree import ROUNDED
 from npusim.formats.reductions import ORDERS
+from npusim.probe.trees import in_words, swallowing_tree
 
 if TYPE_CHECKING:
     from npusim.formats.cast import Array
 
+#: By name the ways to compute an operation.
+Ways = dict[str, Callable[..., "Array"]]
 #: Columns of the rows that are summed: all pairs of the first, some pairs of the others.
 COLUMNS = (64, 100, 128, 256)
 #: First columns of the pairs that are asked where not all are.
@@ -44,40 +48,32 @@ class VectorCase:
 
 def cases() -> dict[str, VectorCase]:
     """Return the operations that are asked, by key."""
-    cases_by_key = {}
+    found = {f"cast.{target}": VectorCase("cast", "float32", (f"ties.{target}",), target) for target in TARGETS}
     for f in ("float16", "float32"):
+        operands = {"max": ("nans",), "div": ("x", "y"), "fma": ("x", "y", "z")}
+        operands |= dict.fromkeys(FUNCTIONS, ("all" if f == "float16" else "x",))
+        for name, keys in operands.items():
+            found[f"{name}.{f}"] = VectorCase(name, f, tuple(f"{key}.{f}" for key in keys), f)
         for n in COLUMNS:
-            cases_by_key[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
-        cases_by_key[f"max.{f}"] = VectorCase("max", f, (f"nans.{f}",), f)
-        domain = f"all.{f}" if f == "float16" else f"x.{f}"
-        for name in FUNCTIONS:
-            cases_by_key[f"{name}.{f}"] = VectorCase(name, f, (domain,), f)
-        cases_by_key[f"div.{f}"] = VectorCase("div", f, (f"x.{f}", f"y.{f}"), f)
-        cases_by_key[f"fma.{f}"] = VectorCase("fma", f, (f"x.{f}", f"y.{f}", f"z.{f}"), f)
-    for target in TARGETS:
-        cases_by_key[f"cast.{target}"] = VectorCase("cast", "float32", (f"ties.{target}",), target)
-    return cases_by_key
+            found[f"sum.{f}@{n}"] = VectorCase("sum", f, (f"rows.{f}@{n}",), f)
+    return found
 
 
 def inputs(seed: int = 7) -> dict[str, Array]:
     """Return the inputs of `cases` by key, in their formats' dtypes."""
     rng = np.random.default_rng(seed)
-    arrays: dict[str, Array] = {}
+    arrays = {f"ties.{target}": tie_probes(target) for target in TARGETS}
     arrays["all.float16"] = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    special = [np.nan, 1.0, -0.0, 0.0, -np.inf, np.inf]
+    pairs = np.array(list(product(special, special)))
     for name in ("float16", "float32"):
-        f = get_format(name)
-        for n in COLUMNS:
-            arrays[f"rows.{name}@{n}"] = row_probes(n, name)[0]
-        nans = [np.nan, 1.0, -0.0, 0.0, -np.inf, np.inf]
-        pairs = np.array([(x, y) for x in nans for y in nans])
-        arrays[f"nans.{name}"] = np.concatenate([pairs, np.full((len(pairs), 62), -3.0)], 1).astype(f.dtype)
-        for key in ("x", "y", "z"):
+        arrays |= {f"rows.{name}@{n}": row_probes(n, name)[0] for n in COLUMNS}
+        nans = np.concatenate([pairs, np.full((len(pairs), 62), -3.0)], 1)
+        arrays[f"nans.{name}"] = nans.astype(get_format(name).dtype)
+        for key in "xyz":
             spread = rng.uniform(-4, 4, SAMPLES) * (rng.random(SAMPLES) < 0.7)
-            arrays[f"{key}.{name}"] = np.asarray(
-                cast((rng.standard_normal(SAMPLES) * 2.0**spread).astype(np.float32), f)
-            )
-    for target in TARGETS:
-        arrays[f"ties.{target}"] = tie_probes(target)
+            values = (rng.standard_normal(SAMPLES) * 2.0**spread).astype(np.float32)
+            arrays[f"{key}.{name}"] = np.asarray(cast(values, name))
     return arrays
 
 
@@ -103,11 +99,9 @@ def tie_probes(target: str) -> Array:
     middle = ((low + high) / 2).astype(np.float32)
     last = f.max_finite - float(low[-1])
     outside = [f.max_finite, f.max_finite + last / 2, f.max_finite + last, f.max_finite * 2, 3e38]
-    edges = np.minimum(outside, np.finfo(np.float32).max).astype(np.float32)
-    some = np.concatenate([middle, edges])
-    some = np.concatenate([some, np.nextafter(some, np.float32(0)), np.nextafter(some, np.float32(3e38))])
+    some = np.concatenate([middle, np.minimum(outside, np.finfo(np.float32).max).astype(np.float32)])
     special = np.array([0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7FC02000, 0], np.uint32).view(np.float32)
-    some = np.concatenate([some, special])
+    some = np.concatenate([some, *(np.nextafter(some, np.float32(to)) for to in (0, 3e38)), special])
     return np.concatenate([some, -some])
 
 
@@ -130,168 +124,124 @@ class OperationResult:
     note: str = ""
 
 
-def _orders() -> Iterator[str]:
-    yield from ORDERS
-    for neighbours in (1, 2, 4, 8):
-        for lanes in (1, 2, 4, 8, 16, 32):
-            for warps in (1, 2, 4, 8):
-                yield f"lanes_{neighbours}x{lanes}x{warps}"
+def _sums(fmt: str) -> Ways:
+    lanes = (f"lanes_{n}x{m}x{w}" for n in (1, 2, 4, 8) for m in (1, 2, 4, 8, 16, 32) for w in (1, 2, 4, 8))
+    return {order: lambda x, order=order: reduce_sum(x, fmt, order) for order in (*ORDERS, *lanes)}
 
 
-def _wide(x: Array, order: str, fmt: str) -> Array:
-    """Sums in float32 of a narrower format, rounded once."""
-    return np.asarray(cast(reduce_sum(np.asarray(widen(x), np.float32), "float32", order), fmt))
+def _maxima(fmt: str) -> Ways:
+    def of_nan(x: Array) -> Array:
+        return np.asarray(np.where(np.isnan(x).any(axis=-1), np.array(np.nan, x.dtype), reduce_max(x, fmt)))
+
+    return {"numbers win over NaN": lambda x: reduce_max(x, fmt), "a NaN makes NaN": of_nan}
 
 
-def _sums(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
-    for order in _orders():
-        yield order, lambda x, order=order: reduce_sum(x, case.fmt, order)
-    if case.fmt != "float32":
-        for order in _orders():
-            yield f"{order}, in float32", lambda x, order=order: _wide(x, order, case.fmt)
+def _function(name: str, fmt: str) -> Ways:
+    known = (variant for variant, about in unary.VARIANTS[name].items() if fmt in about.formats)
+    return {variant: lambda x, v=variant: getattr(unary, name)(x, fmt, variant=v) for variant in known}
 
 
-def _maxima(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
-    f = get_format(case.fmt)
-
-    def largest(x: Array, take: Callable[..., Array], zero: str) -> Array:
-        wide = np.asarray(widen(x), np.float64)
-        best, is_zero = take(wide, axis=-1), wide == 0
-        at = is_zero.argmax(axis=-1) if zero == "first" else wide.shape[-1] - 1 - is_zero[:, ::-1].argmax(axis=-1)
-        signs = np.signbit(wide[np.arange(len(wide)), at])
-        if zero in "+-":
-            has = is_zero & (np.signbit(wide) == (zero == "-"))
-            signs = has.any(axis=-1) == (zero == "-")
-        return np.asarray(cast(np.where(best == 0, np.where(signs, -0.0, 0.0), best).astype(np.float32), f))
-
-    for take, nan in ((np.fmax.reduce, "numbers win over NaN"), (np.max, "a NaN makes NaN")):
-        for zero, words in (
-            ("+", "+0 over -0"),
-            ("-", "-0 over +0"),
-            ("first", "of zeros the first"),
-            ("last", "of zeros the last"),
-        ):
-            yield f"{nan}, {words}", lambda x, t=take, z=zero: largest(x, t, z)
+def _casts(out: str) -> Ways:
+    return {
+        f"{rounding}, overflow {overflow}, NaN {nan}": partial(
+            cast, fmt=out, rounding=rounding, overflow=overflow, nan=nan
+        )
+        for rounding, overflow, nan in product(ROUNDED, OVERFLOWS, NAN_RULES)
+    }
 
 
-def _functions(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
-    function = getattr(unary, case.operation)
-    for name, variant in unary.VARIANTS[case.operation].items():
-        if case.fmt in variant.formats:
-            yield name, lambda x, name=name: function(x, case.fmt, variant=name)
-    if case.fmt != "float32":  # as frameworks compute narrow formats
-        for name, variant in unary.VARIANTS[case.operation].items():
-            if "float32" in variant.formats:
-                yield (
-                    f"{name} in float32, rounded",
-                    lambda x, name=name: cast(
-                        function(np.asarray(widen(x), np.float32), "float32", variant=name), case.fmt
-                    ),
-                )
+def _divisions(fmt: str) -> Ways:
+    return {
+        "correctly rounded": lambda x, y: div(x, y, fmt),
+        "times the correctly rounded reciprocal": lambda x, y: mul(x, unary.rcp(y, fmt), fmt),
+    }
 
 
-def _casts(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
-    for rounding in ROUNDED:
-        for overflow in OVERFLOWS:
-            for nan in NAN_RULES:
-                yield (
-                    f"{rounding}, overflow {overflow}, NaN {nan}",
-                    lambda x, r=rounding, o=overflow, n=nan: cast(x, case.out, rounding=r, overflow=o, nan=n),
-                )
+def _multiply_adds(fmt: str) -> Ways:
+    return {
+        "one rounding": lambda x, y, z: fma(x, y, z, fmt),
+        "two roundings": lambda x, y, z: add(mul(x, y, fmt), z, fmt),
+    }
 
 
-def _arithmetic(case: VectorCase) -> Iterator[tuple[str, Callable[..., Array]]]:
-    f = case.fmt
-    if case.operation == "div":
-        yield "correctly rounded", lambda x, y: div(x, y, f)
-        yield "times the correctly rounded reciprocal", lambda x, y: mul(x, unary.rcp(y, f), f)
-    else:
-        yield "one rounding", lambda x, y, z: fma(x, y, z, f)
-        yield "two roundings", lambda x, y, z: add(mul(x, y, f), z, f)
-    if f != "float32":
-
-        def wide(*values: Array) -> Array:
-            x, y, *z = (np.asarray(widen(v), np.float32) for v in values)
-            return cast(div(x, y, "float32") if not z else fma(x, y, z[0], "float32"), f)
-
-        yield "in float32, rounded once more", wide
-
-
-OPTIONS: Mapping[str, tuple[str, Callable[[VectorCase], Iterator[tuple[str, Callable[..., Array]]]]]] = (
-    MappingProxyType(
-        {
-            "sum": ("order of a row's sum", _sums),
-            "max": ("maximum of a row", _maxima),
-            "cast": ("cast from float32", _casts),
-            "div": ("division", _arithmetic),
-            "fma": ("product and sum", _arithmetic),
-            **{name: (f"{name}", _functions) for name in FUNCTIONS},
-        }
-    )
+#: By operation its question, and the ways to compute it in a format.
+OPTIONS: Mapping[str, tuple[str, Callable[[str], Ways]]] = MappingProxyType(
+    {
+        "sum": ("order of a row's sum", _sums),
+        "max": ("maximum of a row", _maxima),
+        "cast": ("cast from float32 to", _casts),
+        "div": ("division", _divisions),
+        "fma": ("product and sum", _multiply_adds),
+        **{name: (name, partial(_function, name)) for name in FUNCTIONS},
+    }
 )
+
+
+def ways_of(case: VectorCase) -> Ways:
+    """Return npusim's ways to compute an operation; of narrow formats also in float32, as frameworks do."""
+    _, of = OPTIONS[case.operation]
+    if case.fmt == "float32" or case.operation == "max":
+        return of(case.out)
+
+    def rounded(way: Callable[..., Array], *values: Array) -> Array:
+        return cast(np.ascontiguousarray(way(*(np.asarray(widen(v), np.float32) for v in values))), case.out)
+
+    return of(case.out) | {f"{name}, in float32": partial(rounded, way) for name, way in of("float32").items()}
 
 
 def identify_operation(key: str, case: VectorCase, operands: tuple[Array, ...], result: Array) -> OperationResult:
     """Return which of npusim's ways to compute an operation explain all its results (bit patterns).
 
-    NaN equals any NaN, but in casts, whose NaN rule is asked for: there only where no rule explains all.
+    NaN equals any NaN, but in casts, whose NaN rule is asked for: there only where no rule explains all.  Of maxima
+    zeros are equal.
     """
-    question, ways = OPTIONS[case.operation]
-    question = f"{question}, {case.fmt}" if case.operation != "cast" else f"{question} to {case.out}"
-    f = get_format(case.out)
+    f, asked = get_format(case.out), len(result)
+    question = f"{OPTIONS[case.operation][0]}{' ' if case.operation == 'cast' else ', '}{case.out}"
     wanted = np.ascontiguousarray(result).view(f.dtype)
-    is_nan = np.isnan(np.asarray(widen(wanted)))
+    of_wanted = np.asarray(widen(wanted))
     equal_of: dict[str, int] = {}
     but_nan: dict[str, int] = {}
-    for name, compute in ways(case):
+    right: Array | None = None  # the first way that the format can express is correctly rounded
+    for name, way in ways_of(case).items():
         try:
             with np.errstate(all="ignore"):
-                got = np.ascontiguousarray(compute(*operands))
+                got = np.ascontiguousarray(way(*operands))
         except FormatError:  # a policy that the format cannot express
             continue
-        equal = got.view(f.bits_dtype) == result
-        either = equal | (np.isnan(np.asarray(widen(got))) & is_nan)
-        but_nan[name] = int(either.sum())
+        right, values = got if right is None else right, np.asarray(widen(got))
+        equal = (got.view(f.bits_dtype) == result) | ((case.operation == "max") & (values == of_wanted))
+        but_nan[name] = int((equal | (np.isnan(values) & np.isnan(of_wanted))).sum())
         equal_of[name] = int(equal.sum()) if case.operation == "cast" else but_nan[name]
-    answers, note = tuple(name for name, n in equal_of.items() if n == len(result)), ""
-    if not answers and (words := {n.partition(", NaN")[0] for n, count in but_nan.items() if count == len(result)}):
-        return OperationResult(
-            key, question, tuple(sorted(words)), len(result), len(result), note="NaN has patterns of its own"
-        )
-    best = max(equal_of, key=lambda name: equal_of[name])
+    best, note = max(equal_of, key=lambda name: equal_of[name]), ""
+    answers = tuple(name for name, n in equal_of.items() if n == asked)
+    if not answers and (words := {n.partition(", NaN")[0] for n, count in but_nan.items() if count == asked}):
+        return OperationResult(key, question, tuple(sorted(words)), asked, asked, note="NaN has patterns of its own")
     if not answers:
-        note = _row_order(case, operands[0], wanted) if case.operation == "sum" else _ulps(case, operands, result)
-    return OperationResult(key, question, answers, equal_of[best], len(result), best, note)
+        note = _row_order(case, operands[0], wanted) if case.operation == "sum" else _ulps(right, result)
+    return OperationResult(key, question, answers, equal_of[best], asked, best, note)
 
 
 def _row_order(case: VectorCase, rows: Array, sums: Array) -> str:
     """Return in words the tree of additions of two terms that gives these sums; empty where there is none."""
-    from npusim.probe.trees import in_words, swallowing_tree
-
     n = rows.shape[1]
-    _, pairs, weights = row_probes(n, case.fmt)
     if n != COLUMNS[0]:
         return ""
+    _, pairs, weights = row_probes(n, case.fmt)
+    first, second = np.array(pairs).T
     lost = np.zeros((n, n))
-    values = np.asarray(widen(sums), np.float64)
-    for (i, j), total in zip(pairs, values, strict=True):
-        lost[i, j] = lost[j, i] = sum(weights) - total / LARGE[case.fmt][1]
+    lost[first, second] = lost[second, first] = sum(weights) - np.asarray(widen(sums), np.float64) / LARGE[case.fmt][1]
     try:
         return in_words(swallowing_tree(list(range(n)), lost, weights))
     except ValueError:
         return "no order of additions in this format: perhaps a wider one"
 
 
-def _ulps(case: VectorCase, operands: tuple[Array, ...], result: Array) -> str:
+def _ulps(right: Array | None, result: Array) -> str:
     """Return how many results are how many patterns from the correctly rounded ones, the commonest first."""
-    f = get_format(case.out)
-    _, ways = OPTIONS[case.operation]
-    with np.errstate(all="ignore"):
-        right = np.ascontiguousarray(next(iter(ways(case)))[1](*operands))
+    assert right is not None
     usual = ~np.isnan(np.asarray(widen(right)))
-    signed = np.dtype(f"i{f.size_bytes}")
-    apart = result.view(signed).astype(np.int64)[usual] - right.view(signed)[usual]
+    signed = f"i{right.itemsize}"
+    apart = (result.view(signed).astype(np.int64) - right.view(signed))[usual]
     values, counts = np.unique(apart, return_counts=True)
-    order = np.argsort(-counts)[:5]
-    table = ", ".join(f"{int(values[n]):+d}: {counts[n] / usual.sum():.2%}" for n in order)
-    return f"ulps from correctly rounded: {table}" + ("" if len(values) <= 5 else f", to {int(np.abs(values).max())}")
+    table = ", ".join(f"{values[n]:+d}: {counts[n] / usual.sum():.2%}" for n in np.argsort(-counts)[:5])
+    return f"ulps from correctly rounded: {table}" + ("" if len(values) <= 5 else f", to {np.abs(values).max()}")
