@@ -10,7 +10,7 @@ from npusim.cli import options as o
 from npusim.cli.console import late_progress, say, show_either, show_json, write
 from npusim.cli.help import Verbs
 from npusim.errors import CheckFailedError, SpecError
-from npusim.report.text import Block, Column, Columns, Facts, Heading, cells, document
+from npusim.report.text import Block, Column, Columns, Facts, Heading, Style, cells, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,26 +27,25 @@ probe = Verbs(
 )
 
 _OPEN = 4
+_SLOW = "no kernel computes it: products take the slow exact path, 200 to 450 times as long"
+
+
+def _some(names: "tuple[str, ...]") -> str:
+    return ", ".join(names[:_OPEN]) + (f" and {len(names) - _OPEN} more" if len(names) > _OPEN else "")
+
+
+_COUNTS = (Column("explained", "explained", ",", ">"), Column("of", "asked", ",", ">"))
 ANSWERS = Columns(
-    Column("question", "question"),
-    Column("answer", "answer"),
-    Column("explained", "explained", ",", ">"),
-    Column("of", "asked", ",", ">"),
-    Column("stays open", lambda a: _some(a.open)),
+    Column("question", "question"), Column("answer", "answer"), *_COUNTS, Column("stays open", lambda a: _some(a.open))
 )
 OPERATIONS = Columns(
     Column("operation", "question"),
     Column(
         "answer", lambda r: _some(r.answers) or f"none; nearest: {r.best}", style=lambda r: "" if r.answers else "warn"
     ),
-    Column("explained", "explained", ",", ">"),
-    Column("of", "asked", ",", ">"),
+    *_COUNTS,
     Column("", "note"),
 )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:_OPEN]) + (f" and {len(names) - _OPEN} more" if len(names) > _OPEN else "")
 
 
 @probe.callback()
@@ -80,9 +79,10 @@ def bits(
 
     Nothing but the framework is needed there. A format's probes are below 1 MB and 6,000 outputs.
     """
+    from npusim.config.load import load_device
     from npusim.probe.files import DEFAULT_CASES, cases_of, folder_contents
 
-    device = None if hw is None else _device(hw)
+    device = None if hw is None else load_device(hw)
     names, left_out = (DEFAULT_CASES, ()) if device is None else cases_of(device)
     if cases:
         names, left_out = tuple(o.names(cases, "--cases")), ()
@@ -101,12 +101,6 @@ def bits(
         show_json(document("probe.bits", folder=str(out), cases=list(names), files=list(contents)))
     else:
         say(f"on the chip: python {out}/run_torch.py (or run_triton.py); then: npusim probe identify {out}/outputs.npz")
-
-
-def _device(hw: str) -> "DeviceSpec":
-    from npusim.config.load import load_device
-
-    return load_device(hw)
 
 
 @probe.verb(
@@ -128,6 +122,7 @@ def identify(
 
     What stays open is said. Exit code 1 if nothing explains some output of a product: of that one nothing is written.
     """
+    from npusim.config.load import load_device
     from npusim.probe.files import read_outputs
     from npusim.probe.overlay import identify as explain
     from npusim.simulation.inputs import read_tensors
@@ -139,7 +134,7 @@ def identify(
         return
     outputs = read_outputs(file)
     name = hw or outputs.device
-    device = _device(name) if name else None
+    device = load_device(name) if name else None
     with late_progress("identifying") as advance:
         number, total = count(1), len(outputs.products) + len(outputs.vector)
         settled = explain(outputs, device, lambda key: advance(next(number), total, key))
@@ -154,52 +149,52 @@ def identify(
 
 def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec", name: str, out: Path | None) -> None:
     from npusim.config.packaged import list_packaged, resolve
-    from npusim.probe.overlay import overlay_text
+    from npusim.probe.overlay import overlay_text, settled_keys
 
+    keys = list(settled_keys(settled, device))
+    if not keys:
+        say(f"nothing of {device.name} is settled: no file is written")
+        return
+    for key, _, words in keys:
+        if "another unit" in words:
+            say(f"{key}: {words}")
     file = out or outputs.path.with_name(f"{device.name}_measured.yaml")
     is_packaged = name.replace("-", "_") in list_packaged("hwconfigs")
     extends = device.name if is_packaged else os.path.relpath(resolve("device", name).resolve(), file.resolve().parent)
-    text = overlay_text(settled, outputs, device, extends, file.stem.replace("-", "_"))
-    if not text:
-        say(f"nothing of {device.name} is settled: no file is written")
-        return
+    text = overlay_text(keys, outputs, device, extends, file.stem.replace("-", "_"))
     write(file, text, f"; take it: npusim run flash --hw {file}")
+
+
+def _facts(*rows: tuple[str, str, "Style"]) -> Facts:
+    """Return labelled lines; those without text are left out."""
+    return Facts(tuple((label, cells(text, style=style)) for label, text, style in rows if text))
 
 
 def _table(settled: "Settled", source: str) -> "Iterator[Block]":
     yield Heading("arithmetic that explains a chip's outputs", source)
     for key, (one, long) in settled.products.items():
+        style: Style = "good" if one.name else "bad"
+        is_slow = one.name is not None and not one.registered
         yield Heading(key, one.name or "unexplained")
         yield ANSWERS.grid([*one.answers, *([long] if long else [])])
-        also = tuple(n for n in one.registered if n != one.name)
-        counted = f"{one.explained:,} of {one.asked:,} outputs"
-        slow = one.name is not None and not one.registered
-        facts = [
-            ("unit", cells(one.name or "none explains every output", style="good" if one.name else "bad")),
-            ("explains", cells(counted, style="good" if one.name else "bad")),
-            *([("equal to", cells(_some(also)))] if also else []),
-            *(
-                [("speed", cells("no kernel computes it: products take the slow exact path, 200 to 450 times as long"))]
-                if slow
-                else []
-            ),
-            *(("finding", cells(text, style="bad")) for text in one.findings),
-        ]
-        yield Facts(tuple(facts))
+        yield _facts(
+            ("unit", one.name or "none explains every output", style),
+            ("explains", f"{one.explained:,} of {one.asked:,} outputs", style),
+            ("equal to", _some(tuple(n for n in one.registered if n != one.name)), ""),
+            ("speed", _SLOW * is_slow, ""),
+            *(("finding", text, "bad") for text in one.findings),  # type: ignore[arg-type]
+        )
     if settled.operations:
         yield Heading("vector core", "")
         yield OPERATIONS.grid(settled.operations.values())
 
 
 def _document(settled: "Settled", source: str) -> dict[str, object]:
+    keys = ("name", "registered", "explained", "asked", "findings")
     products = [
         {
             "case": key,
-            "name": one.name,
-            "registered": one.registered,
-            "explained": one.explained,
-            "asked": one.asked,
-            "findings": one.findings,
+            **{name: getattr(one, name) for name in keys},
             "answers": [asdict(a) for a in (*one.answers, *([long] if long else []))],
         }
         for key, (one, long) in settled.products.items()
@@ -228,18 +223,9 @@ def _identify_vectors(file: Path, *, is_json: bool) -> None:
 def _survivors_table(found: "list[Survivors]") -> "Iterator[Block]":
     for s in found:
         yield Heading(s.name, f"{s.matched:,} of {s.total:,} outputs")
-        yield Facts(
-            (
-                (
-                    "survives",
-                    cells(_some(s.registered) or "no registered arithmetic", style="" if s.registered else "bad"),
-                ),
-                *([("excluded", cells(_some(s.excluded)))] if s.excluded else []),
-                ("units", cells(f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs")),
-                *(
-                    (words, cells(_some(values), style="" if len(values) < 2 else "warn"))
-                    for words, values in s.left.items()
-                    if values
-                ),
-            )
+        yield _facts(
+            ("survives", _some(s.registered) or "no registered arithmetic", "" if s.registered else "bad"),
+            ("excluded", _some(s.excluded), ""),
+            ("units", f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs", ""),
+            *((words, _some(values), "warn" if len(values) > 1 else "") for words, values in s.left.items()),  # type: ignore[arg-type]
         )

@@ -13,7 +13,7 @@ from npusim.probe.questions import LONG_K, ProbeCase
 from npusim.probe.vector import OperationResult, identify_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.probe.files import Outputs
@@ -37,14 +37,15 @@ class Settled:
 def identify(outputs: Outputs, device: DeviceSpec | None = None, on_case: Callable[[str], object] = str) -> Settled:
     """Return what explains a chip's outputs; ``on_case`` is told each case as it begins."""
     choices = [] if device is None else [str(choice.value) for choice in device.arithmetic_choices.values()]
-    stated: dict[tuple[str, ...], str] = {_formats(name): name for name in choices}
+    stated = {_formats(name): name for name in choices}
     products, operations = {}, {}
     for key, (p, d) in outputs.products.items():
         case = ProbeCase.of(key)
         if case.depth == LONG_K:
             continue
         on_case(key)
-        one = identify_product(p, d, stated.get(tuple(f.name for f in case.formats), ""))
+        a, b, acc = case.formats
+        one = identify_product(p, d, stated.get((a.name, b.name, acc.name), ""))
         long = outputs.products.get(ProbeCase(case.name, LONG_K).key)
         products[key] = one, goes_on(one, *long) if long and one.unit else None
     for key, (operation, given, result) in outputs.vector.items():
@@ -61,28 +62,29 @@ def _formats(name: object) -> tuple[str, str, str]:
 def settled_keys(settled: Settled, device: DeviceSpec) -> Iterator[tuple[str, str, str]]:
     """Yield the keys of a device's file that the outputs settle, with their values and how many outputs say so.
 
-    Of a product that was asked with C and without it is the answer with C.
+    A product that was asked with C and without has the answer with C; where the other differs, the source says so.
     """
-    found: dict[tuple[str, str, str], Identified] = {}
-    for one, _ in sorted(settled.products.values(), key=lambda pair: pair[0].case.has_c):
+    found: dict[tuple[str, str, str], list[Identified]] = {}
+    for one, _ in sorted(settled.products.values(), key=lambda pair: not pair[0].case.has_c):
         if one.name is not None:
-            found[_formats(one.name)] = one
+            found.setdefault(_formats(one.name), []).append(one)
     for key, choice in device.arithmetic_choices.items():
-        if (settling := found.get(_formats(choice.value))) is not None:
-            yield key, str(settling.name), f"{settling.explained:,} of {settling.asked:,} outputs"
-    facts = dict(device.facts())
-    for key in facts:
+        if first := found.get(_formats(choice.value)):
+            one, count = first[0], f"{first[0].explained:,} of {first[0].asked:,} outputs explained"
+            for other in first[1:]:
+                if one.name not in (other.name, *other.registered):
+                    count += f"; those of {other.case.name} are explained by another unit: {other.name}"
+            yield key, str(one.name), count
+    for key, _ in device.facts():
         if key.startswith("facts.") or (name := key.rpartition(".")[2]) not in _VECTOR_KEYS:
             continue
         prefix, values = _VECTOR_KEYS[name]
         operations = [o for k, o in settled.operations.items() if k.startswith(prefix)]
+        answers = [{answer.partition(", overflow")[0] for answer in o.answers} for o in operations]
         known = values or {order: order for order in device.row_sums}
-        explained = [
-            [v for a, v in known.items() if any(x.split(", overflow")[0] == a for x in o.answers)] for o in operations
-        ]
-        both = [v for v in known.values() if explained and all(v in e for e in explained)]
-        if len(both) == 1:
-            yield key, both[0], f"{sum(o.asked for o in operations):,} results"
+        common = [value for words, value in known.items() if answers and all(words in a for a in answers)]
+        if len(common) == 1:
+            yield key, common[0], f"{sum(o.asked for o in operations):,} results explained"
 
 
 #: Keys of a vector unit, the operations that settle them, and their values by answer (empty: the answers themselves).
@@ -95,15 +97,14 @@ _VECTOR_KEYS: Mapping[str, tuple[str, dict[str, str]]] = MappingProxyType(
 )
 
 
-def overlay_text(settled: Settled, outputs: Outputs, device: DeviceSpec, extends: str, name: str) -> str:
-    """Return the device file that extends ``extends`` with what is settled; empty where nothing is."""
-    lines = []
-    for key, value, count in settled_keys(settled, device):
-        source = f"npusim probe identify: {count} explained; {outputs.source}"
+def overlay_text(
+    keys: Iterable[tuple[str, str, str]], outputs: Outputs, device: DeviceSpec, extends: str, name: str
+) -> str:
+    """Return the device file that extends ``extends`` with the settled ``keys``."""
+    about = f"{device.name}, its arithmetic as probed"
+    lines = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
+    lines += [f"description: {json.dumps(about)}", ""]
+    for key, value, count in keys:
+        source = f"npusim probe identify: {count}; {outputs.source}"
         lines.append(f"{key}: {json.dumps({'value': value, 'basis': 'measured', 'source': source})}")
-    if not lines:
-        return ""
-    head = ["schema: npusim.device/1", f"extends: {json.dumps(extends)}", f"name: {name}"]
-    return (
-        "\n".join([*head, f"description: {json.dumps(f'{device.name}, its arithmetic as probed')}", "", *lines]) + "\n"
-    )
+    return "\n".join([*lines, ""])

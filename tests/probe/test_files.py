@@ -17,9 +17,9 @@ from npusim.config.load import load_device
 from npusim.errors import TensorError
 from npusim.formats import cast, exp, get_format, reduce_sum
 from npusim.probe import vector
-from npusim.probe.decide import by_registry
+from npusim.probe.decide import Identified, by_registry
 from npusim.probe.files import cases_of, encoded, folder_contents, probes_archive, read_outputs
-from npusim.probe.overlay import identify, overlay_text
+from npusim.probe.overlay import Settled, identify, settled_keys
 from npusim.probe.questions import ProbeCase, probes_of
 
 if TYPE_CHECKING:
@@ -110,6 +110,19 @@ def test_unexplained_outputs_are_no_device_file_and_exit_code_1(folder: Path, mo
     assert not (folder / "none.yaml").exists()
 
 
+def test_an_answer_without_c_that_differs_is_said_and_the_one_with_c_is_taken() -> None:
+    def answer(case: str, name: str) -> tuple[Identified, None]:
+        asked = ProbeCase(case)
+        return Identified(asked, name, None, asked.formats[2], "nearest_even", (), (name,), 9, 9), None
+
+    for other, differs in (("ascend.cube_rz24.k16.f16.f32", True), ("ascend.cube.k16.f16.f32", False)):
+        products = {"f16.f32.to_f16": answer("f16.f32.to_f16", other)}
+        products["f16.f32"] = answer("f16.f32", "ascend.cube.k16.f16.f32")
+        ((_, value, count),) = settled_keys(Settled(products, {}), load_device("ascend_910b2"))
+        assert value == "ascend.cube.k16.f16.f32"
+        assert (f"f16.f32.to_f16 are explained by another unit: {other}" in count) == differs
+
+
 def test_a_format_has_less_than_a_megabyte_of_probes() -> None:
     wanted = ("f16.f32", "f16.f32.to_f16", "bf16.f32", "bf16.f32.to_bf16")
     assert cases_of(load_device("ascend_910b2")) == (wanted, ())
@@ -164,4 +177,4 @@ def test_torchs_own_products_are_identified_whole_tiles_among_them(tmp_path: Pat
     settled = identify(read_outputs(tmp_path / "outputs.npz"))
     for one, _ in settled.products.values():
         assert (one.name is not None and one.explained == one.asked) or one.findings
-    assert overlay_text(settled, read_outputs(tmp_path / "outputs.npz"), load_device("h100"), "h100", "x") == ""
+    assert not list(settled_keys(settled, load_device("h100")))
