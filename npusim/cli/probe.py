@@ -182,7 +182,7 @@ def _table(settled: "Settled", source: str) -> "Iterator[Block]":
             ("explains", f"{one.explained:,} of {one.asked:,} outputs", style),
             ("equal to", _some(tuple(n for n in one.registered if n != one.name)), ""),
             ("speed", _SLOW * is_slow, ""),
-            *(("finding", text, "bad") for text in one.findings),  # type: ignore[arg-type]
+            *(("finding", text, "bad") for text in one.findings),
         )
     if settled.operations:
         yield Heading("vector core", "")
@@ -227,5 +227,5 @@ def _survivors_table(found: "list[Survivors]") -> "Iterator[Block]":
             ("survives", _some(s.registered) or "no registered arithmetic", "" if s.registered else "bad"),
             ("excluded", _some(s.excluded), ""),
             ("units", f"{len(s.units):,} of {s.tried:,} tried explain {s.looked_at:,} outputs", ""),
-            *((words, _some(values), "warn" if len(values) > 1 else "") for words, values in s.left.items()),  # type: ignore[arg-type]
+            *((words, _some(values), "warn" if len(values) > 1 else "") for words, values in s.left.items()),
         )

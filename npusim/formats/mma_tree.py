@@ -5,10 +5,9 @@ Works on float64 lanes with numpy, one node of the tree after the other: every f
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,15 +40,6 @@ ROUNDED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "floor": np.floor,
         "ceil": np.ceil,
         "odd": lambda y: np.where(np.floor(y) == y, y, np.floor(y) + (np.mod(np.floor(y), 2) == 0)),
-    }
-)
-
-
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "exponents": ("stored", "normalised", "product"),
-        "flush": ("none", "in", "out", "both"),
-        "overflow": ("inf", "largest"),
     }
 )
 
@@ -102,6 +92,18 @@ class AdditionTree:
         return ":".join((*words, *(f"{name}-{value}" for name, value in changed.items())))
 
 
+#: Values of the parts of an `AdditionTree`'s text; none where they are whole numbers.
+PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("fraction", "kept", "lowest", "input_bits"), ()),
+        **dict.fromkeys(("cut", "rounding", "late", "input_rounding"), tuple(ROUNDED)),
+        "exponents": ("stored", "normalised", "product"),
+        "flush": ("none", "in", "out", "both"),
+        "overflow": ("inf", "largest"),
+    }
+)
+
+
 def leaves_of(tree: Tree) -> list[int]:
     """Return the leaves of a tree from left to right."""
     return [tree] if isinstance(tree, int) else [leaf for part in tree for leaf in leaves_of(part)]
@@ -125,14 +127,12 @@ def parse_tree(text: str) -> AdditionTree:
     """Return what `AdditionTree`'s text says; raise `FormatError` where it is none."""
     tree, *words = text.split(":")
     values: dict[str, Any] = {}
-    whole = ("fraction", "kept", "lowest", "input_bits")
-    names = [field.name for field in fields(AdditionTree)[1:]]
     for word in words:
         name, _, value = word.partition("-")
-        if name not in names:
-            raise FormatError(f"{text!r}: unknown part {word!r}; parts are {', '.join(f'{n}-VALUE' for n in names)}")
-        known = () if name in whole else CHOICES.get(name, tuple(ROUNDED))
-        if value not in known and not (name in whole and re.fullmatch(r"-?[0-9]{1,4}", value)):
+        if name not in PARTS:
+            raise FormatError(f"{text!r}: unknown part {word!r}; parts are {', '.join(f'{n}-VALUE' for n in PARTS)}")
+        known = PARTS[name]
+        if value not in known and (known or not re.fullmatch(r"-?[0-9]{1,4}", value)):
             raise FormatError(f"{text!r}: {name}-{value}; must be {' or '.join(known) or 'a whole number'}")
         values[name] = value if known else int(value)
     if (values.get("fraction") or 0) > MOST_FRACTION_BITS:
@@ -157,14 +157,10 @@ def _read_tree(text: str) -> Tree:
         elif token not in "+)":
             stack[-1].append(C if token == "c" else int(token))
     read = stack[0][0] if len(stack) == 1 and len(stack[0]) == 1 else ()
-    leaves = sorted(leaves_of(read))
-    if "".join(tokens) != text or isinstance(read, int) or leaves not in (_all(leaves), [C, *_all(leaves)]):
+    leaves, products = sorted(leaves_of(read)), list(range(leaf_count(read)))
+    if "".join(tokens) != text or isinstance(read, int) or leaves not in (products, [C, *products]):
         raise FormatError(f"{text!r}: no tree; it names k from 0 on once each, and c: ((c+0..15)+16..31)")
     return read
-
-
-def _all(leaves: list[int]) -> list[int]:
-    return list(range(sum(leaf != C for leaf in leaves)))
 
 
 def leaf_count(tree: Tree) -> int:
@@ -244,21 +240,16 @@ def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) 
     with np.errstate(all="ignore"):
         a, b = operand_of(a, first, unit), operand_of(b, second, unit)
         products = a * b
-        is_stored = unit.exponents == "stored"
-        low = (first.min_exponent, second.min_exponent) if is_stored else (NO_EXPONENT, NO_EXPONENT)
+        low = [f.min_exponent if unit.exponents == "stored" else NO_EXPONENT for f in (first, second)]
         powers = np.where(products == 0, NO_EXPONENT, _exponent(a, low[0]) + _exponent(b, low[1]))
         powers = _exponent(products, NO_EXPONENT) if unit.exponents == "product" else powers
 
         def node(tree: tuple[Any, ...]) -> Array:
-            terms, exponents, has_product = [], [], False
+            terms, exponents, has_product = [], [], any(part != C and isinstance(part, int) for part in tree)
             for part in tree:
-                if isinstance(part, int) and part != C:
-                    terms.append(products[:, part])
-                    exponents.append(powers[:, part])
-                    has_product = True
-                else:
-                    terms.append(c if part == C else node(part))
-                    exponents.append(_exponent(terms[-1], acc.min_exponent))
+                is_product = isinstance(part, int) and part != C
+                terms.append(products[:, part] if is_product else c if part == C else node(part))
+                exponents.append(powers[:, part] if is_product else _exponent(terms[-1], acc.min_exponent))
             x = np.stack(terms, 1)
             if unit.fraction is None or not has_product:
                 total = odd_sum(x)
@@ -284,20 +275,8 @@ def multiply_tree(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: A
     depth = leaf_count(unit.tree)
     for k in range(0, a.shape[1], depth):
         left, right = a[:, k : k + depth].astype(np.float64), b[k : k + depth].T.astype(np.float64)
-        for rows in _pieces(len(left), CHUNK // (depth * len(right)) or 1):
+        size = CHUNK // (depth * len(right)) or 1
+        for rows in (slice(at, at + size) for at in range(0, len(left), size)):
             one = np.repeat(left[rows], len(right), axis=0)
             old = c[rows].astype(np.float64)
             c[rows] = compute(unit, formats, one, np.tile(right, (len(old), 1)), old.reshape(-1)).reshape(old.shape)
-
-
-def _pieces(count: int, size: int) -> Iterator[slice]:
-    return (slice(at, min(at + size, count)) for at in range(0, count, size))
-
-
-@functools.cache
-def chain(depth: int, step: int, *, is_late: bool = False) -> Tree:
-    """Return steps of ascending k that each go on with the last: c is in the first, or added at the end."""
-    tree: Any = () if is_late else C
-    for k in range(0, depth, step):
-        tree = (*(() if tree == () else (tree,)), *range(k, k + step))
-    return (C, tree) if is_late else tree

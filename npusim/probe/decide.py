@@ -40,12 +40,12 @@ def _of(name: str, **answers: Any) -> dict[str, Change]:
 
 
 # What a unit may do, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them together.
-ROUNDINGS = {
+ROUNDINGS: dict[str, Change] = {
     f"{mode}{'' if kept is None else f', {kept} bits kept'}": {"rounding": mode, "kept": kept}
     for kept in (None, 13, 10, 7)
     for mode in ROUNDED
 }
-LATE = {mode: {"late": mode} for mode in ROUNDED}
+LATE: dict[str, Change] = {mode: {"late": mode} for mode in ROUNDED}
 FLUSHED = _of(
     "flush", **{"kept": "none", "operands are 0": "in", "results are 0": "out", "operands and results are 0": "both"}
 )
@@ -54,8 +54,8 @@ EXPONENTS = _of(
     **{"sum of the operands'": "stored", "the same, subnormals normalised": "normalised", "its own": "product"},
 )
 OVERFLOW = _of("overflow", **{"Inf": "inf", "the largest": "largest"})
-LOWEST = {str(n).lower(): {"lowest": n} for n in (None, *range(-145, -119), *range(-30, -9))}
-INPUTS = {"all": {"input_bits": None}} | {
+LOWEST: dict[str, Change] = {str(n).lower(): {"lowest": n} for n in (None, *range(-145, -119), *range(-30, -9))}
+INPUTS: dict[str, Change] = {"all": {"input_bits": None}} | {
     f"{bits} fraction bits, {mode}": {"input_bits": bits, "input_rounding": mode}
     for bits in (7, 8, 10, 11, 12)
     for mode in ("toward_zero", "nearest_even", "nearest_away")

@@ -16,7 +16,7 @@ from npusim.errors import TensorError
 from npusim.formats import cast, get_arithmetic, get_format
 from npusim.formats.cast import widen
 from npusim.probe import vector
-from npusim.probe.questions import LONG_K, ProbeCase, Probes, case_name, probes_of
+from npusim.probe.questions import LONG_K, K, ProbeCase, Probes, case_name, probes_of
 from npusim.simulation.inputs import read_tensors
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from npusim.config.device import DeviceSpec
     from npusim.formats.cast import Array
-    from npusim.formats.mma_arithmetic import MmaArithmetic
 
 FORM = "npusim.probes/1"
 #: What is asked where no device is named: torch's own products, and those with C.
@@ -38,17 +37,16 @@ def cases_of(device: DeviceSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     cases: dict[str, None] = {}
     names = dict.fromkeys(str(choice.value) for choice in device.arithmetic_choices.values())
-    left_out = tuple(name for name in names if not _has_probes(get_arithmetic(name)))
-    for a in (get_arithmetic(name) for name in names if name not in left_out):
+    left_out: list[str] = []
+    for name in names:
+        a = get_arithmetic(name)
+        if a.scale_block or a.acc.bits > 32 or min(a.a.bits, a.b.bits) < 8:
+            left_out.append(name)
+            continue
         cases[case_name(a.a_format, a.b_format, a.acc_format)] = None
         if a.a_format == a.b_format and a.a.bits >= 16 and a.a_format != "tf32":
             cases[case_name(a.a_format, a.b_format, a.acc_format, a.a_format)] = None
-    return tuple(cases), left_out
-
-
-def _has_probes(a: MmaArithmetic) -> bool:
-    """Whether a unit takes no scales, and formats of 8 to 32 bits alone."""
-    return not a.scale_block and a.acc.bits <= 32 and min(a.a.bits, a.b.bits) >= 8
+    return tuple(cases), tuple(left_out)
 
 
 def encoded(x: Array, fmt: str) -> Array:
@@ -68,9 +66,7 @@ def probes_archive(names: Sequence[str], device: str = "", *, with_vector: bool 
     """Return ``probes.npz``: bit patterns of all probes, their questions, and what a script needs to know of them."""
     arrays: dict[str, Any] = {}
     facts: dict[str, Any] = {"form": FORM, "device": device, "without_c": {}, "with_c": {}, "vector": {}, "inputs": {}}
-    for case in (
-        ProbeCase(ProbeCase.of(name).name, depth) for name in names for depth in (ProbeCase.of(name).depth, LONG_K)
-    ):
+    for case in (ProbeCase(ProbeCase.of(name).name, depth) for name in names for depth in (K, LONG_K)):
         p, (a, b, _) = probes_of(case), case.formats
         stored = {"a": encoded(p.a, a.name), "b": encoded(p.b, b.name), "question": p.question, "note": p.note}
         if case.has_c:

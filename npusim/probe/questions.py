@@ -19,6 +19,8 @@ from npusim.formats.mma_arithmetic import formats_of_inputs, input_name
 from npusim.formats.mma_tree import C
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from npusim.formats.cast import Array
     from npusim.formats.float_format import FloatFormat
 
@@ -59,9 +61,8 @@ class ProbeCase:
     @property
     def out(self) -> FloatFormat:
         """Format of D."""
-        return (
-            get_format(formats_of_inputs(self.name.rpartition("to_")[2])[0]) if "to_" in self.name else self.formats[2]
-        )
+        out = self.name.rpartition("to_")[2]
+        return self.formats[2] if self.has_c else get_format(formats_of_inputs(out)[0])
 
     @property
     def has_c(self) -> bool:
@@ -174,19 +175,16 @@ class _Builder:
         missing = -(len(self.rows) + sum(len(d[3]) for d in self.dense)) % TILE
         if missing:
             _random(self, "random_normal", missing, np.random.default_rng(missing))
-        n = len(self.rows) + sum(len(d[3]) for d in self.dense)
-        a, b, c, note = np.zeros((n, depth)), np.zeros((n, depth)), np.zeros(n), np.zeros((n, 3), np.int16)
-        names = []
-        for i, (question, values, terms, start) in enumerate(self.rows):
+        first = len(self.rows)
+        a, b, c, note = np.zeros((first, depth)), np.zeros((first, depth)), np.zeros(first), np.zeros((first, 3))
+        for i, (_, values, terms, start) in enumerate(self.rows):
             for k, (x, y) in terms.items():
                 a[i, k], b[i, k] = x, y
             c[i], note[i, : len(values)] = start, values
-            names.append(question)
-        for question, left, right, starts in self.dense:
-            part = slice(len(names), len(names) + len(starts))
-            a[part], b[part], c[part] = left, right, starts
-            names += [question] * len(starts)
-        return Probes(self.case, a, b, c, np.array([QUESTIONS.index(q) for q in names], np.uint8), note)
+        names = [row[0] for row in self.rows] + [name for name, *_, starts in self.dense for _ in starts]
+        a, b, c = (np.concatenate([x, *(d[n] for d in self.dense)]) for n, x in ((1, a), (2, b), (3, c)))
+        notes = np.concatenate([note, np.zeros((len(c) - first, 3))]).astype(np.int16)
+        return Probes(self.case, a, b, c, np.array([QUESTIONS.index(q) for q in names], np.uint8), notes)
 
 
 def scale_of(case: ProbeCase) -> tuple[list[int], float]:
@@ -220,31 +218,29 @@ def probes_of(case: ProbeCase, random: int = 800, seed: int = 7) -> Probes:
 
 def _structure(p: _Builder) -> None:
     """M and -M at every pair of leaves: which of the others' weights are lost says where they meet."""
-    w = p.weights()
-    for i, j in combinations(range(K + p.case.has_c), 2):
-        terms = {k: p.term(p.low, w[k][1], w[k][2]) for k in range(K)}
-        c, (x, y) = (w[K][0] * 2.0**p.low if p.case.has_c else 0.0), p.term(p.high)
-        if j == K:  # c is positive: a sum rounded toward zero leaves a positive M alone
-            c, terms[i] = 2.0**p.high, (-x, y)
-        else:
-            terms[i], terms[j] = (x, y), (-x, y)
-        p.add("structure", (i, C if j == K else j), terms, c)
+    _pairs(p, "structure", combinations(range(K + p.case.has_c), 2), p.weights())
 
 
 def _split(p: _Builder) -> None:
-    """As `_structure` over four times as many products, for some pairs: how one product goes on after another."""
+    """The same over four times as many products, for some pairs: how one product goes on after another."""
+    leaves = LONG_K + p.case.has_c
+    pairs = [(i, j) for i, step in ((0, 1), (100, 2)) for j in range(0, leaves, step) if i != j]
     is_light = p.case.out.mantissa_bits < 10
-    for i in (0, 100):
-        for j in range(0, LONG_K + p.case.has_c, 1 if i == 0 else 2):
-            if i == j:
-                continue
-            terms = {k: p.term(p.low, 1 if is_light else 1 + (k + k // 16) % 3) for k in range(LONG_K)}
-            x, y = p.term(p.high)
-            c = 2.0**p.high if j == LONG_K else 2.0**p.low * p.case.has_c
-            terms[i] = (-x, y) if j == LONG_K else (x, y)
-            if j < LONG_K:
-                terms[j] = (-x, y)
-            p.add("split", (i, C if j == LONG_K else j), terms, c)
+    weights = [1 if is_light else 1 + (k + k // 16) % 3 for k in range(LONG_K)]
+    _pairs(p, "split", pairs, [(w, w, 1) for w in (*weights, 1)])
+
+
+def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights: list[tuple[int, int, int]]) -> None:
+    """Ask with M at i, -M at j, and weights of u elsewhere; ``weights``: each leaf's with its factors, c's last."""
+    depth, (x, y) = p.case.depth, p.term(p.high)
+    light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
+    for i, j in pairs:
+        terms, c = dict(enumerate(light)), weights[depth][0] * 2.0**p.low * p.case.has_c
+        if j == depth:  # c is positive: a sum rounded toward zero leaves a positive M alone
+            c, terms[i] = 2.0**p.high, (-x, y)
+        else:
+            terms[i], terms[j] = (x, y), (-x, y)
+        p.add(question, (i, C if j == depth else j), terms, c)
 
 
 def _width(p: _Builder) -> None:
