@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from npusim.probe.files import decoded, encoded
 from npusim.probe.questions import LONG_K, QUESTIONS, RANDOM, TRIPLES, K, scale_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from npusim.formats.float_format import FloatFormat
     from npusim.probe.questions import ProbeCase, Probes
@@ -40,12 +41,14 @@ def _of(name: str, **answers: Any) -> dict[str, Change]:
 
 
 # What a unit may do, by answer: the questions ask for one after the other, `_Unit._polish` tries all of them together.
-ROUNDINGS: dict[str, Change] = {
-    f"{mode}{'' if kept is None else f', {kept} bits kept'}": {"rounding": mode, "kept": kept}
-    for kept in (None, 13, 10, 7)
-    for mode in ROUNDED
-}
-LATE: dict[str, Change] = {mode: {"late": mode} for mode in ROUNDED}
+ROUNDINGS: Mapping[str, Change] = MappingProxyType(
+    {
+        f"{mode}{'' if kept is None else f', {kept} bits kept'}": {"rounding": mode, "kept": kept}
+        for kept in (None, 13, 10, 7)
+        for mode in ROUNDED
+    }
+)
+LATE: Mapping[str, Change] = MappingProxyType({mode: {"late": mode} for mode in ROUNDED})
 FLUSHED = _of(
     "flush", **{"kept": "none", "operands are 0": "in", "results are 0": "out", "operands and results are 0": "both"}
 )
@@ -54,7 +57,9 @@ EXPONENTS = _of(
     **{"sum of the operands'": "stored", "the same, subnormals normalised": "normalised", "its own": "product"},
 )
 OVERFLOW = _of("overflow", **{"Inf": "inf", "the largest": "largest"})
-LOWEST: dict[str, Change] = {str(n).lower(): {"lowest": n} for n in (None, *range(-145, -119), *range(-30, -9))}
+LOWEST: Mapping[str, Change] = MappingProxyType(
+    {str(n).lower(): {"lowest": n} for n in (None, *range(-145, -119), *range(-30, -9))}
+)
 INPUTS: dict[str, Change] = {"all": {"input_bits": None}} | {
     f"{bits} fraction bits, {mode}": {"input_bits": bits, "input_rounding": mode}
     for bits in (7, 8, 10, 11, 12)
@@ -167,7 +172,7 @@ class _Unit:
     def answer(self, question: str, words: str, explained: int, asked: int, still: tuple[str, ...] = ()) -> None:
         self.answers[question] = Answer(question, words, explained, asked, still)
 
-    def choose(self, question: str, where: Array, options: dict[str, Change]) -> None:
+    def choose(self, question: str, where: Array, options: Mapping[str, Change]) -> None:
         """Decide for the option that explains most of the outputs; name those that explain as many."""
         if not len(where):
             self.answer(question, "not asked", 0, 0)
@@ -298,7 +303,7 @@ class _Unit:
             words = kind.replace("_", " ").replace("special", "Inf and NaN")
             self.answer(words, good if n == len(where) else bad, n, len(where))
 
-    def _questions(self) -> Iterator[tuple[str, Array, dict[str, Change]]]:
+    def _questions(self) -> Iterator[tuple[str, Array, Mapping[str, Change]]]:
         """Yield each question, the probes that answer it, and its answers, as far as the unit is decided by then."""
         of, is_exact = self.p.of, self.unit.fraction is None
         if len(where := of("output")):
