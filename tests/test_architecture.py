@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("node", "ttir"),
     ("schedules",),
     ("kernel", "machine", "simulation"),
-    ("report", "explore", "tune", "invariance", "validate", "stress", "baseline", "pytest_plugin"),
+    ("report", "explore", "tune", "invariance", "validate", "stress", "probe", "baseline", "pytest_plugin"),
     ("run", "cli"),
     ("__main__",),
 )
@@ -52,6 +52,8 @@ WITHIN = frozenset(
         ("baseline", "explore"),
         ("validate", "invariance"),
         ("validate", "explore"),
+        # Random vectors are read and held to bits in one way.
+        ("probe", "validate"),
         ("report", "invariance"),
         # Choices that would hold are the changes that `diff` tries; points are tasks of a search's executors.
         ("stress", "validate"),

@@ -20,6 +20,7 @@ from npusim.cli import (
     inputs,
     layout,
     measure,
+    probe,
     program,
     record,
     run,
@@ -38,8 +39,7 @@ INTERRUPTED = 130
 #: In the order of the help text.
 VERBS = (
     *("run", "compare", "diff", "report", "explore", "tune", "invariant", "stress", "check", "validate", "import"),
-    "calibrate",
-    *("export", "record", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
+    *("calibrate", "probe", "export", "record", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
 )
 
 
@@ -147,5 +147,5 @@ def root(
 
 for module in (run, compare, explore, checks, measure, layout, formats, guide, record, program, stress, warm, tune):
     app.add_typer(module.app)
-for verbs in (inputs.hw, inputs.workload, guide.new, measure.export):
+for verbs in (inputs.hw, inputs.workload, guide.new, measure.export, probe.probe):
     app.add_typer(verbs)

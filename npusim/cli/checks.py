@@ -222,7 +222,8 @@ def _bits(file: Path, only: str, *, is_json: bool) -> None:
     report = check_bits(file, only)
     show_either(is_json, lambda: bits_document(report), lambda: bits_table(report))
     if not report.is_passed:
-        raise CheckFailedError("predicted and recorded bits differ")
+        how = f"; what explains them: npusim probe identify {file}" if report.kind == "vectors" else ""
+        raise CheckFailedError(f"predicted and recorded bits differ{how}")
 
 
 def _judge(report: "TimesReport") -> None:

@@ -380,6 +380,12 @@ class DeviceSpec(HardwareModel):
         return None if unit is None else unit.row_sum
 
     @property
+    def arithmetic_choices(self) -> dict[str, Choice[Any]]:
+        """What its matrix units compute, by the key of the file: of an input format, or of an accumulator's steps."""
+        facts = ((key, fact) for key, fact in self.facts() if ".arithmetic" in key and not key.startswith("facts."))
+        return {key: fact for key, fact in facts if isinstance(fact, Choice)}
+
+    @property
     def rounding_choices(self) -> dict[str, Choice[Any]]:
         """How its vector unit rounds where neither kernel nor precision says, by the precision's field.
 

@@ -115,7 +115,9 @@ class MatrixEngine(_QueueSpec):
     cycles_per_fractal: Positive
     startup_cycles: WholeQuantity
     accumulator_format: Text
-    arithmetic: dict[str, Choice[str]] = Field(description="registry name by input format")
+    arithmetic: dict[str, Choice[str]] = Field(
+        description="registry name by input format, or one that says its parameters: unit.f16.f32:(c+0..15)"
+    )
 
     def fractal(self, input_format: str) -> FractalSpec:
         """Return the step size for a format; raise `SpecError` naming those supported."""

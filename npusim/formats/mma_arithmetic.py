@@ -11,16 +11,19 @@ negative sum that rounds to zero gives +0, and a subnormal float16 c has exponen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from types import MappingProxyType
 from typing import Any, Literal
 
+from npusim.errors import FormatError
 from npusim.formats.float_format import FloatFormat, get_format, lookup
+from npusim.formats.mma_tree import AdditionTree, leaf_count, parse_tree
 
-Evidence = Literal["hardware-vectors", "published-model", "assumed"]
-Method = Literal["fused", "exact", "sequential", "grouped"]
+Evidence = Literal["hardware-vectors", "published-model", "assumed", "stated"]
+Method = Literal["fused", "exact", "sequential", "grouped", "tree"]
 FinalRounding = Literal["toward_zero", "nearest_even"]
 CMode = Literal["aligned", "late"]
 
@@ -66,9 +69,11 @@ class MmaArithmetic:
         Format of the scales of A's rows and B's columns, and how many k share one; empty and 0 where the unit has none.
     group
         Products of a group (``grouped``).
+    tree
+        Any other unit (``tree``): which terms meet in which addition, and what an addition does.
     evidence, source
-        ``hardware-vectors`` (every vector of the golden files equal), ``published-model`` or
-        ``assumed``; and where the parameters come from.
+        ``hardware-vectors`` (every vector of the golden files equal), ``published-model``, ``assumed`` or ``stated`` (a
+        name that says its own parameters: who wrote it knows why); and where the parameters come from.
 
     Notes
     -----
@@ -95,6 +100,7 @@ class MmaArithmetic:
     scale_format: str = ""
     scale_block: int = 0
     group: int = 0
+    tree: AdditionTree | None = None
 
     @property
     def a(self) -> FloatFormat:
@@ -112,6 +118,8 @@ class MmaArithmetic:
         return get_format(self.acc_format)
 
     def __str__(self) -> str:
+        if self.tree is not None:
+            return f"{self.name} [{self.evidence}]"
         width = "" if self.fraction_bits is None else f", F={self.fraction_bits}"
         kept = "" if self.kept_fraction_bits is None else f" E8M{self.kept_fraction_bits}"
         late = ", c added last" if self.c_mode == "late" else ""
@@ -144,18 +152,27 @@ _SHORT = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 _FP8 = ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3")
 
 
-def _formats_of(inputs: str) -> tuple[str, str]:
-    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2."""
-    if inputs in _FORMAT_OF_INPUT:
-        return _FORMAT_OF_INPUT[inputs], _FORMAT_OF_INPUT[inputs]
-    return _FORMAT_OF_INPUT[inputs[:4]], _FORMAT_OF_INPUT[inputs[4:]]
+def formats_of_inputs(inputs: str) -> tuple[str, str]:
+    """Return the formats of A and B: ``e4m3e5m2`` is E4M3 times E5M2; raise `FormatError` for an unknown one."""
+    for name, a in _FORMAT_OF_INPUT.items():
+        if (rest := inputs.removeprefix(name)) != inputs and rest in _FORMAT_OF_INPUT:
+            return a, _FORMAT_OF_INPUT[rest]
+    both = lookup(_FORMAT_OF_INPUT, inputs, "input format")
+    return both, both
+
+
+def input_name(a: str, b: str) -> str:
+    """Return how a registry name calls the formats of A and B."""
+    short = {name: key for key, name in _FORMAT_OF_INPUT.items()}
+    first, second = (lookup(short, name, "input format") for name in (a, b))
+    return first if a == b else first + second
 
 
 def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "published-model") -> MmaArithmetic:
     """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
     _, _, depth, inputs, acc = name.split(".")
     k = int(depth[1:])
-    a_format, b_format = _formats_of(inputs)
+    a_format, b_format = formats_of_inputs(inputs)
     # MATLAB-tensor-core: alignment exponents of float32 results are at least -(F + 108), of float16 results 4 - F.
     # Measured for F = 25 on an H200 (tests/formats/corner_h200.npz): -133 and -21, no other value.  FP8 products cannot
     # reach the first limit, and golden vectors of wgmma with 13 fraction bits rule out the second.
@@ -254,7 +271,7 @@ def _block_scaled(unit: str, pairs: tuple[str, ...]) -> Iterator[MmaArithmetic]:
 def _ascend_mx() -> Iterator[MmaArithmetic]:
     """Yield what the 950's MmadMx may compute; its width and order are not public."""
     for inputs in ("e4m3", "e5m2", "e4m3e5m2", "e5m2e4m3", "e2m1", "e1m2", "e2m1e1m2", "e1m2e2m1"):
-        a, b = _formats_of(inputs)
+        a, b = formats_of_inputs(inputs)
         source = "assumption: the 32 products of a scale and c, exact sum, one rounding"
         exact = _sequential(f"ascend.cube_mx.k64.{inputs}.f32", a, b, "float32", "assumed", source)
         yield replace(exact, k=64, block=32, method="exact", scale_format=E8M0, scale_block=32)
@@ -325,10 +342,15 @@ def _with_evidence(row: MmaArithmetic) -> MmaArithmetic:
 ARITHMETICS: Mapping[str, MmaArithmetic] = MappingProxyType({row.name: _with_evidence(row) for row in _rows()})
 
 
+#: What begins the name of an arithmetic that says its own parameters.
+UNIT = "unit."
+
+
 def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """Return the arithmetic called ``name``; an :class:`MmaArithmetic` is returned as it is.
 
-    Raises `FormatError` if the name is unknown; lists near names.
+    ``unit.<in>.<acc>:<tree>:<part>-<value>...`` says its own parameters (`AdditionTree`); the slow exact path computes
+    it.  Raises `FormatError` if the name is unknown; lists near names.
 
     Examples
     --------
@@ -337,4 +359,27 @@ def get_arithmetic(name: str | MmaArithmetic) -> MmaArithmetic:
     """
     if isinstance(name, MmaArithmetic):
         return name
+    if isinstance(name, str) and name.startswith(UNIT):
+        return _stated(name)
     return lookup(ARITHMETICS, name, "arithmetic")
+
+
+@functools.cache
+def _stated(name: str) -> MmaArithmetic:
+    """Return the arithmetic whose name says its parameters; raise `FormatError` where it is malformed."""
+    head, _, text = name.partition(":")
+    words = head.split(".")
+    if len(words) != 3:
+        raise FormatError(f"{name!r}: must begin unit.INPUTS.ACCUMULATOR:, such as unit.f16.f32:(c+0..15)")
+    (a, b), (acc, _) = formats_of_inputs(words[1]), formats_of_inputs(words[2])
+    tree = parse_tree(text)
+    k = leaf_count(tree.tree)
+    row = _sequential(name, a, b, acc, "stated", "parameters that its name says")
+    if any(get_format(f).bits > 32 or get_format(f).is_integer for f in (a, b, acc)):
+        raise FormatError(f"{name!r}: formats of such a unit are of at most 32 bits")
+    return replace(row, k=k, block=k, method="tree", tree=tree)
+
+
+def stated_name(a: str, b: str, acc: str, tree: AdditionTree) -> str:
+    """Return the name of a unit that says its parameters."""
+    return f"{UNIT}{input_name(a, b)}.{input_name(acc, acc)}:{tree}"

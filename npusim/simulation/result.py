@@ -14,7 +14,7 @@ from npusim.simulation.naming import digest_of, folder_of, inputs_of
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
@@ -222,8 +222,13 @@ def with_evidence(result: RunData) -> RunData:
     return replace(
         result,
         timing=None if timing is None else _completed(result, timing),
-        numerics=None if bits is None else replace(bits, row_sums=row_sum_evidence(bits.row_sum_orders, result.device)),
+        numerics=None if bits is None else _stated(bits, result.device),
     )
+
+
+def _stated(bits: NumericResult, device: DeviceSpec) -> NumericResult:
+    arithmetic = arithmetic_evidence(bits.arithmetic, device)
+    return replace(bits, arithmetic=arithmetic, row_sums=row_sum_evidence(bits.row_sum_orders, device))
 
 
 def _completed(result: RunData, timing: TimingResult) -> TimingResult:
@@ -277,3 +282,15 @@ def row_sum_evidence(orders: Iterable[str], device: DeviceSpec) -> dict[str, str
     """Return ``{order of row sums: basis in the device's file}``, ``chosen`` where it is another's."""
     fact = device.row_sum
     return {order: fact.basis if fact is not None and fact.value == order else "chosen" for order in orders}
+
+
+def arithmetic_evidence(arithmetic: Mapping[str, str], device: DeviceSpec) -> dict[str, str]:
+    """Return matrix arithmetics with their evidence: ``measured`` where the device's file says so.
+
+    Of one whose name says its parameters (``stated``) it is the file's basis, whichever that is.
+    """
+    bases = {str(choice.value): choice.basis for choice in device.arithmetic_choices.values()}
+    return {
+        name: bases[name] if name in bases and (bases[name] == "measured" or evidence == "stated") else evidence
+        for name, evidence in arithmetic.items()
+    }

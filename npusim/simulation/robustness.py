@@ -19,7 +19,7 @@ from npusim.numerics.reference import summarise_errors
 from npusim.schedules import SCHEDULES
 from npusim.schedules.registry import NAMED
 from npusim.simulation.evaluation import bits_of, source_of, subject_of
-from npusim.simulation.result import FiniteChoice, Spread, row_sum_evidence
+from npusim.simulation.result import FiniteChoice, Spread, arithmetic_evidence, row_sum_evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,8 @@ def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[
         for other in NAMED[name]:
             if other != choice.value:
                 yield f"{ROUNDED[name]} rounded {other}", {name: other}
-    for name in sorted({other for used in arithmetics for other in _other_arithmetics(used)}):
+    assumed = [name for name, evidence in arithmetic_evidence(arithmetics, device).items() if evidence == "assumed"]
+    for name in sorted({other for used in assumed for other in _other_arithmetics(used)}):
         yield name, {"arithmetic": name}
     for used, basis in row_sum_evidence(orders, device).items():
         others = (order for order in device.row_sums if order != used)
@@ -134,7 +135,7 @@ def _alternatives(program: TileProgram, plan: Plan) -> Iterator[tuple[str, dict[
 def _other_arithmetics(name: str) -> Iterator[str]:
     """Yield the other assumed arithmetics of a unit with the operands, scales and accumulator of ``name``."""
     chosen, kind = get_arithmetic(name), attrgetter("evidence", "a_format", "b_format", "acc_format", "scale_format")
-    for other, a in ARITHMETICS.items() if chosen.evidence == "assumed" else ():
+    for other, a in ARITHMETICS.items():
         is_of_unit = other.startswith(f"{name.partition('.')[0]}.")
         if other != name and is_of_unit and kind(a) == kind(chosen):
             yield other

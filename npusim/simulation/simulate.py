@@ -16,7 +16,14 @@ from npusim.simulation.apart import done_apart
 from npusim.simulation.evaluation import bits_of, compared_variants
 from npusim.simulation.inputs import padding_note
 from npusim.simulation.plan import Plan, estimate, plan_of, refuse_beyond, traced_groups
-from npusim.simulation.result import ComputedBits, PresetOutcome, RunData, result_of, row_sum_evidence
+from npusim.simulation.result import (
+    ComputedBits,
+    PresetOutcome,
+    RunData,
+    arithmetic_evidence,
+    result_of,
+    row_sum_evidence,
+)
 from npusim.simulation.robustness import (
     ROUNDED,
     Compared,
@@ -293,7 +300,7 @@ def _notes(
     if bits is not None:
         notes += [
             f"matrix arithmetic {name} is assumed: no public bit-level source"
-            for name, evidence in bits.arithmetic.items()
+            for name, evidence in arithmetic_evidence(bits.arithmetic, device).items()
             if evidence == "assumed"
         ]
         notes += [

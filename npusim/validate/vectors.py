@@ -113,11 +113,11 @@ def check_vectors(path: str | Path, only: str = "*") -> dict[str, VectorReport]:
 
     Raises `TensorError` or `FormatError` as :func:`load_vectors`.
     """
-    return {name: _compare(vectors) for name, vectors in load_vectors(path).items() if fnmatchcase(name, only)}
+    return {name: compare(vectors) for name, vectors in load_vectors(path).items() if fnmatchcase(name, only)}
 
 
-def _compare(vectors: MmaVectors) -> VectorReport:
-    """Evaluate all cases of one name at once."""
+def compare(vectors: MmaVectors) -> VectorReport:
+    """Return how many outputs of one name its arithmetic explains."""
     result = _products(vectors)
     bits = vectors.arithmetic.acc.bits_dtype
     got, wanted = result.view(bits), vectors.d.view(bits)

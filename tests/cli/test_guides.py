@@ -22,6 +22,7 @@ TOPICS = (
     "device",
     "diff",
     "measurements",
+    "probe",
     "schedule",
     "scope",
     "stress",

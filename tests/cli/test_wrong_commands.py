@@ -246,6 +246,10 @@ WRONG = (
     ("tune nope.py::k[1](x)", "nope.py: no such file"),
     ("tune flash -f block_kv=64 --seq 256 --bits Z -j1", "--bits Z: allowed: any, same, or a class: "),
     ("tune flash -f block_kv=64 --sizes seq=x -j1", "--sizes seq=x: write whole numbers: 4096, 4k"),
+    # -------------------- probe
+    ("probe bits", "Missing option '--out' / '-o'."),
+    ("probe bits --hw nope -o x", "no device named 'nope'; allowed: a10, a100, ascend_910b1"),
+    ("probe identify nope.npz", "nope.npz: no such file, and no packaged tensors of that name"),
     # -------------------- record
     ("record", "Missing argument 'PROGRAM'."),
     ("record nope.py", "nope.py: no such file; a program is script.py or script.py::function"),
@@ -409,5 +413,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 22
+    assert len(verbs) == 23
     assert set(verbs) <= {command.split()[0] for command in commands}
