@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "formats/*.npz", "py.typed")
+DATA = ("docs/*.md", "report/template/*", "cli/*.txt", "cli/*.yaml", "probe/*.txt", "formats/*.npz", "py.typed")
 
 
 def package_files() -> set[str]:
