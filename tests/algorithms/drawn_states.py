@@ -66,7 +66,7 @@ class DrawnStates:
         """Rows of a chunk: of the state, of the chunk's own scores, or of both, in one accumulator or two."""
         d = self.draw
         inter = "(qj @ h).to(F)" + (" * out" if self._maybe(0.25) else "")
-        if self._maybe(0.3):
+        if self._maybe():
             return [f"y = {inter}"]
         scored = "(qj @ kj.T).to(F)" + (" * decay" if self._maybe(0.4) else "")
         scored += d.choice(["", "", " * 0.25"])
@@ -82,7 +82,7 @@ class DrawnStates:
     def _fed(self) -> tuple[str, list[str]]:
         """The right factor of what goes into the state: an operand, made of one, or of the state (a delta rule)."""
         return self.draw.choice([
-            ("vj", []),
+            *[("vj", [])] * 3,
             ("fed", ["fed = (uj.to(F) * 0.5).to(fmt)"]),
             ("fed", ["l = s.to(fmt)", "r = uj.to(F) - (kj @ l).to(F)", "fed = r.to(fmt)"]),
             ("fed", ["l = s.to(fmt)", "fed = (uj.to(F) - (kj @ l).to(F)).to(fmt)"]),
@@ -92,7 +92,7 @@ class DrawnStates:
         """A second state: a matrix of transposed factors, a number for each channel of keys, or none."""
         tile, vector = "z = full('value key', 0.0, F)", "z = full('key', 1.0, F)"
         lines, start = self.draw.choice([
-            ([], ""), ([], ""),
+            *[([], "")] * 10,
             (["z = z + (vj.T @ kj).to(F)"], tile),
             (["n = (xj + xj).to(fmt)", "z = z * 0.5 + (vj.T @ n).to(F)"], tile),
             (["n = (uj + uj).to(fmt)", "z = z + (n.T @ kj).to(F)"], tile),
@@ -107,10 +107,10 @@ class DrawnStates:
     def _yields(self) -> list[str]:
         """What each tile leaves: rows, and perhaps the state before it, as it is or through a product."""
         self.results["o"] = "row value"
-        if self._maybe(0.3):
+        if self._maybe(0.2):
             self.results["b"] = "key value"
             return ["c = s.to(fmt)", "yield y.to(fmt), c"]
-        if self._maybe(0.3):
+        if self._maybe(0.2):
             self.results["b"] = "value row"
             return ["t = (s.to(fmt).T @ qj.T).to(F).to(fmt)", "yield y.to(fmt), t"]
         return ["yield y.to(fmt)"]
@@ -118,10 +118,10 @@ class DrawnStates:
     def _finish(self, has_second: bool) -> list[str]:
         """What is left behind the loop: rows of a second loop that reads the last state, and states."""
         lines, returned = list[str](), list[str]()
-        if self._maybe(0.3):
+        if self._maybe(0.15):
             lines += ["for qj in tiles(q):", "    e = s.to(fmt)", "    yield (qj @ e).to(F).to(fmt)"]
             self.results["o2"] = "row value"
-        if self._maybe():
+        if self._maybe(0.3):
             returned.append("s.to(fmt)")
             self.results["last"] = "key value"
         if has_second:

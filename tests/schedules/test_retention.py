@@ -30,6 +30,12 @@ def _run(name: str, hw: str, **more: Any) -> Any:
     return npusim.run(name, hw=hw, problem=PROBLEM, tiling=TILING, rows="all", heads="all", **more)
 
 
+def _integers(draw: np.random.Generator) -> dict[str, Any]:
+    """Return Q, K and V of -1, 0 and 1, few enough that every sum is exact."""
+    shapes = {n: (1, PROBLEM["heads"], PROBLEM["tokens"], width) for n, width in (("q", 32), ("k", 32), ("v", 48))}
+    return {n: (draw.integers(-1, 2, x) * (draw.random(x) < 0.2)).astype(np.float16) for n, x in shapes.items()}
+
+
 @pytest.mark.parametrize("hw", DEVICES)
 @pytest.mark.parametrize("name", ["retention", "gla"])
 def test_results_are_those_of_the_recurrence(name: str, hw: str) -> None:
@@ -43,12 +49,16 @@ def test_integers_are_exact_where_nothing_decays(hw: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(retention, "log_decay", np.zeros)
     draw = np.random.default_rng(0)
 
-    def tensor(width: int) -> Any:
-        shape = 1, PROBLEM["heads"], PROBLEM["tokens"], width
-        return (draw.integers(-1, 2, shape) * (draw.random(shape) < 0.2)).astype(np.float16)
+    assert _run("retention", hw, tensors=_integers(draw)).numerics.error.max_abs_error == 0
 
-    given = {"q": tensor(32), "k": tensor(32), "v": tensor(48)}
-    assert _run("retention", hw, tensors=given).numerics.error.max_abs_error == 0
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_integers_are_exact_where_gates_halve(hw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate of 1/2 at few tokens: e^b and e^-b are powers of two once they are float16, and every sum is exact."""
+    draw = np.random.default_rng(1)
+    halved = -np.log(2) * (draw.random((1, PROBLEM["heads"], PROBLEM["tokens"], 32)) < 0.03)
+    monkeypatch.setattr(retention, "log_gates", lambda *_: halved)
+    assert _run("gla", hw, tensors=_integers(draw)).numerics.error.max_abs_error == 0
 
 
 def test_a_chunk_and_the_columns_of_a_block_change_no_sum_but_their_order() -> None:
