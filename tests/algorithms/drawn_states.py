@@ -38,7 +38,7 @@ class DrawnStates:
 
     def _source(self) -> str:
         d = self.draw
-        body, (fed, fed_lines) = [f'h = s.to({self.fmt!r})', *self._result()], self._fed()
+        body, (fed, fed_lines) = [f"h = s.to({self.fmt!r})", *self._result()], self._fed()
         second, starts = self._second()
         kept = d.choice(["s", "s * 0.5", "s * endj"])
         step = f"(kj.T @ {fed}).to(F)"
@@ -155,7 +155,7 @@ class DrawnStates:
     def tensor(self, name: str) -> GlobalTensor | Stacked:
         """Return the tensor of an operand or a result: of all tokens, of a chunk, or a stack of a matrix for each."""
         is_result = name in self.results
-        axes = ((self.results if is_result else AXES)[name].split() + [""])[:2]
+        axes = [*(self.results if is_result else AXES)[name].split(), ""]
         long = self.chunk if name in ("decay", "out", "b") else self.tokens
         size = {"row": long, "token": long, "key": self.key, "value": self.value, "": 1}
         is_stacked, fmt = name in ("b", "end"), F if name in ("decay", "out", "end", "z") else self.fmt

@@ -79,3 +79,8 @@ def test_both_are_listed_for_both_families() -> None:
     for name in ("retention", "gla"):
         for family in ("ascend", "nvidia"):
             assert find_schedule(name, family).has_bits
+
+
+def test_a_run_is_called_by_its_sizes() -> None:
+    result = npusim.run("retention", hw="h200", problem=PROBLEM, tiling=TILING, numerics=False)
+    assert result.name == "retention-heads2tokens80key32value48"
