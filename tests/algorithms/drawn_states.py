@@ -45,7 +45,7 @@ class DrawnStates:
         ends = ["g = " + step, f"s = {kept} + g"] if self._maybe(0.3) else [f"s = {kept} + {step}"]
         lines = shuffled(d, body + fed_lines + second) + self._yields() + ends
         finish = self._finish(bool(second))
-        read = set(NAMES.findall("\n".join(lines + ends)))
+        read = set(NAMES.findall("\n".join(lines)))
         walked = [n for n in AXES if f"{n}j" in read]
         still = [n for n in AXES if n in STILL & read]
         self.operands = walked + still
