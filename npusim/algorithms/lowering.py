@@ -361,6 +361,12 @@ class _Lowering:
                     "a loop, or of a state; make it in a kernel of its own before",
                     e,
                 )
+            if right.event is not None and right.event.loop != e.loop:
+                self.kernel.fail(
+                    f"{right} is the right factor of a product in a loop and made outside of it: make it in the loop, "
+                    "where each tile's product takes it anew",
+                    e,
+                )
             if left.kind != "operand" and e.attributes.transpose_a and not self.is_recurrent:
                 self.kernel.fail(
                     f"{left.written()}.T is the left factor of a product, where operands alone can be transposed: make "

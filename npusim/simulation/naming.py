@@ -10,6 +10,7 @@ from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import build_tiling
 
 if TYPE_CHECKING:
+    from npusim.config.problem import AnyProblem
     from npusim.simulation.plan import Plan
 
 #: Options that the name of a run's folder says, and those that change what is shown of it alone.
@@ -60,6 +61,12 @@ def digest_of(plan: Plan) -> str:
     return content.hexdigest()[:12]
 
 
+def sizes_of(problem: AnyProblem) -> str:
+    """Return the whole numbers of a problem that are other than their defaults, each behind its name."""
+    sizes = problem.model_dump(exclude_defaults=True)
+    return "".join(f"{name}{size}" for name, size in sizes.items() if isinstance(size, int))
+
+
 def folder_of(plan: Plan) -> str:
     """Return the name of the run's folder: schedule, inputs, shape, device, and a digest of what else was asked."""
     r, p = plan.request, plan.problem
@@ -67,9 +74,7 @@ def folder_of(plan: Plan) -> str:
         lengths = f"{p.seq_q}x{p.seq_kv}" if p.seq_q != p.seq_kv else str(p.seq_kv)
         shape = f"{r.title(plan.workload)}-{lengths}"
     else:
-        shape = "".join(
-            f"{name}{size}" for name, size in p.model_dump(exclude_defaults=True).items() if isinstance(size, int)
-        )
+        shape = sizes_of(p)
     name = "_".join(f"{plan.schedule.name}-{shape}-{plan.device.name}".split())
     are_packaged = all(x is None or (isinstance(x, str) and not Path(x).suffix) for x in (r.workload, r.hw))
     is_all = are_packaged and not plan.schedule.origin and r.changed().keys() <= IN_FOLDER_NAMES

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from npusim.config.bands import validated
 from npusim.config.device_tables import ESTIMATED
 from npusim.config.layers import ModelProblem
-from npusim.config.problem import Problem
+from npusim.config.problem import KernelProblem, Problem
 from npusim.errors import SpecError
-from npusim.simulation.naming import digest_of, folder_of, inputs_of
+from npusim.simulation.naming import digest_of, folder_of, inputs_of, sizes_of
 from npusim.timing.result import ConstantRecord, OverlapRecord, Roofline, units_of
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def result_of(
         name = f"{request.schedule}-{plan.device.name}-{title}"
     elif isinstance(problem, Problem):
         name = f"{plan.schedule.name}-{title}-{problem.seq_kv}"
+    elif isinstance(problem, KernelProblem):
+        name = "-".join(filter(None, (plan.schedule.name, sizes_of(problem))))
     else:
         name = f"{plan.schedule.name}-{problem.flops() or 'bytes'}"
     result = RunData(

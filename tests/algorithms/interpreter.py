@@ -111,12 +111,16 @@ class Numbers:
 
 @dataclass
 class Product:
-    """a b, until a format or a total says where it adds up."""
+    """a b, or a sum of such, until a format or a total says where it adds up."""
 
     a: Numbers
     b: Numbers
+    before: Product | None = None
 
     def compute(self, total: Numbers | None, kept: str = "") -> tuple[Array, str]:
+        if self.before is not None:  # one accumulator: the next product goes onto what the last one left
+            made, fmt = self.before.compute(total, kept)
+            total = Numbers(made, fmt, self.a.run)
         c = None if total is None else total.of
         return self.a.run.machine.multiply(self.a.of, self.b.of, c, self.a.fmt, total.fmt if total else kept)
 
@@ -124,8 +128,8 @@ class Product:
         made, kept = self.compute(None, fmt)
         return Numbers(made, kept, self.a.run).to(fmt)
 
-    def __add__(self, total: Numbers) -> Numbers:
-        return total + self
+    def __add__(self, other: Any) -> Any:
+        return Product(other.a, other.b, self) if isinstance(other, Product) else other + self
 
 
 class Run:

@@ -68,11 +68,13 @@ FEWER: dict[str, tuple[str, ...]] = {
     "t4": ("causal", "bfloat16"),
 }
 APART = {
-    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv"),
+    "ascend_950": ("flash", "pasa", "fp8_attention", "split_kv", "retention", "gla"),
     "ascend_950_28": ("flash",),
-    "a10": ("flash", "pasa"),
+    "a10": ("flash", "pasa", "retention", "gla"),
     "t4": ("flash", "fp8_attention"),
 }
+#: Shapes of schedules of plain tensors: tokens, heads and widths are those of Q and V.
+OF_TENSORS = ("ragged", "grouped", "bfloat16")
 NODES = ("ascend_910b2_x8", "h200_x2", "v100_x8")
 SHAPES: dict[str, dict[str, Any]] = {
     "ragged": {"heads": 2, "seq_q": 197, "seq_kv": 333, "head_dim": 64, "value_head_dim": 80},
@@ -150,6 +152,11 @@ class Case:
         if kind is GemmProblem:
             fmt = sizes.get("dtype", "float16")
             return GemmProblem(m=sizes["seq_q"], n=sizes["seq_kv"], k=sizes["head_dim"] + 90, dtype=fmt)
+        if kind is KernelProblem:
+            key = sizes["head_dim"]
+            own: dict[str, Any] = {"batch": sizes.get("batch", 1), "heads": sizes["heads"]}
+            own |= {"tokens": sizes["seq_q"], "key": key, "value": sizes.get("value_head_dim", key)}
+            return KernelProblem(**own, dtype=sizes.get("dtype", "float16"))
         if kind is CopyProblem:
             return CopyProblem(bytes=sizes["seq_q"] * sizes["seq_kv"] * 16)
         if kind is RowsProblem:
@@ -179,7 +186,7 @@ class Case:
         if device.is_timed:
             timing = simulate_program(program, device, "block")
             found |= {"cycles": timing.cycles, "busy": busy_cycles(timing), "bytes": timing.link_bytes}
-        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem):
+        if self.hw not in SAME_BITS and isinstance(problem, Problem | GemmProblem | RowsProblem | KernelProblem):
             found["bits"] = digest_of_bits(program, problem)
         return found
 
@@ -213,10 +220,10 @@ def cases() -> Iterator[Case]:
     for hw in DEVICES:
         family = load_device(hw).family
         for name, of in SCHEDULES:
-            if SCHEDULES[name, of].problem is KernelProblem:
-                continue  # tests/schedules/test_retention.py has theirs
             if of == family and name in APART.get(hw, (name,)):
-                yield from (Case(name, hw, shape) for shape in FEWER.get(hw, tuple(SHAPES)))
+                shapes = FEWER.get(hw, tuple(SHAPES))
+                is_of_tensors = SCHEDULES[name, of].problem is KernelProblem
+                yield from (Case(name, hw, x) for x in (OF_TENSORS if is_of_tensors else shapes) if x in shapes)
     for name, hw, shape, precision, fields in EXTRA:
         yield Case(name, hw, shape, precision, fields)
 

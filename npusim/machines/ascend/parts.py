@@ -87,7 +87,17 @@ class Parts:
     # ---------------------------------------------------------------- checks
 
     def check(self) -> None:
-        """Raise `TilingError` for what a part would read of another tile, or a unit after another has read it."""
+        """Raise `TilingError` for what a part would read of another tile, or a unit after another has read it.
+
+        And for stages outside of the one loop that has products.
+        """
+        phase = self.frame.phase
+        if self.has_products and len(phase.loops) > 1:
+            first, other = (_named(loop.stages[0].rows[0]) for loop in phase.loops[:2])
+            raise TilingError(
+                f"{phase.name}: {first} and {other} are not in one loop, but cores that share products and rows have "
+                "one loop over tiles and rows after it; make a kernel of its own of each loop, and of rows before it"
+            )
         self._check_states()
         self._check_handed()
 

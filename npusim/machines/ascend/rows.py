@@ -259,22 +259,20 @@ class VectorShare:
         share = mine.rows
         return [RowSlice(mine.row + r, n, r, share, r == 0, r + height >= share) for r, n in chunks(share, height)]
 
-    def start(self, mine: RowSlice | None, states: Sequence[str]) -> Iterator[TileOp]:
-        """Yield the fill of states with what they start from."""
+    def start(self, states: Mapping[str, RowSlice | None]) -> Iterator[TileOp]:
+        """Yield the fill of states with what they start from, each with this core's share of its rows."""
         names = self.frame.phase.names
-        if mine is None:
-            return
         fills = [
             Step(Opcode.FILL, self._state(n, mine.rows), (start,))
-            for n in states
-            if (start := names[n].start) is not None and n not in self.spilled
+            for n, mine in states.items()
+            if mine is not None and (start := names[n].start) is not None and n not in self.spilled
         ]
         if fills:
             yield compute("state.start", self.core.vector, fills)
-        for n, at in ((n, at) for n, at in self.spilled.items() if n in states):
-            start = names[n].start
+        for n, at in self.spilled.items():
+            mine, start = states.get(n), names[n].start
             assert start is not None
-            for part in self.slices(mine, at.height):
+            for part in self.slices(mine, at.height) if mine else ():
                 back = at.back.fill(part.rows, self.frame.width(n), self.frame.fmt(n))
                 yield compute(f"{n}.start", self.core.vector, (Step(Opcode.FILL, back, (start,)),))
                 yield self._spill(n, part)

@@ -78,10 +78,10 @@ class ResidentBlock:
 
     def items(self, block: WorkTile) -> Iterator[Item]:
         """Yield one block in program order."""
-        frame, shares, turns = self.frame, self._shares(block.rows), self.turns
+        frame, turns = self.frame, self.turns
         for n in self.places.held:
             yield self._load(n, block, WHOLE)
-        start, finish = self._start(shares), self._finish(block, shares)
+        start, finish = self._start(block), self._finish(block)
         yield from turns.started(start) if turns else start
         for loop in frame.phase.loops:
             yield from frame.pipelined(self.cuts, block) if self.cuts else frame.loop(loop, self.tiles[loop], block)
@@ -121,7 +121,7 @@ class ResidentBlock:
         """Yield stages of all groups, group by group, each on its share of the rows."""
         for group in range(self.tiling.groups):
             for s in run:
-                share = self._shares(self.frame.shape(s.written[0], block, tile)[0])[group]
+                share = self._share(s.written[0], block, tile, group)
                 ops = (self._product if s.is_product else self._rows)(s, block, tile, group, share)
                 if self.turns and s.is_product:
                     ops = self.turns.product(s, group, ops)
@@ -129,25 +129,35 @@ class ResidentBlock:
                     ops = self.turns.rows(s, group, ops, self.places.tiles[group])
                 yield from ops
 
-    def _start(self, shares: list[Span]) -> Iterator[TileOp]:
+    def _share(self, n: str, block: WorkTile, tile: Visit, group: int) -> Span:
+        """Return which rows of a name are a warp group's."""
+        return self._shares(self.frame.shape(n, block, tile)[0])[group]
+
+    def _start(self, block: WorkTile) -> Iterator[TileOp]:
         names = self.frame.phase.names
         starts = {n: w.start for n, w in names.items() if w.start is not None}
         like = self.frame.phase.finish[0] if self.frame.phase.finish else self.frame.stages[0]
-        for group, (_, rows) in enumerate(shares):
+        for group, (_, rows) in enumerate(self._shares(block.rows)):
+            counts = [(n, start, self._share(n, block, WHOLE, group)[1]) for n, start in starts.items()]
             fills = [
-                Step(Opcode.FILL, self.places.part(group, n, rows, self.frame.width(n)), (start,))
-                for n, start in starts.items()
+                Step(Opcode.FILL, self.places.part(group, n, count, self.frame.width(n)), (start,))
+                for n, start, count in counts
+                if count
             ]
             held = self.places.held_slots(rows, first=True)
-            if held or (rows and fills):
-                op = self._op("start", like, group, FMA, tuple(fills) if rows else (), held)
+            if held or fills:
+                op = self._op("start", like, group, FMA, tuple(fills), held)
                 yield replace(op, group=self.works.start(like)) if self.works else op
 
-    def _finish(self, block: WorkTile, shares: list[Span]) -> Iterator[TileOp]:
+    def _finish(self, block: WorkTile) -> Iterator[TileOp]:
         stages = self.frame.phase.finish
-        for group, share in enumerate(shares):
-            held = self.places.held_slots(share[1], last=True)
-            operations = [op for s in stages for op in self._rows(s, block, WHOLE, group, share)]
+        for group, (_, rows) in enumerate(self._shares(block.rows)):
+            held = self.places.held_slots(rows, last=True)
+            operations = [
+                op
+                for s in stages
+                for op in self._rows(s, block, WHOLE, group, self._share(s.written[0], block, WHOLE, group))
+            ]
             if not operations and held:
                 yield self._op("finish", self.frame.stages[-1], group, FMA, (), held)
             yield from operations[:-1]

@@ -235,8 +235,8 @@ class BlockPlaces:
         return frozenset(s for s in firsts if s is not None and self.waits_at_once)
 
     def ends(self, n: str, s: Stage) -> tuple[bool, bool]:
-        """Return whether a product takes an operand's slot, and whether it releases it: the first and last reader."""
-        readers = [p for p in self.how if n in p.rows[0].srcs]
+        """Return whether a product takes an operand's slot, and releases it: its loop's first and last reader."""
+        readers = [p for p in self._loop_of(s) if p.is_product and n in p.rows[0].srcs]
         if n in self.prepared:
             return s is readers[0], s is readers[-1]
         is_first = s in self.leading if self.waits_at_once else s is readers[0]
@@ -246,7 +246,7 @@ class BlockPlaces:
         """Return the tile's other operands, where a product is the first that waits for its copies."""
         if s not in self.leading:
             return ()
-        others = [n for n in self.operands_of(tuple(self.how)) if n in self.visited and n not in s.rows[0].srcs]
+        others = [n for n in self.operands_of(self._loop_of(s)) if n in self.visited and n not in s.rows[0].srcs]
         return tuple(self.slot(self.near[n], n, block, tile, last=False) for n in others)
 
     def operand(self, n: str, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Operand:
@@ -269,11 +269,15 @@ class BlockPlaces:
             return slot.part(0, slot.rows, row, rows)
         return slot.part(row, rows) if n == s.rows[0].srcs[0] else slot
 
+    def _loop_of(self, s: Stage) -> tuple[Stage, ...]:
+        """Return the stages of a stage's own loop, or of the finish."""
+        phase = self.frame.phase
+        return next(of for of in (*(loop.stages for loop in phase.loops), phase.finish) if s in of)
+
     def _readers(self, root: str, s: Stage) -> list[Stage]:
         """Return the stages of rows that read an operand's slot in a stage's own loop."""
-        phase = self.frame.phase
-        run = next(of for of in (*(loop.stages for loop in phase.loops), phase.finish) if s in of)
-        return [x for x in run if not x.is_product and any(self.frame.storage.get(n, n) == root for n in x.read)]
+        root_of = self.frame.storage.get
+        return [x for x in self._loop_of(s) if not x.is_product and any(root_of(n, n) == root for n in x.read)]
 
     def bindings(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> dict[str, Source]:
         """Return what a stage's rows read and write, by name, for a group's share of the rows."""
