@@ -117,7 +117,7 @@ def _times(made: list[tuple[str, str, dict[str, object]]]) -> Section:
         "disputed": str(sum(int(str(f["disputed"])) for f in figures)),
         "times": table(header, rows),
     }
-    return fields, {"sweeps": [{"kernel": kernel, "shape": shape, **f} for kernel, shape, f in made]}
+    return dict(fields), {"sweeps": [{"kernel": kernel, "shape": shape, **f} for kernel, shape, f in made]}
 
 
 def _bits(made: list[tuple[str, str, dict[str, object]]]) -> Section:

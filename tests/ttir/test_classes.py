@@ -148,6 +148,7 @@ def drawn_of(case: str, seed: int) -> tuple[list[Configuration], list[str]]:
             heads="all",
             tensors={n: t.copy() for n, t in tensors.items()},
         )
+        assert result.numerics is not None
         assert result.numerics.computed.all()
         outputs.append(sha256(np.ascontiguousarray(result.output).tobytes()).hexdigest())
     return listed, outputs
