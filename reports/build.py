@@ -50,6 +50,7 @@ SECONDS: Mapping[str, int] = MappingProxyType(
         "served": 67,
         "stress": 120,
         "tiling_mask": 3,
+        "tune": 1,
         "validation": 520,
         "volta": 25,
         "gallery": 18,

@@ -25,6 +25,7 @@ __all__ = [
     "model_validator",
     "one_of",
     "part_of",
+    "power_of_two",
     "tile_fields",
     "tiling_fields",
     "word_of",
@@ -74,6 +75,18 @@ def one_of(names: Callable[[], Mapping[str, object]]) -> Any:
 def _check_name(names: Callable[[], Mapping[str, object]], value: str) -> str:
     if not is_outside(value) and value not in (known := names()):
         raise fault_at("", f"unknown {value!r}{suggest(value, sorted(known))}; one of your own is FILE.py:NAME")
+    return value
+
+
+def power_of_two() -> Any:
+    """Return what declares a field, ``Annotated[int, power_of_two()]``, that takes 1, 2, 4, 8, ... or None alone."""
+    return AfterValidator(_check_power)
+
+
+def _check_power(value: int | None) -> int | None:
+    if value is not None and value & (value - 1):
+        lower = 1 << value.bit_length() - 1
+        raise fault_at("", f"{value} is not a power of two; nearest: {lower} or {2 * lower}")
     return value
 
 
@@ -168,10 +181,13 @@ class TilingField:
     lightest: Lightest | None = None
     kind: str = "tile"
     none: str | None = None  #: the word that names None
+    is_power: bool = False  #: of two
 
     def takes(self, value: object) -> bool:
         """Return whether a whole number lies within the field's limits."""
         if not isinstance(value, int) or (self.multiple_of and value % self.multiple_of):
+            return False
+        if self.is_power and value & (value - 1):
             return False
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
 
@@ -206,6 +222,7 @@ def tiling_fields(cls: type[Tiling]) -> tuple[TilingField, ...]:
                 lightest=extra.get("lightest") if isinstance(extra, dict) else None,
                 kind=extra.get("kind", "tile") if isinstance(extra, dict) else "tile",
                 none=none if isinstance(none, str) else None,
+                is_power=any(getattr(rule, "func", None) is _check_power for rule in info.metadata),
             )
         )
     return tuple(fields)

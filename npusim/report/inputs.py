@@ -87,7 +87,8 @@ def _allowed(field: TilingField) -> str:
     if field.choices:
         return " | ".join(map(str, field.choices))
     limits = {"multiple of": field.multiple_of, ">=": field.minimum, "<=": field.maximum}
-    return ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+    words = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
+    return ", ".join(["power of 2", *words] if field.is_power else words)
 
 
 DEVICES = Columns(Column("device", "name"), Column("family", "family"), Column("description", "description"))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import npusim
 from npusim.cli.app import app
 from npusim.config.problem import KernelProblem
-from npusim.errors import SpecError
+from npusim.errors import SpecError, TilingError
 from npusim.simulation.request import Request
 from npusim.tune.configurations import configurations_of
 from npusim.tune.prediction import kept, lettered, predict_all, ranked
@@ -116,6 +116,15 @@ def test_a_kernel_without_configurations_is_refused_by_name() -> None:
         configurations_of(request_of(NORM, R=16, C=256), {})
     with pytest.raises(SpecError, match=r"no @triton.autotune to take configurations from"):
         configurations_of(Request("flash"), {})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "problem"), [(NORM, KernelProblem.of({"R": 8, "C": 256})), ("rows", None), ("pasa", None)]
+)
+def test_warps_are_powers_of_two(schedule: str, problem: KernelProblem | None) -> None:
+    """As compilers lay a block out; attention by warps stacked down its rows takes any multiple of 4."""
+    with pytest.raises(TilingError, match=r"warps: 12 is not a power of two; nearest: 8 or 16"):
+        npusim.run(schedule, hw="h100", problem=problem, tiling={"warps": 12}, numerics=False)
 
 
 # ---------------------------------------------------------------- Triton's own autotuner

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from npusim.config.engine import WarpIssue, WarpMatrixEngine
-from npusim.config.tiling import Field, Tiling, lightest, one_of
+from npusim.config.tiling import Field, Tiling, lightest, one_of, power_of_two
 from npusim.errors import BufferOverflowError, ProgramError, TilingError
 from npusim.ir.buffers import AddressSpace, Allocator
 from npusim.ir.op import Charge, Opcode
@@ -334,7 +334,7 @@ GpuKernelName = Annotated[str, one_of(partial(kernels, GpuKernel))]
 class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
-    warps: int = Field(
+    warps: Annotated[int, power_of_two()] = Field(
         default=4, ge=1, le=32, description="of a block, stacked down its rows; below 4 of kernels without products"
     )
     stages: int | None = Field(

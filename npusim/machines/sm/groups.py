@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from npusim.algorithms.flow import views
 from npusim.config.device_tables import ESTIMATED, compiled_registers
 from npusim.config.engine import GroupMatrixEngine, LocalMemoryPipe
-from npusim.config.tiling import Field, Tiling
+from npusim.config.tiling import Field, Tiling, power_of_two
 from npusim.errors import BufferOverflowError, SpecError, TilingError
 from npusim.formats import get_format
 from npusim.ir.op import Charge, GroupWork
@@ -437,7 +437,7 @@ class GpuRowsFields(Tiling):
     """What a block of norms and activations works on, and its warps."""
 
     elements: int = Field(default=4096, ge=256, description="of a block; one row at least where rows are summed up")
-    warps: int | None = Field(
+    warps: Annotated[int | None, power_of_two()] = Field(
         default=None,
         ge=1,
         le=32,

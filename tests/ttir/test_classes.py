@@ -1,0 +1,181 @@
+"""Classes of bits against executed configurations: one class has one output, and what differs has two classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.config.problem import KernelProblem, Problem
+from npusim.simulation.request import Request
+from npusim.tune import classes
+from npusim.tune.configurations import configurations_of
+from npusim.tune.prediction import predict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from npusim.tune.prediction import Configuration
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="npusim[triton] is not installed")
+HERE = Path(__file__).parent
+PRODUCT = "tensor(M, K), tensor(K, N), {bias}tensor(M, N), M, N, K, BM=64, BN=64, BK=32"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A launch of one of our kernels, sizes and values of fields that are drawn, and inputs.
+
+    ``inputs``: by parameter, sizes of the shape and the format; attention has those of its problem.  Each value has a
+    factor from 2^-``spread`` to 2^``spread``, so that orders of a sum round otherwise.  ``differs``: whether outputs of
+    the first draw do.
+    """
+
+    launch: str
+    sizes: Mapping[str, tuple[int, ...]]
+    axes: Mapping[str, tuple[Any, ...]]
+    inputs: Mapping[str, tuple[str, str]]
+    differs: bool
+    spread: int = 6
+    file: str = "plain_kernels.py"
+
+
+DRAWN: dict[str, Drawn] = {
+    "product": Drawn(
+        f"matmul[cdiv(M, BM) * cdiv(N, BN)]({PRODUCT.format(bias='')}, GROUP=8)",
+        {"M": (48, 100, 130), "N": (48, 200), "K": (48, 80, 192)},
+        {"BM": (32, 64, 128), "BN": (32, 64, 128), "BK": (16, 32, 64), "warps": (4, 8), "GROUP": (1, 8)},
+        {"A": ("MK", "float16"), "B": ("KN", "float16")},
+        differs=False,
+    ),
+    "bias_gelu": Drawn(
+        f"bias_gelu[M // BM, N // BN]({PRODUCT.format(bias='tensor(N), ')})",
+        {"M": (128, 256), "N": (128,), "K": (64, 192)},
+        {"BM": (64, 128), "BN": (32, 64), "BK": (16, 32), "warps": (4, 8), "EXACT": (False, True)},
+        {"A": ("MK", "float16"), "B": ("KN", "float16"), "Bias": ("N", "float16")},
+        differs=True,
+    ),
+    "attention": Drawn(
+        "plain[cdiv(seq_q, BM), batch * heads](q, k, v, o, scale * log2e, seq_kv, D=head_dim, BM=64, BN=64, "
+        "CAUSAL=causal)",
+        {"seq": (100, 192, 256), "causal": (0, 1)},
+        {"BM": (64, 128), "BN": (16, 32, 64), "warps": (4, 8), "stages": (1, 2)},
+        {},
+        differs=True,
+        spread=0,
+        file="kernels.py",
+    ),
+    "softmax": Drawn(
+        "softmax[P](tensor(R, C).to('float32'), tensor(R, C).to('float32'), R, C, BLOCK=1024)",
+        {"R": (9, 16), "C": (500, 900, 1000), "P": (3, 4)},
+        {"BLOCK": (1024, 2048), "warps": (1, 2, 4, 8, 16), "stages": (2, 3)},
+        {"In": ("RC", "float32")},
+        differs=True,
+    ),
+    "row_sum": Drawn(
+        "row_sum[R](tensor(R, C).to('float32'), tensor(R).to('float32'), C, BLOCK=1024)",
+        {"R": (64,), "C": (100, 777, 1000, 1024)},
+        {"BLOCK": (1024, 2048), "warps": (1, 2, 4, 8, 16)},
+        {"X": ("RC", "float32")},
+        differs=True,
+    ),
+    "norm": Drawn(
+        "rms_norm[R](tensor(R, C), tensor(R, C), tensor(C), tensor(R).to('float32'), C, 1e-6, BLOCK=1024)",
+        {"R": (64,), "C": (640, 1000, 1024)},
+        {"BLOCK": (1024, 2048), "warps": (1, 2, 4, 8, 16)},
+        {"X": ("RC", "float16"), "W": ("C", "float16")},
+        differs=True,
+        file="tuned_kernels.py",
+    ),
+    "long_norm": Drawn(
+        "long_norm[R](tensor(R, C), {v}, {v}, tensor(R, C), {r}, {r}, C, 1e-5, BLOCK=64)".format(
+            v="tensor(C).to('float32')", r="tensor(R).to('float32')"
+        ),
+        {"R": (64,), "C": (200, 512)},
+        {"BLOCK": (64, 128), "warps": (1, 2, 4), "stages": (1, 2, 3)},
+        {"X": ("RC", "float16"), "W": ("C", "float32"), "B": ("C", "float32")},
+        differs=True,
+    ),
+    "long_softmax": Drawn(
+        "long_softmax[R](tensor(R, C), tensor(R, C), C, B=64)",
+        {"R": (64,), "C": (200, 512)},
+        {"B": (64, 128), "warps": (1, 2, 4), "stages": (1, 2, 3)},
+        {"X": ("RC", "float16")},
+        differs=True,
+        spread=0,
+    ),
+}
+#: Configurations of a draw.
+COUNT = 8
+
+
+@cache
+def drawn_of(case: str, seed: int) -> tuple[list[Configuration], list[str]]:
+    """Return drawn configurations of one drawn problem, and a digest of all bits that each gives for one input."""
+    drawn, draw, rng = DRAWN[case], Random(f"{case} {seed}"), np.random.default_rng(seed)
+    sizes = {n: draw.choice(values) for n, values in drawn.sizes.items()}
+
+    def values(shape: Sequence[int], fmt: str) -> Any:
+        return (rng.standard_normal(shape) * np.exp2(rng.integers(-drawn.spread, drawn.spread + 1, shape))).astype(fmt)
+
+    if drawn.inputs:
+        problem: Any = KernelProblem.of(sizes)
+        tensors = {n: values([sizes[s] for s in shape], fmt) for n, (shape, fmt) in drawn.inputs.items()}
+    else:
+        seq = sizes["seq"]
+        problem = Problem(heads=2, seq_q=seq, seq_kv=seq, head_dim=64, causal=bool(sizes["causal"]))
+        tensors = {n: values((1, 2, seq, 64), "float16") for n in "qkv"}
+    request = Request(f"{HERE / drawn.file}::{drawn.launch}", hw="h100", problem=problem)
+    points = draw.sample(list(product(*drawn.axes.values())), COUNT)
+    listed, outputs = [], []
+    for point in points:
+        listed += configurations_of(request, {n: (v,) for n, v in zip(drawn.axes, point, strict=True)})
+        result = npusim.run(
+            listed[-1].request.schedule,
+            hw="h100",
+            problem=problem,
+            tiling=listed[-1].request.tiling,
+            rows="all",
+            heads="all",
+            tensors={n: t.copy() for n, t in tensors.items()},
+        )
+        assert result.numerics is not None
+        assert result.numerics.computed.all()
+        outputs.append(sha256(np.ascontiguousarray(result.output).tobytes()).hexdigest())
+    return listed, outputs
+
+
+def outputs_by_class(case: str, seed: int) -> dict[str, set[str]]:
+    """Return the different outputs of each class of a draw."""
+    listed, outputs = drawn_of(case, seed)
+    found: dict[str, set[str]] = {}
+    for configuration, output in zip(listed, outputs, strict=True):
+        made = predict(configuration)
+        assert made.key, f"{configuration.label()}: {made.reason}"
+        found.setdefault(made.key, set()).add(output)
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 6))])
+@pytest.mark.parametrize("case", DRAWN)
+def test_configurations_of_one_class_have_one_output(case: str, seed: int) -> None:
+    found = outputs_by_class(case, seed)
+    assert {key: len(outputs) for key, outputs in found.items()} == dict.fromkeys(found, 1)
+    if seed == 0:
+        assert len(found) < COUNT  # classes that no two share would show nothing
+        assert (len(set.union(*found.values())) > 1) == DRAWN[case].differs
+
+
+@pytest.mark.parametrize(("case", "rule"), [("attention", "_deciding"), ("row_sum", "normal_order")])
+def test_classes_that_are_too_coarse_are_seen(case: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, rule, lambda *_: set[str]() if rule == "_deciding" else "any")
+    assert any(len(outputs) > 1 for outputs in outputs_by_class(case, 0).values())
