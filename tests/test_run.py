@@ -272,7 +272,7 @@ def test_a_run_makes_one_machine_of_its_device(hw: str, monkeypatch: pytest.Monk
         made.append(device)
         init(self, device)
 
-    for known in (tile._one_device, tile._choice, define._machine):
+    for known in (tile._one_device, tile._of_content, tile._choice, define._machine):
         known.cache_clear()
     monkeypatch.setattr(Machine, "__init__", counted)
     npusim.run("flash", hw=hw, seq=512, numerics=False)

@@ -197,7 +197,7 @@ def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
         f"{core}.{name}"
         for core in cores
         for name, engine in device.core(core).engines.items()
-        if not isinstance(engine, WarpIssue) and (program.has_own_rows or not isinstance(engine, TurnoverPipe))
+        if not isinstance(engine, WarpIssue) and (program.has_turnover or not isinstance(engine, TurnoverPipe))
     )
 
 

@@ -246,6 +246,11 @@ WRONG = (
     ("tune nope.py::k[1](x)", "nope.py: no such file"),
     ("tune flash -f block_kv=64 --seq 256 --bits Z -j1", "--bits Z: allowed: any, same, or a class: "),
     ("tune flash -f block_kv=64 --sizes seq=x -j1", "--sizes seq=x: write whole numbers: 4096, 4k"),
+    # -------------------- stress
+    ("stress flash --over nonsense=1:2", "--over nonsense=1:2: no such aspect; there are logit_std, logit_mean, "),
+    ("stress flash --over logit_std=4:1", "--over logit_std=4:1: write logit_std=LOW:HIGH, LOW below HIGH and above 0"),
+    ("stress flash --budget 0", "--budget 0.0: give seconds above 0"),
+    ("stress flash --require max-rmse=x", "--require max-rmse x: write an error, such as 0.001"),
     # -------------------- report
     ("report", "Missing argument 'RUN...'."),
     ("report nope", "nope: cannot be read: No such file or directory; a run folder or a result.json is needed"),
@@ -400,5 +405,5 @@ def test_there_are_a_hundred_and_fifty_of_every_verb() -> None:
     commands = [command for command, _ in WRONG]
     assert len(set(commands)) == len(commands) >= 150
     verbs = get_group(app).commands
-    assert len(verbs) == 20
+    assert len(verbs) == 21
     assert set(verbs) <= {command.split()[0] for command in commands}

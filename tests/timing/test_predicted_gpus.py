@@ -38,7 +38,7 @@ def test_peaks_are_the_vendors(hw: str, tflops: float) -> None:
 
 
 def test_numbers_of_another_chip_are_assumptions() -> None:
-    formats = {"t4": {"float16"}, "l40s": {"float16", "bfloat16", "float8_e4m3fn"}}
+    formats = {"t4": {"float16"}, "l40s": {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}}
     for hw in ("a10", "t4", "a100", "l40s"):
         device = load_device(hw)
         assert device.power is None
