@@ -2,7 +2,8 @@
 
 ``hwconfigs/validated.csv`` has the error of each measured case that the device bounds, not the host.  A band is that
 of a new group of cases: it is made of errors of cases that no constant was fitted on, as far as there are enough, with
-the correction for their number (``reports/validation/bands.py`` holds it against each group, made of the others).
+the correction for their number, of the same class of kernel (whose, how many rows, one stage or several) as far as that
+has enough (``reports/validation/bands.py`` leaves out a shape at a time and holds it against the others' band).
 Where no case is alike (its kind of kernel, each size within a factor of 4) there is no band: the errors of the nearest
 class are stated as errors.
 """
@@ -34,7 +35,12 @@ SIZES = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "hidden", 
 FEWEST = 9
 #: How much wider a band is for each doubling of a size beyond those measured: that under which most classes of cases
 #: that were kept out have their shares inside (``reports/validation/bands.py``).
-A_DOUBLING = 0.1
+A_DOUBLING = 0.05
+#: Rows of a GPU's tile above which its kernel spills registers; errors there are up to four times as large. One stage,
+#: whose operands pass through registers, is a class too.
+MOST_ROWS = 128
+#: The class of kernels of a schedule's own tile, where others' (by name) were measured too.
+OWN = "its own kernel"
 #: Largest factor between the sizes of a case and those of one like it.
 LIKE = 4.0
 
@@ -44,7 +50,7 @@ class MeasuredCase(NamedTuple):
 
     ``group``: what is kept out together; ``is_fitted``: a constant of its device was fitted on it;
     ``estimated_error``: the error where its kernel's registers are estimated, None where they decide nothing;
-    ``kind``: of its kernel (`kind_of`).
+    ``kind``: of its kernel (`kind_of`); ``tile``: the class of a GPU's tile (`tile_of`).
     """
 
     device: str
@@ -56,6 +62,7 @@ class MeasuredCase(NamedTuple):
     estimated_error: float | None
     sizes: dict[str, int]
     kind: str = ""
+    tile: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, str]) -> MeasuredCase:
@@ -63,7 +70,9 @@ class MeasuredCase(NamedTuple):
         sizes = (size.split("=") for size in row["sizes"].split())
         estimated = float(row["estimated_error"]) if row["estimated_error"] else None
         first = row["device"], row["numbers"], row["schedule"], row["group"], row["is_fitted"] == "yes"
-        return cls(*first, float(row["error"]), estimated, {name: int(size) for name, size in sizes}, row["kind"])
+        return cls(
+            *first, float(row["error"]), estimated, {name: int(size) for name, size in sizes}, row["kind"], row["tile"]
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,8 @@ class Validated:
     ``like`` of them with each size within a factor of 4 of this one's (None: no shape is known); ``others_used`` of
     other schedules of the device where these are too few.  ``outside`` says which size lies outside of those measured,
     and how far: bands are ``widened`` by that factor.  ``is_estimated``: registers of the kernel are; errors are those
-    of such predictions.
+    of such predictions.  ``ranked``: how many of the cases those errors are, of the class ``ranked_class`` alone
+    (empty: no narrower one than the schedule has cases enough).
     None ``like`` it: there is no band; ``median_error`` and ``most_error`` are then the median and the largest error of
     the ``cases`` of the ``nearest`` class.
     No cases: nothing was measured, or (``is_changed``) the device's numbers are others than those that were held
@@ -92,6 +102,8 @@ class Validated:
     is_changed: bool = False
     others: dict[str, float] = field(default_factory=dict)
     nearest: str = ""
+    ranked: int = 0
+    ranked_class: str = ""
 
     @property
     def band(self) -> float | None:
@@ -130,6 +142,7 @@ class Validated:
         reasons = [] if self.like is None else [f"{self.like} of {cases} like it"]
         reasons += [self.outside] if self.outside else []
         reasons += ["registers estimated"] if self.is_estimated else []
+        reasons += [f"errors of {self.ranked} cases, {self.ranked_class}"] if self.ranked_class else []
         return f" ({'; '.join(reasons)})" if reasons else ""
 
 
@@ -159,8 +172,9 @@ def validated(
     cases = [case for case in of_device if case.numbers == numbers]
     names = dict.fromkeys(case.schedule for case in cases)
     if schedule in names:
-        return band(cases, schedule, sizes_of(problem), kind_of(tiling), is_estimated=is_estimated)
-    others = {name: errors_of(cases, name, is_estimated=False) for name in names if name != WHOLE_MODELS}
+        kernel = kind_of(tiling), tile_of(tiling)
+        return band(cases, schedule, sizes_of(problem), *kernel, is_estimated=is_estimated)
+    others = {name: errors_of(cases, name, ())[0] for name in names if name != WHOLE_MODELS}
     is_changed = any(case.schedule == schedule for case in of_device)
     return Validated(is_changed=is_changed, others={name: nine_in_ten(errors) for name, errors in others.items()})
 
@@ -177,11 +191,38 @@ def kind_of(tiling: Tiling | None) -> str:
     return fields.get("kernel") or ("library" if fields.get("stages", "") is None else "")
 
 
+def tile_of(tiling: Tiling | None) -> str:
+    """Return the class of a GPU's tile by rows and stages; empty where a tiling names none of them."""
+    fields = dict(tiling or ())
+    rows, stages = fields.get("block_q"), fields.get("stages")
+    if not isinstance(rows, int) or not isinstance(stages, int):
+        return ""
+    return (
+        f"{'more than' if rows > MOST_ROWS else 'up to'} {MOST_ROWS} rows; {'one stage' if stages == 1 else 'stages'}"
+    )
+
+
+def classes_of(kind: str, tile: str) -> tuple[tuple[str, ...], ...]:
+    """Return the classes that a kernel is in, the narrowest first: its tile's, that by rows alone, its kind's."""
+    rows, _, stages = tile.partition("; ")
+    return ((kind, rows, stages), (kind, rows), (kind,)) if tile else ((kind,),)
+
+
 def band(
-    cases: Sequence[MeasuredCase], schedule: str, sizes: Mapping[str, int], kind: str = "", *, is_estimated: bool
+    cases: Sequence[MeasuredCase],
+    schedule: str,
+    sizes: Mapping[str, int],
+    kind: str = "",
+    tile: str = "",
+    *,
+    is_estimated: bool,
 ) -> Validated:
-    """Return the band that a device's measured cases give a run of one of their schedules."""
-    errors = errors_of(cases, schedule, is_estimated=is_estimated)
+    """Return the band that a device's measured cases give a run of one of their schedules.
+
+    Without ``sizes``, that of all kernels of the schedule.
+    """
+    classes = classes_of(kind, tile) if sizes else ()
+    errors, chosen = errors_of(cases, schedule, classes, is_estimated=is_estimated)
     same = [case for case in cases if case.schedule == schedule]
     if sizes and not any(is_like(case, sizes, kind) for case in same):
         of_kind = [case for case in same if case.kind == kind]
@@ -194,21 +235,31 @@ def band(
     ends = half(errors) * widened, nine_in_ten(errors) * widened
     used = len(errors) - len(same) if len(errors) > len(same) else 0
     is_told = is_estimated and any(case.estimated_error is not None for case in same)
-    return Validated(len(same), like, *ends, used, outside, widened, is_told)
+    ranked = (len(errors), ", ".join(filter(None, chosen)) or OWN) if chosen else (0, "")
+    return Validated(len(same), like, *ends, used, outside, widened, is_told, ranked=ranked[0], ranked_class=ranked[1])
 
 
-def errors_of(cases: Iterable[MeasuredCase], schedule: str, *, is_estimated: bool) -> list[float]:
-    """Return the absolute errors that a schedule's band is made of, the least first.
+def errors_of(
+    cases: Iterable[MeasuredCase], schedule: str, classes: Iterable[tuple[str, ...]], *, is_estimated: bool = False
+) -> tuple[list[float], tuple[str, ...]]:
+    """Return the absolute errors that a schedule's band is made of, the least first, and the class that they are of.
 
-    Of cases that no constant was fitted on; of all of the schedule, then of the device's kernels, where those are too
-    few for nine in ten.
+    Of the narrowest of the ``classes`` with cases enough for nine in ten, those that no constant was fitted on where
+    they are enough; else of all of the schedule (an empty class), then of the device's kernels.  A class that all of
+    the schedule's cases are in is none.
     """
     kernels = [case for case in cases if case.schedule == schedule or WHOLE_MODELS not in (schedule, case.schedule)]
     same = [case for case in kernels if case.schedule == schedule]
-    sets = [case for case in same if not case.is_fitted], same, kernels
-    chosen = next((listed for listed in sets if len(listed) >= FEWEST), kernels)
+    found: tuple[str, ...] = ()
+    chosen = kernels
+    for name in (*classes, ()):
+        of_class = [case for case in same if not name or name in classes_of(case.kind, case.tile)]
+        sets = [case for case in of_class if not case.is_fitted], of_class
+        if enough := next((listed for listed in sets if len(listed) >= FEWEST), None):
+            chosen, found = enough, name if len(of_class) < len(same) else ()
+            break
     errors = ((case.estimated_error if is_estimated else None, case.error) for case in chosen)
-    return sorted(abs(known if estimated is None else estimated) for estimated, known in errors)
+    return sorted(abs(known if estimated is None else estimated) for estimated, known in errors), found
 
 
 def half(errors: Sequence[float]) -> float:

@@ -24,6 +24,7 @@ from npusim.config.bands import (
     FEWEST,
     FILE,
     MeasuredCase,
+    classes_of,
     distance,
     errors_of,
     half,
@@ -32,6 +33,7 @@ from npusim.config.bands import (
     nine_in_ten,
     numbers_of,
     sizes_of,
+    tile_of,
 )
 from npusim.config.device_tables import ESTIMATED
 from npusim.config.node import NODE_FAMILY, NodeDevice, load_machine
@@ -50,7 +52,7 @@ HEAD = """\
 # How far predicted times were from measured ones, by case: predicted over measured less one; `estimated_error` with
 # registers estimated. `group`: what is kept out together. Written by reports/validation/bands.py from the measurements
 # beside it, less those with a share of the host's (`host_floor_us`); `numbers` a hash of the device file's then;
-# `kind`: whose kernel it is.
+# `kind`: whose kernel it is; `tile`: the class of a GPU's tile.
 """
 #: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
 FACTORS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -88,7 +90,8 @@ def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
         errors = f"{row.error:.4f}", "" if estimated is None else f"{estimated:.4f}"
         numbers = numbers_of(machine_of(*key))
         fitted = "" if row.is_untouched else "yes"
-        lines.append((device, numbers, schedule, group, fitted, *errors, sizes, kind_of(plan.tiling)))
+        kernel = kind_of(plan.tiling), tile_of(plan.tiling)
+        lines.append((device, numbers, schedule, group, fitted, *errors, sizes, *kernel))
     return lines
 
 
@@ -119,11 +122,15 @@ def write(*devices: str) -> Path:
 
 
 class KeptOut(NamedTuple):
-    """A measured case, and the ends of the band that the other groups give it, before it is widened."""
+    """A measured case, and the ends of the bands that other shapes give it, before they are widened.
+
+    ``given``: most's end where its own shape is among the cases.
+    """
 
     case: MeasuredCase
     median: float
     most: float
+    given: float
     doublings: float
 
     def is_inside(self, factor: float) -> tuple[bool, bool]:
@@ -132,9 +139,28 @@ class KeptOut(NamedTuple):
         return abs(self.case.error) <= self.median * widened, abs(self.case.error) <= self.most * widened
 
 
+class Width(NamedTuple):
+    """Most's bands of a class: shares inside where shapes are given and left out, what it needs, the widest.
+
+    ``need``: the error that nine in ten of its own cases are within.
+    """
+
+    given: float
+    left_out: float
+    need: float
+    widest: float
+
+    @classmethod
+    def of(cls, cases: Sequence[KeptOut]) -> Width:
+        """Return the figures of the cases of a class."""
+        given = sum(abs(c.case.error) <= c.given for c in cases) / len(cases)
+        need = nine_in_ten(sorted(abs(c.case.error) for c in cases))
+        return cls(given, shares(cases)[1], need, max(c.most * (1 + A_DOUBLING * c.doublings) for c in cases))
+
+
 @cache
-def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
-    """Return every measured case with the band that others give it, by device and schedule.
+def kept_out() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
+    """Return every measured case with the band that other shapes give it, by device, schedule, kind and tile's class.
 
     Where others are too few for nine in ten, a run says "all measured so far", no share, and where none of them is like
     the case, it has no band: such are left out.
@@ -144,15 +170,19 @@ def kept_out() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
         devices[row["device"], row["numbers"]].append(MeasuredCase.of(row))
     found = defaultdict(list)
     for cases in devices.values():
-        for schedule, group in sorted({(case.schedule, case.group) for case in cases}):
-            inside = [case for case in cases if (case.schedule, case.group) == (schedule, group)]
-            others = [case for case in cases if (case.schedule, case.group) != (schedule, group)]
-            if same := [case for case in others if case.schedule == schedule]:
-                errors = errors_of(others, schedule, is_estimated=False)
-                alike = [c for c in inside if any(is_like(o, c.sizes, c.kind) for o in same)]
-                for case in alike if len(errors) >= FEWEST else ():
-                    doublings = log2(distance(same, case.sizes)[0])
-                    found[case.device, schedule].append(KeptOut(case, half(errors), nine_in_ten(errors), doublings))
+        shapes = defaultdict(list)
+        for case in cases:
+            shapes[case.schedule, tuple(case.sizes.items())].append(case)
+        for (schedule, sizes), inside in shapes.items():
+            others = [case for case in cases if (case.schedule, tuple(case.sizes.items())) != (schedule, sizes)]
+            same = [case for case in others if case.schedule == schedule]
+            doublings = log2(distance(same, dict(sizes))[0]) if same else 0.0
+            for case in inside:
+                classes = classes_of(case.kind, case.tile)
+                errors, given = (errors_of(listed, schedule, classes)[0] for listed in (others, cases))
+                if len(errors) >= FEWEST and any(is_like(other, case.sizes, case.kind) for other in same):
+                    ends = half(errors), nine_in_ten(errors), nine_in_ten(given)
+                    found[case.device, schedule, case.kind, case.tile].append(KeptOut(case, *ends, doublings))
     return {key: tuple(listed) for key, listed in sorted(found.items())}
 
 
@@ -162,7 +192,7 @@ def shares(cases: Sequence[KeptOut], factor: float = A_DOUBLING) -> tuple[float,
     return sum(a for a, _ in inside) / len(inside), sum(b for _, b in inside) / len(inside)
 
 
-def judged() -> dict[tuple[str, str], tuple[KeptOut, ...]]:
+def judged() -> dict[tuple[str, str, str, str], tuple[KeptOut, ...]]:
     """Return the classes with cases enough, of those that no constant was fitted on."""
     free = {key: tuple(c for c in cases if not c.case.is_fitted) for key, cases in kept_out().items()}
     return {key: cases for key, cases in free.items() if len(cases) >= JUDGED}

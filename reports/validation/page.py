@@ -54,7 +54,7 @@ class Best(NamedTuple):
 
 def write(folder: Path) -> list[Path]:
     """Write ``validation.md``, its data and charts, and the table of errors that ships with the device files."""
-    parts = (_short, _classes, _groups, _kinds, _refits, _best, _v100, _bits, _worst)
+    parts = (_short, _classes, _bands, _groups, _kinds, _refits, _best, _v100, _bits, _worst)
     content = gather("validation", (part() for part in parts))
     charts = {
         "validation_h200.svg": _chart_h200(),
@@ -116,16 +116,13 @@ def _short() -> Section:
 
 
 def _classes() -> Section:
-    """Errors of times by device and schedule, and of cases kept out the share inside the band that the others give."""
+    """Errors of times by device and schedule."""
     lines, figures = [], {}
-    kept = bands.judged()
     for (device, schedule), rows in study.classes().items():
         every, free = study.errors(rows), study.errors(r for r in rows if r.is_untouched)
-        inside = bands.shares(kept[device, schedule]) if (device, schedule) in kept else None
-        shown = [""] * 2 if inside is None else [percent(share) for share in inside]
         untouched = [free.cases, percent(free.median) if free.cases else ""]
-        lines.append([device, schedule, every.cases, *_figures(every), *untouched, *shown])
-        figures[f"{device} {schedule}"] = {"all": every, "untouched": free, "inside": inside}
+        lines.append([device, schedule, every.cases, *_figures(every), *untouched])
+        figures[f"{device} {schedule}"] = {"all": every, "untouched": free}
     header = ("device", "schedule", "times", "median", "nine in ten", "worst", "untouched", "their median")
     others = [r for r in study.counted() if r.residual.quantity not in study.TIMES]
     kinds = sorted({(r.kind, r.residual.quantity) for r in others})
@@ -134,12 +131,28 @@ def _classes() -> Section:
         for kind, quantity in kinds
         for found in [study.errors(r for r in others if (r.kind, r.residual.quantity) == (kind, quantity))]
     ]
+    fields: dict[str, object] = {
+        "classes": table(header, lines),
+        "others": table(("source", "quantity", "count", *header[3:6]), more),
+    }
+    return fields, {"classes": figures}
+
+
+def _bands() -> Section:
+    """The share of the cases of left-out shapes inside the band that the others give, by class, and its width."""
+    kept = bands.judged()
     every_kept = [case for cases in kept.values() for case in cases]
     inside = bands.shares(every_kept)
     outside = [case for case in every_kept if case.doublings]
+    widths = {key: bands.Width.of(cases) for key, cases in kept.items()}
+    lines = [
+        [device, schedule, kind, tile, len(kept[key]), percent(bands.shares(kept[key])[0]), *map(percent, width)]
+        for key, width in widths.items()
+        for device, schedule, kind, tile in [key]
+    ]
+    header = ("device", "schedule", "kernel", "tile", "untouched", "inside half's", "most's, shape given", "left out")
     fields: dict[str, object] = {
-        "classes": table((*header, "inside half's", "inside most's"), lines),
-        "others": table(("source", "quantity", "count", *header[3:6]), more),
+        "bands": table((*header, "nine in ten of its own", "widest band"), lines),
         **{
             f"{k}_share": f"{100 * a:.0f} to {percent(b, 0)}"
             for k, (a, b) in zip(("half", "most"), bands.SHARES, strict=True)
@@ -158,7 +171,9 @@ def _classes() -> Section:
             [[percent(factor), bands.holding(factor), 2 * len(kept)] for factor in bands.FACTORS],
         ),
     }
-    return fields, {"classes": figures, "kept_out": {"cases": len(every_kept), "half": inside[0], "most": inside[1]}}
+    figures = {" ".join(filter(None, key)): width for key, width in widths.items()}
+    kept_out = {"cases": len(every_kept), "half": inside[0], "most": inside[1]}
+    return fields, {"bands": figures, "kept_out": kept_out}
 
 
 def _groups() -> Section:

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 import npusim
-from npusim.config.bands import A_DOUBLING, FILE, MeasuredCase, Validated, band, kind_of, numbers_of, validated
+from npusim.config.bands import (
+    A_DOUBLING,
+    FILE,
+    OWN,
+    MeasuredCase,
+    Validated,
+    band,
+    kind_of,
+    numbers_of,
+    tile_of,
+    validated,
+)
 from npusim.config.cases import Interval, load_measurements
 from npusim.config.load import load_device, load_workload
 from npusim.config.packaged import packaged_folder
@@ -133,6 +144,35 @@ def test_a_band_is_a_rank_of_untouched_errors_and_wider_beyond_what_was_measured
     assert band(told, "gemm", {}, is_estimated=True).most_error == 0.18
 
 
+def test_a_band_is_of_the_narrowest_class_of_kernels_with_cases_enough() -> None:
+    wide, narrow = "more than 128 rows; one stage", "up to 128 rows; stages"
+    cases = [
+        *(case(n / 100, tile=narrow) for n in range(1, 11)),
+        *(case(n / 10, tile=wide) for n in range(1, 9)),
+        *(case(n / 1000, kind="cublas") for n in range(1, 10)),
+    ]
+
+    def of(*kernel: str) -> Validated:
+        return band(cases, "gemm", {"m": 64}, *kernel, is_estimated=False)
+
+    assert (of("", narrow).most_error, of("", narrow).ranked) == (0.1, 10)
+    assert of("", narrow).why.endswith("; errors of 10 cases, up to 128 rows, stages)")
+    assert (of("", wide).most_error, of("", wide).ranked, of("", wide).ranked_class) == (0.8, 18, OWN)
+    assert (of("cublas").most_error, of("cublas").ranked_class) == (0.009, "cublas")
+    cases.append(case(0.9, tile=wide, is_fitted=True))
+    assert (of("", wide).most_error, of("", wide).ranked) == (0.9, 9)
+    of_all = band(cases, "gemm", {}, is_estimated=False)
+    assert (of_all.ranked, of_all.ranked_class, of_all.most_error) == (0, "", 0.7)
+
+
+def test_the_class_of_a_tile() -> None:
+    tilings = find_schedule("flash", "nvidia").tiling
+    assert tile_of(build_tiling(tilings, {"block_q": 256, "stages": 1})) == "more than 128 rows; one stage"
+    assert tile_of(build_tiling(tilings, {"block_q": 128, "stages": 2})) == "up to 128 rows; stages"
+    assert tile_of(build_tiling(tilings, {"stages": "library"})) == tile_of(None) == ""
+    assert tile_of(build_tiling(find_schedule("flash", "ascend").tiling, {})) == ""
+
+
 def test_where_no_case_is_alike_errors_are_errors() -> None:
     cases = [*(case(n / 100) for n in range(1, 10)), case(0.5, kind="cublas"), case(-0.7, kind="cublas")]
     sizes, kind = (
@@ -186,7 +226,10 @@ def test_bands_rest_on_times_that_the_device_bounds() -> None:
 def test_bands_hold_for_cases_kept_out() -> None:
     kept = bands.judged()
     assert [key for key, cases in kept.items() if not bands.is_by_chance(cases)] == []
-    doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash"]]
+    widths = {key: bands.Width.of(cases) for key, cases in kept.items()}
+    assert {key: w for key, w in widths.items() if w.widest > 2 * w.need} == {}, "wider than twice what they need"
+    assert min(w.left_out for w in widths.values()) >= bands.SHARES[1][0]
+    doubled = [c._replace(case=c.case._replace(error=2 * c.case.error)) for c in kept["h200", "flash", "cudnn", ""]]
     assert not bands.is_by_chance(doubled)
     every = [c for cases in bands.judged().values() for c in cases]
     assert all(low <= share <= high for share, (low, high) in zip(bands.shares(every), bands.SHARES, strict=True))
