@@ -57,8 +57,11 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     masses = ("became 0", stress.lost_mass), ("was cut by saturation", stress.clipped_mass)
     if any(share for _, share in masses):
         yield "mass of P", cells(*(f"{percent(share)} {what}" for what, share in masses if share))
-    words = {None: "not known within --budget", 0: "not even inputs a 16th as large hold", 1: "no larger inputs hold"}
-    yield "margin", cells(words.get(stress.margin) or f"inputs may be {stress.margin:g} times as large")
+    larger = (
+        f"inputs may be {stress.margin:g} times as large" if stress.margin else "not even a 16th of the inputs holds"
+    )
+    known = "no larger inputs hold" if stress.margin == 1 else larger
+    yield "margin", cells("not known within --budget" if stress.margin is None else known)
     if not is_held:
         named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
         does = any(error <= stress.limit for error in stress.choices.values())
