@@ -49,7 +49,7 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     is_held = stress.verdict == "holds"
     yield "verdict", cells(stress.verdict, style="good" if is_held else "bad")
     yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, twice that of calm inputs")
-    cut = "" if stress.is_whole else "; the budget ended before all that were meant to be"
+    cut = "" if stress.is_whole else "; the budget ended before the search did"
     yield "tried", cells(f"{len(stress.outcomes)} inputs{cut}")
     if not is_held:
         none = "no step by itself: the algorithm gives something else, or roundings add up"
@@ -57,8 +57,11 @@ def _facts(stress: Stress) -> Iterator[Fact]:
     masses = ("became 0", stress.lost_mass), ("was cut by saturation", stress.clipped_mass)
     if any(share for _, share in masses):
         yield "mass of P", cells(*(f"{percent(share)} {what}" for what, share in masses if share))
-    margin = "not even inputs a 16th as large hold" if stress.margin is None else "no larger inputs hold"
-    yield "margin", cells(margin if stress.margin in (None, 1) else f"inputs may be {stress.margin:g} times as large")
+    larger = (
+        f"inputs may be {stress.margin:g} times as large" if stress.margin else "not even a 16th of the inputs holds"
+    )
+    known = "no larger inputs hold" if stress.margin == 1 else larger
+    yield "margin", cells("not known within --budget" if stress.margin is None else known)
     if not is_held:
         named = [f"{name}: error {error:.2g}" for name, error in stress.choices.items()]
         does = any(error <= stress.limit for error in stress.choices.values())

@@ -171,10 +171,10 @@ class Stress:
     `STEPS` steps of the coarsest format at most), or ``not finite``.  ``first``: the first value that float64 does not
     give from what its step read; empty where there is none, and the error is the algorithm's or that of many roundings.
     ``lost_mass`` and ``clipped_mass``: shares of a row's sum whose P became 0, or that saturation cut, means over rows.
-    ``margin``: the power of two by which Q (of plain tensors, all inputs) may be larger than in the base, None where
-    not even smaller ones hold.  ``choices``: errors on the worst input of the choices that hold there, else of the one
-    that comes nearest.  ``is_whole``: the budget was enough for all points.  ``inputs``: the worst, of the
-    heads that were computed.
+    ``margin``: the power of two by which Q (of plain tensors, all inputs) may be larger than in the base, 0 where
+    not even a 16th of it holds, None where the budget ended before.  ``choices``: errors on the worst input of the
+    choices that hold there, else of the one that comes nearest.  ``is_whole``: the budget was enough for all of this.
+    ``inputs``: the worst, of the heads that were computed.
     """
 
     name: str
@@ -347,20 +347,26 @@ class _Search:
         )
 
     def _margin(self, name: str) -> float | None:
-        """Return the power of two by which inputs may be larger: of those tried, the last before it breaks."""
-
-        def holds(power: int) -> bool:
-            return not self.is_over() and self.trial({name: 2.0**power}).badness <= self.limit
-
-        if holds(0):
-            return 2.0 ** next((n - 1 for n in range(1, GROWN + 1) if not holds(n)), GROWN)
-        return next((2.0**-n for n in range(1, SHRUNK + 1) if holds(-n)), None)
+        """Return the power of two by which inputs may be larger: the last before it breaks; None if not known."""
+        held = 0.0
+        for power in (*range(GROWN + 1), *range(-1, -SHRUNK - 1, -1)):
+            if power < 0 < held:
+                break
+            if self.is_over():
+                self.is_whole = False
+                return None
+            if self.trial({name: 2.0**power}).badness <= self.limit:
+                held = 2.0**power
+            elif held:
+                break
+        return held
 
     def _choices(self, worst: PointError) -> dict[str, float]:
         """Return the errors on the worst input of choices that hold; where none does, of the nearest."""
         tried: dict[str, float] = {}
         for name, of in _alternatives(*self.trial.at(worst.point)):
             if self.is_over():
+                self.is_whole = False
                 break
             try:
                 tried[name] = self.trial.outcome(*built(of()), worst.point).badness

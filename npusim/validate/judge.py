@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from npusim.errors import NpusimError
+from npusim.errors import NpusimError, SpecError
 from npusim.formats import get_arithmetic
 from npusim.numerics.evaluate import named_choices
 from npusim.numerics.paths import bits_of
@@ -58,7 +58,7 @@ class Judgement:
     """Whether an output is right: ``matched`` of ``total`` outputs have the predicted bits.
 
     ``measures``: its errors, in absolute numbers, beside what ``drawn`` legal kernels allow; ``lost``: values that are
-    NaN or Inf where those of such kernels are finite.
+    NaN or Inf where those of such kernels are finite; ``unjudged``: those where such a kernel's own are not.
     """
 
     matched: int
@@ -66,6 +66,7 @@ class Judgement:
     drawn: int = 0
     measures: tuple[Measure, ...] = ()
     lost: int = 0
+    unjudged: int = 0
 
     @property
     def is_right(self) -> bool:
@@ -81,7 +82,8 @@ class Judgement:
             return f"wrong: {self.lost:,} of {self.total:,} outputs are NaN or Inf where correct kernels' are finite"
         worst = max(self.measures, key=lambda m: m.value / m.allowed if m.allowed else float(m.value > 0) * np.inf)
         of = f"{worst.name} is {worst.value:.3g}, of {self.drawn} kernels of this precision {worst.allowed:.3g} at most"
-        return f"{'right' if self.is_right else 'wrong'}: {of}"
+        left = f"; {self.unjudged:,} of {self.total:,} outputs are not judged: such kernels' own are NaN or Inf there"
+        return f"{'right' if self.is_right else 'wrong'}: {of}{left if self.unjudged else ''}"
 
 
 def judge(
@@ -93,7 +95,8 @@ def judge(
     kernels of the same formats: the schedule with other orders of sums, roundings, tiles and splits, drawn with the
     request's seed; nor above half of what zeros have.  Errors are the norm over all outputs, the largest norm of a row,
     and the largest of an element.
-    Each output, and errors raised, are as for `npusim.validate.diff.diff`.
+    Outputs where one of these kernels has NaN or Inf are not judged.  Each output, and errors raised, are as for
+    `npusim.validate.diff.diff`; `SpecError` too where no output is left.
     """
     all_held = [comparison(output, request) for output in outputs]
     held = all_held[0]
@@ -110,6 +113,10 @@ def judge(
         if on_tried:
             on_tried(number + 1, DRAWN)
     finite = {at: np.all([_is_finite(kernel[at]) for kernel in kernels], axis=0) for at in exact}
+    judged = sum(int(cells.sum()) for cells in finite.values())
+    if not judged:
+        whose = f"correct kernels of {held.base.schedule} with precision {held.base.precision}"
+        raise SpecError(f"--judge: nothing to hold the output against: {whose} give NaN or Inf on these inputs")
     drawn = np.array([_errors(kernel, exact, finite) for kernel in kernels])
     of_zeros = _errors({at: np.zeros_like(rows) for at, rows in exact.items()}, exact, finite)
     quantile = np.quantile(drawn, QUANTILE, axis=0, method="higher")
@@ -121,6 +128,7 @@ def judge(
             len(kernels),
             tuple(Measure(*m) for m in zip(MEASURES, _errors(x, exact, finite), allowed, strict=True)),
             sum(int((finite[at] & ~_is_finite(x[at])).sum()) for at in exact),
+            total - judged,
         )
         for x, count in zip(given, matched, strict=True)
     ]

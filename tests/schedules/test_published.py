@@ -121,6 +121,13 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             "mine pays WARPS.sharing.lookup_cycles for each end; allowed: block,",
         ),
         (('30, "block"', '30, "score"'), "h200", {}, "for each score; .* one of an engine's ops, such as ALU.ops.comp"),
+        (('30, "block"', '-30, "block"'), "h200", {}, "mine pays .*-30.*; charges= returns Charges of 0 or more times"),
+        (
+            ("use: (LOOKUPS,)", "use: LOOKUPS"),
+            "h200",
+            {},
+            "mine pays 'WARPS.sharing.lookup_cycles'; charges= returns Charges",
+        ),
         (("MINE = GpuK", "OURS = GpuK"), "h200", {}, "MINE is no GpuKernel; the file has OURS"),
         (("GpuKernel(", "GpuKernel(1/0, "), "h200", {}, r"mine\.py:5: ZeroDivisionError"),
     ],

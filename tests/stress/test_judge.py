@@ -18,6 +18,7 @@ import npusim
 from npusim import formats
 from npusim.cli.app import app
 from npusim.config.problem import Problem
+from npusim.errors import SpecError
 from npusim.numerics.inputs import recipe_source
 from npusim.simulation.request import Request
 from npusim.validate.judge import Judgement, judge
@@ -159,3 +160,23 @@ def test_the_command_line_decides_by_its_exit_code(tmp_path: Path) -> None:
     assert document["kind"] == "npusim.judge"
     assert not document["is_right"]
     assert document["measures"][0]["value"] > document["measures"][0]["allowed"]
+
+
+def test_outputs_on_which_correct_kernels_are_not_finite_are_refused_or_counted(tmp_path: Path) -> None:
+    """Scores of 102,400 overflow float16, so that an output of zeros is no nearer to a correct one than any other."""
+    large = np.full((1, 1, 64, 64), 40, np.float16)
+    some = large.copy()
+    some[0, 0, :16] = 0
+    for name, q in (("all", large), ("some", some)):
+        np.savez(tmp_path / f"{name}.npz", q=q, k=large, v=large)
+    zeros = np.zeros_like(large)
+
+    def decide(name: str) -> Judgement:
+        return judge([zeros], Request("flash", precision="fa16_32", tensors=tmp_path / f"{name}.npz", rows="all"))[0]
+
+    with pytest.raises(SpecError, match=r"--judge: nothing to hold the output against: .* precision fa16_32 give NaN"):
+        decide("all")
+    found = decide("some")
+    assert found.unjudged == 48 * 64
+    assert str(found).startswith("wrong: ")
+    assert str(found).endswith("3,072 of 4,096 outputs are not judged: such kernels' own are NaN or Inf there")

@@ -53,6 +53,7 @@ def test_a_budget_that_is_spent_cuts_the_points_short_and_says_so() -> None:
     cut = stress("flash", **{**SMALL, "budget_s": 1e-6})
     assert not cut.is_whole
     assert len(cut.outcomes) == 1  # the base
+    assert cut.margin is None  # not known, where no larger input was tried
     with pytest.raises(SpecError, match="--budget 0"):
         stress("flash", **{**SMALL, "budget_s": 0.0})
 

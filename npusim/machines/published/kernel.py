@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from npusim.algorithms.split_rules import call_of
 from npusim.config.engine import WarpIssue
 from npusim.errors import TilingError
 from npusim.formats import get_format
+from npusim.ir.op import Charge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from npusim.algorithms.split_rules import Parts, SplitCall
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import Problem
-    from npusim.ir.op import Charge
 
 #: What warp groups that specialise do one after the other.
 Turns = Literal["exponentials", "products"]
@@ -183,8 +184,11 @@ class GpuKernel(PublishedKernel):
         return self.split_rule is not None and any(len(parts) > 1 for parts in self.split_rule(call))
 
     def paid(self, use: KernelUse) -> tuple[Charge, ...]:
-        """Return its charges; raise `TilingError` for one at a time that no such kernel comes to."""
+        """Return its charges; raise `TilingError` for others, and at a time that no such kernel comes to."""
         charges, times = tuple(self.charges(use)), {"block", "tile", "score"}
+        for charge in charges:
+            if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
+                raise TilingError(f"kernel: {self.name} pays {charge!r}; charges= returns Charges of 0 or more times")
         times |= {"local", "element", "output", "multiply_add"} if self.specialised is None else {"end"}
         times |= {"slice"} if self.slice_elements else set()
         for charge in charges:
