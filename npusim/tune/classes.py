@@ -4,14 +4,16 @@ A key has what decides a value: instructions with their attributes, formats, sta
 and sizes along axes that are summed up or walked while a state is carried.  Blocks of rows and columns, stages, warps
 behind products and placement are left out: no element looks at another's row or column, but along those axes.
 
-Left out too: tiles that a mask hides whole, which one block of rows visits and another does not.  They add zeros to
-sums that are finite, so that classes hold for finite inputs.
+Left out too: tiles that a mask hides whole at the end of a walk, which one block of rows visits and another does not.
+Where the states of a loop are sums and maxima, such tiles add zeros to sums that are finite, so that classes hold for
+finite inputs.  In other loops (PASA's means) all tiles that a row meets are part of the key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +21,7 @@ from npusim.formats.reductions import LANES
 from npusim.ir.op import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from npusim.algorithms.phase import Instruction, Phase, Stage, TileLoop
     from npusim.ir.program import TileProgram
@@ -51,8 +53,46 @@ def _parts(phase: Phase, arithmetic: str) -> Iterator[str]:
     for loop in phase.loops:
         yield repr((loop.axis, [_rows(s, phase) for s in loop.stages]))
     yield repr([_rows(s, phase) for s in phase.finish])
-    # Where loops begin, and whether they go up or down, decides the order of what they carry.
-    yield repr(sorted({(r.col % r.cols, r.step > 0) for cell in phase.cells for r in cell.runs}))
+    yield repr(_walks(phase))
+
+
+def _walks(phase: Phase) -> object:
+    """Return by head where walks of each row begin and which way they go, or all that they visit; of equal heads one.
+
+    Parts of a row's keys are walks of their own: where one begins, the one before has ended.
+    """
+    is_whole = not _ignores_hidden(phase)
+    heads = defaultdict[tuple[int, int], defaultdict[tuple[int, int], set[tuple[tuple[int, ...], ...]]]](
+        lambda: defaultdict(set)
+    )
+    for cell in phase.cells:
+        runs = cell.runs if is_whole else cell.runs[:1]
+        walk = tuple((r.col, r.cols, r.count, r.step) if is_whole else (r.col, r.step > 0) for r in runs)
+        heads[cell.batch, cell.head][cell.row, cell.row + cell.rows].add(walk)
+    by_head = {head: _joined(rows) for head, rows in heads.items()}
+    return next(iter(by_head.values())) if len(set(by_head.values())) == 1 else sorted(by_head.items())
+
+
+def _joined(rows: Mapping[tuple[int, int], set[tuple[tuple[int, ...], ...]]]) -> tuple[Any, ...]:
+    """Return the walks of spans of rows in order, adjacent spans with equal walks as one."""
+    joined = list[tuple[int, int, Any]]()
+    for (start, end), walks in sorted(rows.items()):
+        ordered = tuple(sorted(walks))
+        if joined and joined[-1][1:] == (start, ordered):
+            joined[-1] = joined[-1][0], end, ordered
+        else:
+            joined.append((start, end, ordered))
+    return tuple(joined)
+
+
+def _ignores_hidden(phase: Phase) -> bool:
+    """Return whether a tile of scores that are all -inf changes no state of a loop: each is a sum or a maximum."""
+    rows = [row for loop in phase.loops for stage in loop.stages for row in stage.rows]
+    made = {row.dst: row for row in rows}
+    states = {n for n, name in phase.names.items() if name.start is not None}
+    copies = [row for row in rows if row.dst in states and row.opcode is Opcode.COPY]
+    sources = [(row.dst, made.get(str(row.srcs[0]))) for row in copies]
+    return all(source is not None and source.opcode is Opcode.MAX and n in source.srcs for n, source in sources)
 
 
 def _rows(stage: Stage, phase: Phase) -> list[Any]:

@@ -47,8 +47,11 @@ def configurations_of(request: Request, axes: Mapping[str, Iterable[Any]]) -> li
     if axes:
         names = list(axes)
         points = [dict(zip(names, values, strict=True)) for values in product(*axes.values())]
-        if "::" in request.schedule and request.schedule.partition("::")[0].endswith(".py"):
-            return [_Base(request).launched(p, {}) for p in points]
+        path, mark, launch = request.schedule.partition("::")
+        if mark and path.endswith(".py"):
+            worked = tuned_of(path, launch.partition("[")[0].strip()).heuristics
+            others = {n: function for n, function in worked.items() if n not in names}
+            return [_Base(request).launched(p, others) for p in points]
         named = dict(request.tiling or {})
         return [Configuration(p, replace(request, tiling={**named, **p})) for p in points]
     if is_recorded(request.schedule):

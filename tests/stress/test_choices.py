@@ -92,6 +92,4 @@ def test_tensors_are_quantised_to_e5m2_with_a_scale_each() -> None:
     assert result.problem.is_scaled
     with pytest.raises(NpusimError, match="reads E4M3 inputs, not float8_e5m2"):
         npusim.run("fp8_attention", hw="h200", tensors=tensors("float32"), dtype="float8_e5m2", **HOW)
-    assert run("flash", "float8_e5m2", hw="h200").numerics.arithmetic == {
-        "hopper.wgmma.k32.e5m2.f32": "measured"
-    }
+    assert run("flash", "float8_e5m2", hw="h200").numerics.arithmetic == {"hopper.wgmma.k32.e5m2.f32": "measured"}
