@@ -340,7 +340,7 @@ def _size(name: str, text: str) -> int | float:
     try:
         return float(ascii_digits(text)) if re.search(r"[.e]", text) else parse_count(text)
     except ValueError:
-        raise SpecError(f"--problem {name}={text}: write a number, such as 4096, 4k or 1e-5") from None
+        raise SpecError(f"--problem {name}={text}: write a number above 0, such as 4096, 4k or 1e-5") from None
 
 
 def numbers(

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 from npusim.report.text import Block, Cell, Column, Columns, Facts, Heading, cells, document, percent, whole
+from npusim.stress.search import FACTOR, STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,9 @@ def stress_table(stress: Stress, command: str) -> tuple[Block, ...]:
 def _facts(stress: Stress) -> Iterator[Fact]:
     is_held = stress.verdict == "holds"
     yield "verdict", cells(stress.verdict, style="good" if is_held else "bad")
-    yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, twice that of calm inputs")
+    is_twice = stress.limit == FACTOR * stress.calm.badness
+    of = "twice that of calm inputs" if is_twice else f"{STEPS:g} steps of the coarsest format"
+    yield "worst", cells(f"{stress.worst}", f"allowed {stress.limit:.2g}, {of}")
     cut = "" if stress.is_whole else "; the budget ended before the search did"
     yield "tried", cells(f"{len(stress.outcomes)} inputs{cut}")
     if not is_held:
