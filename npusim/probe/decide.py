@@ -285,11 +285,11 @@ class _Unit:
             for question in self._questions():
                 self.choose(*question)
         while self._polish():
-            before = self.unit, dict(self.answers)
+            before = self.unit, dict(self.answers), dict(self.others)
             for question in islice(self._questions(), 2, None):  # widths and operands stay
                 self.choose(*question)
             if self.score(self.unit, self.everything) <= self.score(before[0], self.everything):
-                self.unit, self.answers = before
+                self.unit, self.answers, self.others = before
                 break
         zeros, p = self.p.of("zero"), self.p
         n = int(np.signbit(self.d[zeros]).sum())
