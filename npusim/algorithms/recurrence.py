@@ -69,8 +69,17 @@ def states(k: Any, v: Any, into: Any, keep: Any, p: StatePrecision) -> Any:
         s = s * ej + (kj.T @ fed).to(p.state)
 
 
-@kernel(results="o", q="row key", k="token key", v="token value", h="key value", decay="row token", out="row",
-        walks="row token", still="decay out")  # fmt: skip
+@kernel(
+    results="o",
+    q="row key",
+    k="token key",
+    v="token value",
+    h="key value",
+    decay="row token",
+    out="row",
+    walks="row token",
+    still="decay out",
+)
 def outputs(q: Any, k: Any, v: Any, h: Any, decay: Any, out: Any, p: StatePrecision) -> Any:
     """Return a chunk's results: of its own keys, weighted by their decay, and of the state before it."""
     a = ((q @ k.T).to(F32) * decay).to(p.factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from npusim.report.text import Block, Cell, Column, Columns, Fact, Facts, Grid, Heading, document, percent
@@ -22,12 +23,12 @@ class Tuning:
     predictions: Sequence[Prediction]
     bits: str = "any"
 
-    @property
+    @cached_property
     def order(self) -> list[int]:
         """Numbers of the configurations that ``bits`` leaves, best first."""
         return kept(self.predictions, self.bits, 0 if self.predictions[0].us is not None else None)
 
-    @property
+    @cached_property
     def letters(self) -> dict[int, str]:
         """Class of bits of each configuration with a time."""
         return lettered(self.predictions, ranked(self.predictions))

@@ -136,13 +136,20 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Any) ->
     spread = cache(lambda: _lasts(sums(), chunk).reshape(batch, -1, heads, key).swapaxes(1, 2))
     rows = min(tokens, max(1, GATES_SLICE // key) * machine.row_cores)
     before = gated.phase(
-        "gates", grid(like, ("row", rows)), {"row": rows, "key": key}, list(made.values()),
-        q=like, k=tensors["k"], b=b, rest=rest, p=p,
+        "gates",
+        grid(like, ("row", rows)),
+        {"row": rows, "key": key},
+        list(made.values()),
+        q=like,
+        k=tensors["k"],
+        b=b,
+        rest=rest,
+        p=p,
         values={
             "b": _as_stored(sums),
             "rest": _as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums()),
         },
-    )  # fmt: skip
+    )
     tensors |= {"q": made["qe"], "k": made["ke"], "k_h": made["kd"]}
     tensors["decay"] = GlobalTensor("decay", 1, 1, chunk, chunk, F32, "constant")
     values = {

@@ -152,8 +152,7 @@ def _legal(held: HeldOutput) -> Iterator[Rows]:
     for change in alternatives(held.base):
         if change.field in LEGAL and _is_as_exact(change, held):
             by_field.setdefault(change.field, []).append(change)
-    request = held.request
-    rng, variants = np.random.default_rng([request.seed or 0, len(by_field)]), Variants(request)
+    rng, variants = np.random.default_rng([held.request.seed or 0, len(by_field)]), Variants(held.request)
     seen: set[tuple[Change, ...]] = {()}
     for _ in range(ATTEMPTS * DRAWN):
         chosen = tuple(c[rng.integers(len(c))] for c in by_field.values() if rng.random() < SHARE)
