@@ -86,7 +86,7 @@ TilingValue = Annotated[int | float | str, PlainValidator(_tiling_value)]
 class Measured(SpecModel):
     """What was measured; times in microseconds, whole calls and parts of them."""
 
-    latency_us: Range | None = Field(default=None, description="of the kind that `timing` says")
+    latency_us: Range | None = Field(default=None, description="time of the kind that `timing` names")
     core_us: Range | None = Field(default=None, description="the cores' time, without launch")
     mac_us: Range | None = Field(default=None, description="matrix unit")
     mte1_us: Range | None = None
@@ -104,7 +104,7 @@ class Measured(SpecModel):
     off_upload_us: Range | None = Field(default=None, description="Q, K and V down and the result up")
     speedup: Range | None = Field(default=None, description="the baseline's time over this one's")
     tflops: Range | None = None
-    tokens_per_s: Range | None = Field(default=None, description="of a decoding step, all sequences")
+    tokens_per_s: Range | None = Field(default=None, description="throughput of a decoding step over all sequences")
 
     @model_validator(mode="after")
     def _something_was_measured(self) -> Self:
@@ -134,7 +134,7 @@ _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
     """Sizes of a run, as `npusim.run` takes them besides a workload's name; of the whole layer."""
 
-    seq: Count | None = Field(default=None, description="of a named workload: queries and keys")
+    seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
     seq_kv: Count | None = None
     batch: Count | None = None
@@ -160,13 +160,16 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
     """
 
     name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
-    phase: Literal["prefill", "decode"] | None = Field(default=None, description="of a named workload")
-    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(default=None, description="of a Triton kernel's launch")
+    phase: Literal["prefill", "decode"] | None = Field(default=None, description="phase of a named workload")
+    sizes: dict[str, PositiveInt | StrictFloat] | None = Field(
+        default=None, description="sizes of a Triton kernel's launch"
+    )
     m: PositiveInt | None = None
     n: PositiveInt | None = None
     k: PositiveInt | None = None
     operands: Operands | None = Field(
-        default=None, description="of a product: row by row, the second transposed (nt), or in fractals (nz)"
+        default=None,
+        description="storage of a product's operands: row by row, the second transposed (nt), or in fractals (nz)",
     )
     bytes: PositiveInt | None = None
 
@@ -267,17 +270,22 @@ class _Options(SpecModel):
     attention: Text | None = Field(default=None, description="attention inside a node schedule")
     timing: Timing | None = Field(
         default=None,
-        description="what latencies are: the slowest core's time, the profiler's task duration, N calls one behind "
-        "the other over N, or (absent) one call that is waited for",
+        description=(
+            "kind of the measured time: the busy time of the slowest core, a profiler's task "
+            "duration, N calls in a queue divided by N, or (absent) one call that the host waits for"
+        ),
     )
     host_floor_us: PositiveFloat | None = Field(
-        default=None, description="what the host takes there: no back_to_back time is less, a call adds it"
+        default=None,
+        description="time of the host for each call: the least back_to_back time, and a part of the time of one call",
     )
-    warm: StrictBool | None = Field(default=None, description="whether inputs lie in L2 when the kernel starts")
+    warm: StrictBool | None = Field(default=None, description="whether the inputs are in L2 when the kernel starts")
     l2: L2State | None = Field(
         default=None,
-        description="what L2 holds when the kernel starts: lines of something else still to be written back, "
-        "nothing of use, or (warm) the inputs; absent: as the device file has it",
+        description=(
+            "content of L2 when the kernel starts: lines of other data to be written back (dirty), "
+            "nothing useful (clean), or the inputs (warm); absent: the device file's"
+        ),
     )
 
     @property
@@ -318,16 +326,18 @@ class MeasurementCase(_Options):
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
     device: Text = Field(description="a hardware or node file by name")
     schedule: Text = Field(description="its name, FILE.py:NAME, or FILE.py::KERNEL of Triton, its launch behind it")
-    args: Text | None = Field(default=None, description="of a Triton kernel, as --args takes them")
-    grid: Text | None = Field(default=None, description="of a Triton kernel: its programs")
-    constexpr: Text | None = Field(default=None, description="of a Triton kernel")
-    num_warps: PositiveInt | None = Field(default=None, description="of a Triton kernel")
-    num_stages: PositiveInt | None = Field(default=None, description="of a Triton kernel")
+    args: Text | None = Field(default=None, description="arguments of a Triton kernel, in the form of --args")
+    grid: Text | None = Field(default=None, description="grid of a Triton kernel")
+    constexpr: Text | None = Field(default=None, description="constexpr parameters of a Triton kernel")
+    num_warps: PositiveInt | None = Field(default=None, description="warps of a Triton kernel")
+    num_stages: PositiveInt | None = Field(default=None, description="stages of a Triton kernel")
     workload: MeasuredWorkload
     baseline: Baseline | None = None
     measured: Measured
     band: Band | None = Field(default=None, description="relative error allowed")
-    launches: PositiveInt | None = Field(default=None, description="of which what was measured is the median")
+    launches: PositiveInt | None = Field(
+        default=None, description="number of launches whose median is the measured time"
+    )
     spread: Band | None = Field(default=None, description="largest distance of a launch's time from the median")
 
     @model_validator(mode="after")
@@ -356,7 +366,7 @@ class MeasurementFile(SpecModel):
 
     schema_id: Literal["npusim.measurements/1"] = Field(alias="schema")
     source: Text
-    band: Band | None = Field(default=None, description="for cases without their own")
+    band: Band | None = Field(default=None, description="band of cases without a band of their own")
     cases: Annotated[tuple[MeasurementCase, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -395,8 +405,8 @@ class KernelRule(_Options):
     schedule: Text
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
     workload: dict[str, object] = Field(default_factory=dict, description="sizes that the profile does not say")
-    inputs: tuple[Text, ...] = Field(default=(), description="what the axes of each input are: batch heads seq_q ...")
-    grid: Text | None = Field(default=None, description="what the axes of the grid of blocks are, in the same way")
+    inputs: tuple[Text, ...] = Field(default=(), description="axes of each input: batch heads seq_q ...")
+    grid: Text | None = Field(default=None, description="axes of the grid of blocks, in the same form")
 
     @field_validator("kernel")
     @classmethod
@@ -412,9 +422,9 @@ class MappingFile(SpecModel):
     """Which kernels of a profile are which schedules; a launch is what the first rule says that matches."""
 
     schema_id: Literal["npusim.mapping/1"] = Field(alias="schema")
-    source: Text = Field(description="who measured, when, with what")
+    source: Text = Field(description="who measured, when, and by which method")
     hw: Text | None = Field(default=None, description="the device, for rules that name none")
-    l2: L2State = Field(description="what L2 held when kernels started; no profile says it")
+    l2: L2State = Field(description="content of L2 when kernels started; no profile states it")
     kernels: Annotated[tuple[KernelRule, ...], Field(min_length=1)]
 
 
@@ -433,7 +443,7 @@ class Acceptance(SpecModel):
 
     npusim: Text = Field(description="version of npusim that gave it")
     reason: Text = Field(description="why it was accepted")
-    digest: Text = Field(description="hash of the case and of what is expected; written by npusim check --update")
+    digest: Text = Field(description="hash of the case and of its expected values; written by npusim check --update")
 
 
 class UnitCycles(SpecModel):
@@ -442,16 +452,16 @@ class UnitCycles(SpecModel):
     busy: NonNegativeInt
     operations: dict[str, NonNegativeInt] = Field(default_factory=dict)
     waits: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    phases: dict[str, NonNegativeInt] = Field(default_factory=dict, description="in which it has nothing to do")
+    phases: dict[str, NonNegativeInt] = Field(default_factory=dict, description="phases without work for the core")
 
 
 class ExpectedCycles(SpecModel):
     """What a case gave when it was accepted; whole numbers, compared exactly."""
 
     device_digest: Text = Field(description="hash of the device file's content at that time")
-    cycles: NonNegativeInt = Field(description="of the cores, without launches")
-    busy_cycles: dict[str, NonNegativeInt] = Field(description="by pipe, over all core groups")
-    units: dict[str, UnitCycles] = Field(default_factory=dict, description="of the core group that ends last")
+    cycles: NonNegativeInt = Field(description="cycles of the cores, without launches")
+    busy_cycles: dict[str, NonNegativeInt] = Field(description="busy cycles by pipe, over all core groups")
+    units: dict[str, UnitCycles] = Field(default_factory=dict, description="units of the core group that ends last")
     accepted: Acceptance | None = None
 
 
@@ -477,7 +487,7 @@ class Case(RunSizes):
 class BaselineFile(Case):
     """One case of cycles: what to run, and the cycles it should take."""
 
-    schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="of this file")
+    schema_id: Literal["npusim.baseline/1"] = Field(alias="schema", description="schema of this file")
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
@@ -505,7 +515,9 @@ class ExpectedChoice(SpecModel):
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
     latency_us: StrictFloat | None = None
     margin: StrictFloat | None = Field(default=None, description="how much longer its next point takes, relative")
-    finite: StrictBool | None = Field(default=None, description="of its output; null: no bits")
+    finite: StrictBool | None = Field(
+        default=None, description="whether the output is finite; null: no bits are computed"
+    )
     cycles: tuple[NonNegativeInt | None, ...] = ()
 
 
@@ -522,7 +534,7 @@ class ExpectedDecision(SpecModel):
 class DecisionFile(Case):
     """A space of schedules and tiles, and what should win it."""
 
-    schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="of this file")
+    schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="schema of this file")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     numerics: StrictBool = Field(default=True, description="whether the best points' outputs are looked at")
     expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")

@@ -49,7 +49,7 @@ class BankSpec(SpecModel):
     """Banks of an on-chip buffer: banks in groups, each bank a column of rows."""
 
     group_count: PositiveWhole
-    rows_count: PositiveWhole = Field(description="of one bank")
+    rows_count: PositiveWhole = Field(description="rows of one bank")
     row_bytes: PositiveWhole
 
 
@@ -80,17 +80,18 @@ class L2Spec(SpecModel):
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
     writes: Choice[Literal["back", "through"]] | None = Field(
-        default=None,
-        description="back: what is written stays until something else needs its place; absent: outputs go through",
+        default=None, description="write-back: a written line stays until its place is needed; absent: written through"
     )
     starts: Choice[L2State] | None = Field(
-        default=None, description="what it holds when a kernel starts, where a run does not say; absent: clean"
+        default=None, description="content when a kernel starts, unless the run states it; absent: clean"
     )
     dirty_factor: Positive | None = Field(
-        default=None, description="of its capacity: others' lines that are still to be written back where it is dirty"
+        default=None, description="share of the capacity with lines of other data to be written back, if dirty"
     )
     same_data_factor: Positive | None = Field(
-        default=None, description="of its rate, where many cores read the same bytes together, over each its own"
+        default=None,
+        description="share of its rate if many cores read the same bytes at the same time, over the rate for "
+        "different bytes",
     )
     same_data_cores_count: PositiveWhole | None = Field(default=None, description="cores that are many")
 
@@ -114,8 +115,8 @@ class MemorySpec(SpecModel):
 class CatchUpSpec(SpecModel):
     """What a link makes up for after it was idle: some cores were served late, and ask again while others compute."""
 
-    idle_cycles: WholeQuantity = Field(description="that it makes up for at most")
-    rate_factor: PositiveWhole = Field(description="of its rate meanwhile")
+    idle_cycles: WholeQuantity = Field(description="longest idle time that is recovered")
+    rate_factor: PositiveWhole = Field(description="share of the rate during the recovery")
 
 
 class LinkSpec(SpecModel):
@@ -134,10 +135,12 @@ class FlagsSpec(SpecModel):
     usable_event_ids_count: PositiveWhole = Field(
         description="binary flags per ordered pair of pipes that a kernel may use"
     )
-    cross_core_latency_cycles: WholeQuantity = Field(description="from set to the end of a wait")
-    cross_core_issue_cycles: WholeQuantity = Field(description="of the setting or waiting side")
+    cross_core_latency_cycles: WholeQuantity = Field(description="from the set of a flag to the end of the wait")
+    cross_core_issue_cycles: WholeQuantity = Field(description="issue time of the core that sets or waits")
     tile_cycles: Quantity | None = Field(
-        default=None, description="of a tile that cores hand one another, where all core groups work; alone: none"
+        default=None,
+        description="time of a tile that one core passes to another while all core groups work; zero for one group "
+        "alone",
     )
     tile_extra_cycles: Quantity | None = Field(
         default=None, description="the same of PTO's FlashAttention beyond it; its cause is not known"
@@ -178,13 +181,17 @@ class PowerSpec(SpecModel):
 class LaunchSpec(SpecModel):
     """What starting kernels costs, each part by who sees it; absent: unknown of this device."""
 
-    kernel_overhead_s: Quantity = Field(description="of a call that is waited for, beside its cores' time")
+    kernel_overhead_s: Quantity = Field(
+        description="time of a call that the host waits for, in addition to the time of the cores"
+    )
     products_overhead_s: Quantity | None = Field(
         default=None, description="the same of a call whose kernels multiply; missing: kernel_overhead_s"
     )
     block_dispatch_cycles: WholeQuantity = Field(description="before a core's first instruction of a launch")
     task_s: Quantity | None = Field(
-        default=None, description="of a kernel's task duration on one core group, beside its time: dispatch and end"
+        default=None,
+        description="dispatch and end of a kernel in a profiler's task duration, in addition to the time on one "
+        "core group",
     )
     task_all_s: Quantity | None = Field(default=None, description="the same on all core groups; absent: as on one")
     gap_s: Quantity | None = Field(default=None, description="between two kernels, one issued behind the other")
@@ -232,11 +239,11 @@ class DeviceSpec(HardwareModel):
     fills (on the 910B a group is one AIC and its two AIV).
     """
 
-    schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="of this file")
+    schema_id: Literal["npusim.device/1"] = Field(alias="schema", description="schema of this file")
     name: Name
     description: Text
     family: Annotated[str, AfterValidator(_family)] = Field(
-        description="of cores: ascend, nvidia, cpu, or one that an installed package brings"
+        description="core family: ascend, nvidia, cpu, or one of an installed package"
     )
     architecture: Text
     clock_hz: Positive

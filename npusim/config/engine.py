@@ -30,7 +30,9 @@ class RouteSpec(SpecModel):
     bytes_per_cycle: Positive = Field(description="the core's own port, alone on its links")
     latency_cycles: WholeQuantity
     scale_bytes_per_cycle: Positive | None = Field(
-        default=None, description="of the scales of operands in blocks, moved behind their elements; default: as those"
+        default=None,
+        description="rate of the scales of operands in blocks, which move after their elements; default: the "
+        "elements' rate",
     )
     links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
     unaligned_factor: Positive | None = Field(
@@ -43,15 +45,17 @@ class RouteSpec(SpecModel):
         default=None, description="per row that does not continue the one before in GM; of rows cut into fractals, each"
     )
     miss_bytes_per_cycle: Positive | None = Field(
-        default=None, description="of bytes read from beyond L2, or written where it does not hold them"
+        default=None, description="rate of bytes that are read from beyond L2, or written where L2 does not hold them"
     )
     row_cycles: Quantity | None = Field(
-        default=None, description="of a row from beyond L2 at least, cut into fractals on the way"
+        default=None, description="least time of a row from beyond L2 that is cut into fractals on the way"
     )
     request_cycles: Quantity | None = Field(
         default=None,
-        description="of a request at least (512, 256, 128 bytes of a row cut into fractals, the rest) while all cores "
-        "are at work; in proportion while fewer are",
+        description=(
+            "least time of a request (512, 256, 128 bytes of a row cut into fractals, the rest) "
+            "while all cores work; in proportion if fewer work"
+        ),
     )
     output_formats: tuple[str, ...] | None = Field(
         default=None, description="formats a fixpipe route can write; default: the engine's casts"
@@ -178,12 +182,13 @@ class VectorEngine(_QueueSpec):
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
     block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
-    row_sum: Choice[MemoryRowSum] = Field(description="in which order it adds up a row, by name")
+    row_sum: Choice[MemoryRowSum] = Field(description="order in which the unit adds up a row, by name")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
-        default=None, description="which instructions pay their head: those that find the pipe idle, or all (absent)"
+        default=None, description="instructions that pay their head: those that start on an idle pipe, or all (absent)"
     )
     count_mode_cycles: Quantity | None = Field(
-        default=None, description="of an instruction on a row vector more, in kernels with barriers where needed"
+        default=None,
+        description="additional time of an instruction on a row vector, in kernels with barriers where needed",
     )
     ops: dict[str, VectorOpSpec]
 
@@ -209,8 +214,10 @@ class RegisterOpSpec(SpecModel):
     """
 
     kind: Literal["plain", "single", "long", "load", "store"]
-    latency_cycles: WholeQuantity = Field(description="until an instruction that depends on it may start")
-    register_cycles: Positive = Field(description="that it holds its unit, or the port of the buffer")
+    latency_cycles: WholeQuantity = Field(description="time until a dependent instruction may start")
+    register_cycles: Positive = Field(
+        description="time for which the instruction occupies its unit, or the port of the buffer"
+    )
 
 
 class VectorFunctionSpec(SpecModel):
@@ -218,7 +225,7 @@ class VectorFunctionSpec(SpecModel):
 
     startup_cycles: WholeQuantity
     drain_cycles: WholeQuantity
-    nested_cycles: WholeQuantity = Field(description="of an iteration of an outer hardware loop at least")
+    nested_cycles: WholeQuantity = Field(description="least time of an iteration of an outer hardware loop")
     window_count: PositiveWhole = Field(description="instructions that wait, and may start out of order")
 
 
@@ -229,23 +236,30 @@ class RegisterVectorEngine(_QueueSpec):
     model: Literal["vector"]
     style: Literal["registers"]
     register_bytes: PositiveWhole
-    block_bytes: PositiveWhole = Field(description="of the buffer that one access to blocks takes: a row of a fractal")
+    block_bytes: PositiveWhole = Field(description="bytes of one access to blocks of the buffer: a row of a fractal")
     row_sum: Choice[RegisterRowSum] = Field(
-        description="in which order it adds up a row where neither kernel nor precision says, by name"
+        description="order in which the unit adds up a row, by name, if neither kernel nor precision states one"
     )
     cast_rounding: Choice[CastRounding] | None = Field(
-        default=None, description="of casts where neither kernel nor precision says; absent: nearest_even, known"
+        default=None,
+        description="rounding of casts if neither kernel nor precision states one; absent: nearest_even, known",
     )
     multiply_add: Choice[MultiplyAdd] | None = Field(
         default=None, description="how often it rounds where the precision does not say; absent: twice, known"
     )
     issued_per_cycle_count: PositiveWhole = Field(description="compute instructions that start in a cycle")
-    singly_issued_per_cycle_count: PositiveWhole = Field(description="of them those of kind single")
-    registers_written_per_cycle_count: PositiveWhole = Field(description="by loads as by compute instructions")
-    accesses_per_cycle_count: PositiveWhole = Field(description="to the buffer, of a register each")
-    writes_per_cycle_count: PositiveWhole = Field(description="to the buffer, of them")
+    singly_issued_per_cycle_count: PositiveWhole = Field(
+        description="instructions of kind single that start in a cycle, among these"
+    )
+    registers_written_per_cycle_count: PositiveWhole = Field(
+        description="registers that loads and compute instructions write in a cycle"
+    )
+    accesses_per_cycle_count: PositiveWhole = Field(description="accesses to the buffer in a cycle, one register each")
+    writes_per_cycle_count: PositiveWhole = Field(description="writes to the buffer in a cycle, among these accesses")
     long_units_count: PositiveWhole
-    long_switch_cycles: Quantity = Field(description="of two long instructions of various kinds that alternate, more")
+    long_switch_cycles: Quantity = Field(
+        description="additional time of two long instructions of different kinds that alternate"
+    )
     function: VectorFunctionSpec
     ops: dict[str, RegisterOpSpec]
 
@@ -274,17 +288,17 @@ class GapSpec(SpecModel):
 class MmaStepsSpec(SpecModel):
     """The machine instructions of one warp product, for one format of accumulators."""
 
-    arithmetic: Choice[str] = Field(description="registry name of what it computes")
+    arithmetic: Choice[str] = Field(description="registry name of the arithmetic of the product")
     steps_count: PositiveWhole = Field(description="machine instructions of one product")
-    step_cycles: PositiveWhole = Field(description="that a step keeps the pipe of its sub-core busy")
+    step_cycles: PositiveWhole = Field(description="time for which a step occupies the pipe of its sub-core")
     lone_gaps: tuple[GapSpec, ...] = Field(
-        description="from each step of a product to the next, in a warp that is alone"
+        description="time from each step of a product to the next, for a warp that is alone"
     )
     chained_latency_cycles: PositiveWhole = Field(
-        description="from a step to the same step of a product that goes on with its accumulators"
+        description="time from a step to the same step of a product that continues with its accumulators"
     )
     result_latency_cycles: PositiveWhole = Field(
-        description="from the last step to the use of the accumulators by another pipe"
+        description="time from the last step to the use of the accumulators by another pipe"
     )
 
     @property
@@ -300,13 +314,18 @@ class IssueSpec(SpecModel):
     """
 
     product_issue_factor: Quantity = Field(
-        description="issue slots a cycle that running products take from arithmetic, beside those of their instructions"
+        description="issue slots in a cycle that running products use beside the slots of their own instructions"
     )
-    product_compare_factor: Quantity = Field(description="of the pipe of comparisons and conversions, likewise")
-    issue_product_factor: Quantity = Field(description="of a product's time, for each issue slot a cycle of arithmetic")
-    warp_issue_cycles: Positive = Field(description="from one instruction of a lone warp to the next, on average")
+    product_compare_factor: Quantity = Field(
+        description="share of the pipe of comparisons and conversions that running products use"
+    )
+    issue_product_factor: Quantity = Field(
+        description="additional time of a product for each issue slot in a cycle that arithmetic uses, as a share "
+        "of its time"
+    )
+    warp_issue_cycles: Positive = Field(description="mean time from one instruction of a lone warp to the next")
     special_factor: Positive = Field(description="time of special functions among other instructions, over their own")
-    step_cycles: WholeQuantity = Field(description="of an iteration, beside what is counted")
+    step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
 
 class SpecialisedSpec(IssueSpec):
@@ -314,30 +333,38 @@ class SpecialisedSpec(IssueSpec):
 
     instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
     element_cycles: Quantity = Field(
-        description="of a block's end, beside what is counted, for each element of O that a thread holds"
+        description="time of a block's end for each element of O in a thread, in addition to the counted instructions"
     )
 
 
 class SharingSpec(IssueSpec):
     """The same of kernels in general, and what else they take; where it is stated, all of a core's share its pipes."""
 
-    step_instructions_count: WholeQuantity = Field(description="of a warp in an iteration, for addresses and control")
-    access_instructions_count: WholeQuantity = Field(description="of a warp for a copy or load of 16 bytes a thread")
-    block_start_cycles: WholeQuantity = Field(description="from one block of a place to the next's first load")
-    lookup_cycles: WholeQuantity = Field(description="until a number read from global memory says what comes next")
+    step_instructions_count: WholeQuantity = Field(
+        description="instructions of a warp in an iteration for addresses and control"
+    )
+    access_instructions_count: WholeQuantity = Field(
+        description="instructions of a warp for a copy or load of 16 bytes a thread"
+    )
+    block_start_cycles: WholeQuantity = Field(
+        description="time from the end of a block to the first load of the next block in its place"
+    )
+    lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
     barrier_cycles: Quantity
-    barrier_warp_cycles: Quantity = Field(description="for each warp of the block")
-    fence_cycles: WholeQuantity = Field(description="until a product sees what was stored to shared memory")
+    barrier_warp_cycles: Quantity = Field(description="time of a barrier for each warp of the block")
+    fence_cycles: WholeQuantity = Field(description="time until a product reads data that was stored to shared memory")
     copy_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
-        description="of a warp for an asynchronous copy of 16 bytes a thread, by the products it feeds"
+        description="time of a warp for an asynchronous copy of 16 bytes a thread, by the kind of the products"
     )
     load_cycles: dict[Literal["mma", "wgmma"], WholeQuantity] = Field(
-        description="of a warp for a load of 16 bytes a thread into registers"
+        description="time of a warp for a load of 16 bytes a thread into registers"
     )
-    special_wait_factor: Quantity = Field(description="of a warp's wait for special functions over their time")
-    reduction_cycles: WholeQuantity = Field(description="of a step of a reduction across warps, through shared memory")
+    special_wait_factor: Quantity = Field(description="wait of a warp for special functions, over their time")
+    reduction_cycles: WholeQuantity = Field(
+        description="time of a step of a reduction across warps, through shared memory"
+    )
     in_step_count: WholeQuantity = Field(description="tiles of a loop before blocks on one head's keys are out of step")
-    specialised: SpecialisedSpec | None = Field(default=None, description="of kernels whose warps specialise")
+    specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
 
     def of(self, consumers: int) -> SharingSpec | SpecialisedSpec:
         """Return how warp groups issue: ``consumers`` of a block whose warps specialise, or of a kernel in general."""
@@ -347,35 +374,44 @@ class SharingSpec(IssueSpec):
 class RowSpec(SpecModel):
     """A kernel over rows of a matrix, at one length of row."""
 
-    row_cycles: Positive = Field(description="of a row, of a multiprocessor whose blocks are all at work")
+    row_cycles: Positive = Field(description="time of a row on a multiprocessor whose blocks all work")
 
 
 class CodeSpec(SpecModel):
     """Code that a block runs once, from its start to its end, and that the next block runs again."""
 
     cached_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache next to the warps")
-    fetch_cycles: Positive = Field(description="that a warp waits for each instruction around the loop of a larger one")
+    fetch_cycles: Positive = Field(
+        description="time for which a warp waits for each instruction around a loop that exceeds the cache"
+    )
     loop_count: WholeQuantity = Field(description="instructions of a loop that stay there while others are run")
     crowded_cycles: Positive = Field(description="more, if a larger loop and other code are run at once")
     far_count: WholeQuantity = Field(description="instructions of a kernel that stay in the cache behind it")
-    far_cycles: Positive = Field(description="as `fetch_cycles`, of a kernel that neither holds")
+    far_cycles: Positive = Field(description="`fetch_cycles` of a kernel that neither cache holds")
 
 
 class LibrarySpec(SpecModel):
     """What a framework's kernels take of a multiprocessor, whole, where memory does not hold them up."""
 
-    tile_cycles: WholeQuantity = Field(description="of a product's tile, from the last one's end to its first operand")
+    tile_cycles: WholeQuantity = Field(
+        description="time of a product's tile from the end of the previous tile to its first operand"
+    )
     unaligned_product_cycles: Positive = Field(
-        description="of a multiply-add where rows are no multiple of 16 bytes, which asynchronous copies want"
+        description="time of a multiply-add if rows are no multiple of 16 bytes, which asynchronous copies require"
     )
-    unaligned_store_cycles: Positive = Field(description="of an element of such a product's result, beside memory")
-    softmax: dict[str, RowSpec] = Field(min_length=1, description="by length of row, ascending")
-    masked_cycles: Positive = Field(description="that an element of softmax takes longer whose result is 0")
-    add_cycles: Positive = Field(description="of an element to which one of a matrix is added that all heads share")
+    unaligned_store_cycles: Positive = Field(
+        description="time of an element of such a product's result, in addition to memory"
+    )
+    softmax: dict[str, RowSpec] = Field(min_length=1, description="constants by length of row, ascending")
+    masked_cycles: Positive = Field(description="additional time of an element of softmax whose result is 0")
+    add_cycles: Positive = Field(
+        description="time of an element to which an element of a matrix is added that all heads share"
+    )
     combine_cycles: Positive | None = Field(
-        default=None, description="of an element of O that is merged of splits, beside its parts (FlashAttention-2's)"
+        default=None,
+        description="time of an element of O that is merged from splits, in addition to its parts (FlashAttention-2)",
     )
-    code: CodeSpec | None = Field(default=None, description="of kernels whose instructions are counted")
+    code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
     def softmax_points(self, columns: int) -> dict[str, float]:
         """Return the lengths whose ``row_cycles`` an element in rows of so many columns takes, each with its share.
@@ -394,11 +430,13 @@ class LocalMemoryPipe(SpecModel):
     """Local memory, where spilled registers go."""
 
     model: Literal["local_memory"]
-    capacity_bytes: PositiveWhole = Field(description="of the cache that it shares with shared memory")
+    capacity_bytes: PositiveWhole = Field(
+        description="capacity of the cache that local memory shares with shared memory"
+    )
     carved_bytes: tuple[PositiveWhole, ...] = Field(min_length=1, description="sizes that shared memory takes of it")
     bytes_per_cycle: Positive = Field(description="stored and loaded, of the whole multiprocessor, in that cache")
-    far_bytes_per_cycle: Positive = Field(description="of what misses it")
-    near_factor: Positive = Field(description="what is stored and loaded over what fits: up to it nothing misses")
+    far_bytes_per_cycle: Positive = Field(description="rate of accesses that miss the cache")
+    near_factor: Positive = Field(description="bytes stored and loaded over the capacity, up to which nothing misses")
     far_factor: Positive = Field(description="likewise: from it on everything misses")
 
     @model_validator(mode="after")
@@ -423,7 +461,7 @@ class TurnoverPipe(SpecModel):
     """How fast a multiprocessor ends blocks and begins others in their place."""
 
     model: Literal["turnover"]
-    block_cycles: Positive = Field(description="from a block's end to that of the next, if blocks do nothing")
+    block_cycles: Positive = Field(description="time from a block's end to the end of the next, if blocks do nothing")
 
 
 class SyncProductSpec(SpecModel):
@@ -431,14 +469,14 @@ class SyncProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     n_elements: PositiveWhole
-    pipe_cycles: Positive = Field(description="of its sub-core")
+    pipe_cycles: Positive = Field(description="time of the pipe of its sub-core")
     instructions_count: PositiveWhole | None = Field(default=None, description="machine instructions; default: one")
     lane_copies_count: PositiveWhole | None = Field(
         default=None,
         description="lanes that each hold an element of an operand, so that it is loaded for each; default: one",
     )
-    load_cycles: Positive = Field(description="of a lone warp for a load of a 16 x 16 matrix into registers")
-    latency_cycles: WholeQuantity = Field(description="of a phase of products, from its last one to its results' use")
+    load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
+    latency_cycles: WholeQuantity = Field(description="time from the last product of a phase to the use of its results")
 
     @model_validator(mode="after")
     def _shape_is_known(self) -> Self:
@@ -454,13 +492,16 @@ class GroupProductSpec(SpecModel):
 
     m_elements: PositiveWhole
     elements_per_cycle: Positive = Field(description="columns of B that a product goes through")
-    issue_cycles: WholeQuantity = Field(description="until a warp issues the next, where it waits for none")
-    drain_cycles: WholeQuantity = Field(description="from the last product's end until the warps go on")
+    issue_cycles: WholeQuantity = Field(description="time until a warp issues the next product, if it waits for none")
+    drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
-        description="of arithmetic that compilers move beside a product waited for alone, by 16 columns of its operand"
+        description=(
+            "time of arithmetic that compilers move beside a product with its own wait, for each 16 "
+            "columns of its operand"
+        )
     )
     turn_cycles: WholeQuantity = Field(
-        description="by which each block that a core holds is behind the one before: their products take turns"
+        description="delay of each resident block after the previous one: their products alternate"
     )
 
     @model_validator(mode="after")
@@ -490,7 +531,7 @@ class WarpMatrixEngine(GroupMatrixEngine):
     """
 
     model: Literal["warp_matrix"]  # type: ignore[assignment]
-    steps: dict[str, MmaStepsSpec] = Field(description="by format of the accumulators")
+    steps: dict[str, MmaStepsSpec] = Field(description="constants by format of the accumulators")
 
     def steps_of(self, accumulator_format: str) -> MmaStepsSpec:
         """Return the steps for a format of accumulators; raise `SpecError` naming those there are."""
@@ -505,12 +546,12 @@ class WarpIssue(SpecModel):
     subcores_count: PositiveWhole
     warps_count: PositiveWhole = Field(description="resident at a time, at most")
     blocks_count: PositiveWhole = Field(description="resident at a time, at most")
-    block_warps_count: PositiveWhole = Field(description="of one block, at most")
-    registers_count: PositiveWhole = Field(description="of 32 bits")
-    thread_registers_count: PositiveWhole = Field(description="that one thread can address")
+    block_warps_count: PositiveWhole = Field(description="warps of one block, at most")
+    registers_count: PositiveWhole = Field(description="registers of 32 bits")
+    thread_registers_count: PositiveWhole = Field(description="registers that one thread can address")
     register_unit_count: PositiveWhole = Field(description="a warp's registers are a multiple of it")
     overhead_registers_count: PositiveWhole = Field(
-        description="of a thread, for addresses, counters and operands in flight"
+        description="registers of a thread for addresses, counters and operands in flight"
     )
     block_memory_bytes: PositiveWhole = Field(description="shared memory of one block, at most")
     memory_unit_bytes: PositiveWhole = Field(description="a block's shared memory is a multiple of it")
@@ -518,7 +559,7 @@ class WarpIssue(SpecModel):
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
         description="how tiles reach shared memory: through registers, or straight from global memory"
     )
-    sharing: SharingSpec = Field(description="how warp groups work beside one another")
+    sharing: SharingSpec = Field(description="constants of the concurrency of warp groups")
     library: LibrarySpec | None = Field(default=None, description="kernels of a framework that are timed whole")
 
 
@@ -533,7 +574,7 @@ class LanePipe(SpecModel):
 
     model: Literal["lanes"]
     lanes_count: PositiveWhole = Field(description="elements in a cycle")
-    latency_cycles: WholeQuantity = Field(description="until the warp can use a result")
+    latency_cycles: WholeQuantity = Field(description="time until the warp can use a result")
     packed_count: PositiveWhole | None = Field(
         default=None, description="elements of a packed format that a lane takes at once"
     )
@@ -569,12 +610,12 @@ class SharedMemoryPipe(SpecModel):
     model: Literal["shared_memory"]
     banks_count: PositiveWhole
     bank_bytes: PositiveWhole
-    phases: dict[str, PhaseSpec] = Field(description="by the bits of a lane's access")
+    phases: dict[str, PhaseSpec] = Field(description="constants by the bits of a lane's access")
     pair_masks: tuple[PairSpec, ...] = Field(
         description="lanes so far apart let two returns share a cycle, if all have equal addresses"
     )
-    latency_cycles: WholeQuantity = Field(description="until the warp can use what it loads")
-    shuffle_cycles: PositiveWhole = Field(description="of one warp's shuffle")
+    latency_cycles: WholeQuantity = Field(description="time until the warp can use the loaded data")
+    shuffle_cycles: PositiveWhole = Field(description="time of one warp's shuffle")
     shuffle_latency_cycles: WholeQuantity
 
 

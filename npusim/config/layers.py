@@ -57,7 +57,7 @@ class Experts(SpecModel):
 class StoredWeights(SpecModel):
     """How the matrices of a model's layers are stored, where not in 16 bits; the vocabulary's are not stored so."""
 
-    bits: PositiveFloat = Field(description="of a weight, its share of scales included")
+    bits: PositiveFloat = Field(description="bits of a weight, with its share of scales")
     of: Literal["layers", "experts"] = Field(default="layers", description="matrices stored so; others have 16 bits")
 
 

@@ -30,8 +30,8 @@ class NodeLink(SpecModel):
     """
 
     model: LinkModel
-    bytes_per_s: Positive = Field(description="of one link and direction")
-    latency_s: Quantity = Field(description="from the first byte's departure to its arrival")
+    bytes_per_s: Positive = Field(description="rate of one link in one direction")
+    latency_s: Quantity = Field(description="time from the departure of the first byte to its arrival")
     edges: tuple[tuple[NonNegativeInt, NonNegativeInt], ...] = ()
 
     @model_validator(mode="after")
@@ -48,13 +48,13 @@ class DriverMode(SpecModel):
     which ``chunks_in_flight_count`` are on their way at once.
     """
 
-    start_s: Quantity = Field(description="of a whole collective, before its first byte")
-    transfer_start_s: Quantity = Field(description="of each transfer")
+    start_s: Quantity = Field(description="time of a whole collective before its first byte")
+    transfer_start_s: Quantity = Field(description="start time of each transfer")
     engine_bytes_per_s: Positive = Field(description="moved by one engine or core")
     local_bytes_per_s: Positive | None = Field(
-        default=None, description="of what a rank receives last and only copies, nothing sent beside it; missing: free"
+        default=None, description="rate of a rank's last copy, which receives and sends nothing; missing: free"
     )
-    chunk_bytes: PositiveWhole | None = Field(default=None, description="of a rank's message")
+    chunk_bytes: PositiveWhole | None = Field(default=None, description="chunk of a rank's message")
     chunks_in_flight_count: PositiveWhole | None = None
 
     @property
@@ -68,11 +68,12 @@ class DriverSpec(SpecModel):
 
     engine_count: PositiveWhole = Field(description="engines or cores that take part")
     engines_per_transfer_count: PositiveWhole | None = Field(
-        default=None, description="that serve one transfer; missing: all"
+        default=None, description="cores that serve one transfer; missing: all"
     )
-    core: Text | None = Field(default=None, description="kind of core taken away; missing: none")
+    core: Text | None = Field(default=None, description="kind of core that a collective occupies; missing: none")
     beside_factor: Positive | None = Field(
-        default=None, description="time of a kernel's blocks beside it, on the cores it leaves, over theirs alone"
+        default=None,
+        description="time of a kernel's blocks during a collective, on the remaining cores, over their time alone",
     )
     memory_touches_factor: Quantity = Field(description="bytes read and written in device memory for each byte sent")
     modes: Annotated[dict[str, DriverMode], Field(min_length=1)]
@@ -98,8 +99,8 @@ class SplitTimes(SpecModel):
 
     block_rows_count: PositiveWhole
     block_keys_count: PositiveWhole
-    flops_per_s: Positive = Field(description="of a core that is full, the products' operations")
-    merge_s: Quantity = Field(description="of the kernel that merges the parts")
+    flops_per_s: Positive = Field(description="rate of products on a full core")
+    merge_s: Quantity = Field(description="time of the kernel that merges the parts")
 
 
 class AttentionTimes(SpecModel):
@@ -110,7 +111,7 @@ class AttentionTimes(SpecModel):
     alone_factor: Positive | None = Field(
         default=None, description="time of a block alone on its core over its share of a full core's; missing: 1"
     )
-    flops_per_s: Positive = Field(description="of a core that is full, the products' operations")
+    flops_per_s: Positive = Field(description="rate of products on a full core")
     split: SplitTimes | None = Field(default=None, description="missing: keys are never split")
 
 
@@ -119,31 +120,33 @@ class LinearTimes(SpecModel):
 
     block_m_count: PositiveWhole
     block_n_count: PositiveWhole
-    flops_per_s: Positive = Field(description="of one core")
+    flops_per_s: Positive = Field(description="rate of one core")
 
 
 class DecodeTimes(SpecModel):
     """Attention of single queries by a kernel that is known by its time alone."""
 
     start_s: Quantity
-    bytes_per_s: Positive = Field(description="of keys and values")
+    bytes_per_s: Positive = Field(description="rate of reading keys and values")
 
 
 class RoofTimes(SpecModel):
     """Kernels that no schedule has a mapping for: bytes over the device's memory, or operations."""
 
-    flops_per_s: Positive = Field(description="of the whole device, matrix products")
-    memory_factor: Positive = Field(description="of the memory's bandwidth that such kernels reach")
+    flops_per_s: Positive = Field(description="rate of matrix products of the whole device")
+    memory_factor: Positive = Field(description="share of the memory's bandwidth that such kernels reach")
 
 
 class KernelTimes(SpecModel):
     """Times of kernels, for what a device's own file cannot be simulated for yet."""
 
-    core: Text | None = Field(default=None, description="that blocks of attention and linear run on")
+    core: Text | None = Field(default=None, description="core that runs the blocks of attention and linear layers")
     attention: AttentionTimes | None = None
     linear: LinearTimes | None = None
     decode: DecodeTimes | None = None
-    others: RoofTimes | None = Field(default=None, description="what has no schedule on the device's cores")
+    others: RoofTimes | None = Field(
+        default=None, description="costs of operations that have no schedule on the device's cores"
+    )
 
     @model_validator(mode="after")
     def _blocks_have_a_core(self) -> Self:
@@ -157,14 +160,16 @@ class CpuSpec(SpecModel):
 
     device: Text = Field(description="a hardware file by name, for their arithmetic")
     sockets_count: PositiveWhole
-    cores_count: PositiveWhole = Field(description="of a socket")
+    cores_count: PositiveWhole = Field(description="cores of a socket")
     clock_hz: Positive
     lanes_count: PositiveWhole = Field(description="float32 elements of a vector register")
     units_count: PositiveWhole = Field(description="vector units of a core")
-    instructions_count: PositiveWhole = Field(description="for each vector of keys or values: conversion and FMA")
+    instructions_count: PositiveWhole = Field(
+        description="instructions for each vector of keys or values: conversion and FMA"
+    )
     dram_bytes_per_s: Positive = Field(description="reached, by all cores of all sockets")
     dram_capacity_bytes: PositiveWhole
-    reserve_bytes: WholeQuantity = Field(description="of it, kept for all else")
+    reserve_bytes: WholeQuantity = Field(description="memory reserved for other uses")
 
     @property
     def elements_per_s(self) -> float:
@@ -177,11 +182,12 @@ class CpuSpec(SpecModel):
 class PcieSpec(SpecModel):
     """The link between the host and each device; copies from pinned memory run beside kernels."""
 
-    bytes_per_s: Positive = Field(description="of one device and direction, reached")
-    start_s: Quantity = Field(description="of a copy of a few rows")
-    kv_start_s: Quantity = Field(description="of a copy of a layer's keys and values")
+    bytes_per_s: Positive = Field(description="rate of one device in one direction")
+    start_s: Quantity = Field(description="start time of a copy of a few rows")
+    kv_start_s: Quantity = Field(description="start time of a copy of a layer's keys and values")
     wake_s: Quantity = Field(
-        description="more before a copy after the device stood idle: for each doubling of the time beyond 1 ms"
+        description="additional time of a copy after the device was idle, for each doubling of the idle time beyond "
+        "1 ms"
     )
 
 
@@ -192,7 +198,7 @@ class NodeSpec(HardwareModel):
     its counterpart, where more than one server is asked for.
     """
 
-    schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="of this file")
+    schema_id: Literal["npusim.node/1"] = Field(alias="schema", description="schema of this file")
     name: Name
     description: Text
     device: Text = Field(description="a hardware file by name")
@@ -205,7 +211,7 @@ class NodeSpec(HardwareModel):
     cpu: CpuSpec | None = Field(default=None, description="missing: the host computes nothing")
     pcie: PcieSpec | None = Field(default=None, description="missing: nothing is offloaded")
     reserve_bytes: WholeQuantity | None = Field(
-        default=None, description="of each device's memory, kept for all but weights, KV and intermediates"
+        default=None, description="memory of each device reserved for other uses than weights, KV and intermediates"
     )
 
     @property

@@ -50,7 +50,7 @@ STORED, SCALES = "_stored", "_scale"
 #: is what CANN's BSND, BSH and TND have in common).
 Layout = Literal["bnsd", "bsnd"]
 #: What stored float8 values are multiplied by to give those they stand for, one for a whole tensor.
-InputScale = Annotated[PositiveFloat, Field(description="what a stored value is multiplied by")]
+InputScale = Annotated[PositiveFloat, Field(description="factor of a stored value")]
 
 
 # ---------------------------------------------------------------- recipes for input tensors
@@ -58,7 +58,7 @@ InputScale = Annotated[PositiveFloat, Field(description="what a stored value is 
 
 class _SeededData(SpecModel):
     changes_tensors: ClassVar[bool] = False
-    seed: NonNegativeInt = Field(default=0, description="of the random generator")
+    seed: NonNegativeInt = Field(default=0, description="seed of the random generator")
 
 
 class NormalData(_SeededData):
@@ -95,7 +95,7 @@ class SinkData(_SeededData):
     """
 
     kind: Literal["sink"]
-    gap: StrictFloat = Field(description="what sinks' scores, already scaled, are raised by")
+    gap: StrictFloat = Field(description="difference between the scores of the sinks, after scaling, and the others")
     sinks: PositiveInt = Field(default=4, description="sink tokens, the first keys")
 
 

@@ -64,7 +64,7 @@ class Workload(CallFields):
     ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
     """
 
-    schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="of this file")
+    schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="schema of this file")
     name: Name
     description: Text
     source: Text | None = Field(default=None, description="where the shapes come from; packaged files say it")
@@ -90,10 +90,10 @@ class Workload(CallFields):
     )
     scale: PositiveFloat | None = Field(default=None, description="factor of QK^T; default: 1 / sqrt(head_dim)")
     unmodelled: tuple[Unmodelled, ...] = Field(
-        default=(), description="what else its attention does and npusim does not compute"
+        default=(), description="parts of its attention that npusim does not compute"
     )
     unread: tuple[Text, ...] = Field(
-        default=(), description="keys of its config.json that nothing reads and that may change what is computed"
+        default=(), description="keys of its config.json that npusim does not read and that may change the result"
     )
     stored: StoredWeights | None = Field(default=None, description="weights, where not in 16 bits")
     latent: LatentAttention | None = None

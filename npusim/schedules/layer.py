@@ -72,7 +72,9 @@ Strategy = Literal["none", "classic", "cooperative"]
 class LayerTiling(OverlapTiling):
     """Row blocks of a layer, its attention, and where K and V are."""
 
-    blocks: int = Field(default=1, ge=1, description="blocks of rows whose AllReduce runs beside the next's kernels")
+    blocks: int = Field(
+        default=1, ge=1, description="blocks of rows whose AllReduce runs during the next block's kernels"
+    )
     attention: str = Field(
         default="auto",
         description=f"of a device, {NAMED}; auto: two_level or flash in prefill, split_kv for single queries",
@@ -82,14 +84,16 @@ class LayerTiling(OverlapTiling):
         description="norms, rotary embeddings and activations of a device, with fields if any (rows:buffers=1)",
     )
     offload: Literal["none", "classic", "cooperative"] = Field(
-        default="none", description="of K and V to the host, and who computes their attention"
+        default="none", description="copies of K and V to the host, and the processor that computes their attention"
     )
     gpu_layers: int | None = Field(
-        default=None, ge=0, description="that keep K and V on the devices; default: all, or as many as fit"
+        default=None, ge=0, description="layers with K and V on the devices; default: all, or as many as fit"
     )
-    cpu_layers: int | None = Field(default=None, ge=0, description="that keep them on the host; default: the others")
+    cpu_layers: int | None = Field(
+        default=None, ge=0, description="layers with K and V on the host; default: the others"
+    )
     output: int = Field(default=0, ge=0, description="tokens generated, for which K and V have room")
-    overhead_us: float = Field(default=0.0, ge=0, description="of a framework, for each layer; a line of its own")
+    overhead_us: float = Field(default=0.0, ge=0, description="time of a framework for each layer; a line of its own")
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class PasaOptions(Blocks):
         default=256, ge=16, le=256, multiple_of=16, description="keys of a block; PASA 2.1: 256 at most"
     )
     # PASA Table 3: the optimum next to 0.984375 for blocks of 128.
-    beta: float = Field(default=0.984497, ge=0, description="fraction of the block's mean taken from K; not 1")
+    beta: float = Field(
+        default=0.984497, ge=0, description="fraction of the block's mean that is subtracted from K; not 1"
+    )
     optimise: bool = Field(
         default=False, description="move beta to the optimum next to it, M rounded as the inputs are (equations 20, 21)"
     )

@@ -25,6 +25,7 @@ TOPICS = (
     "probe",
     "schedule",
     "scope",
+    "start",
     "stress",
     "tile",
     "trace",
@@ -43,7 +44,7 @@ def test_there_is_a_guide_for_each_thing_that_users_do() -> None:
 
 
 #: Guides that run a dozen of simulations: their verbs have tests of their own in every run.
-LONG = ("ci", "compare", "diff", "stress", "tile")
+LONG = ("ci", "compare", "diff", "start", "stress", "tile")
 
 
 @pytest.mark.parametrize(

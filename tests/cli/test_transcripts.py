@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cli.odd_files import write_odd_files
-from tests.cli.transcripts import COMMANDS, FOLDER, README, anew, blocks, renewed, shown, transcript
+from tests.cli.transcripts import COMMANDS, FOLDER, README, anew, blocks, renewed, shown, transcript, write_guides_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +35,7 @@ def test_the_readme_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.Mo
     for variable in ("CI", "COLUMNS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
+    write_guides_files(tmp_path)
     kept = README.read_text(encoding="utf-8")
     assert [command for block in blocks(kept) for command, lines in shown(block["text"]) if lines]
     said = renewed(kept).splitlines()

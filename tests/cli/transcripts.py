@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import tempfile
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +21,13 @@ from typing import TYPE_CHECKING
 from typer.testing import CliRunner
 
 from npusim.cli.app import app
+from npusim.cli.guide import guides
 from tests.cli.odd_files import write_odd_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["COMMANDS", "FOLDER", "README", "anew", "blocks", "renewed", "shown", "transcript"]
+__all__ = ["COMMANDS", "FOLDER", "README", "anew", "blocks", "renewed", "shown", "transcript", "write_guides_files"]
 
 README = Path(__file__).parents[2] / "README.md"
 #: A block of code of a page; the file that it is, if it says so.
@@ -136,9 +138,22 @@ def _label(line: str) -> str:
     return re.split(r"(?<=\w)  ", line)[0]
 
 
+def write_guides_files(folder: Path) -> None:
+    """Write the files that the guides show: the README's commands name them."""
+    for text in guides().values():
+        for block in blocks(text):
+            if block["file"] and "/" not in block["file"]:
+                (folder / block["file"]).write_text(block["text"], encoding="utf-8")
+
+
 def renewed(page: str) -> str:
-    """Return a page whose commands are run, in the folder it stands in, with what they print now."""
+    """Return a page whose commands are run in the current folder, with their present output.
+
+    Blocks that record a Triton program stay as they are where Triton is not installed.
+    """
     for block in blocks(page):
+        if "npusim record" in block["text"] and not find_spec("triton"):
+            continue
         for command, lines in shown(block["text"]):
             said = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": COLUMNS}).stdout
             page = page.replace("\n".join((command, *lines)), "\n".join((command, *anew(lines, said))))
@@ -157,6 +172,7 @@ def _write_all() -> None:
             (FOLDER / f"{name}.txt").write_text(transcript(name, Path(folder)), encoding="utf-8")
     page = README.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        write_guides_files(Path(folder))
         page = renewed(page)
     README.write_text(page, encoding="utf-8")
 

@@ -315,18 +315,6 @@ def test_plugins_are_explored_in_other_processes_too() -> None:
     assert len(found.feasible) == 2
 
 
-def test_the_readmes_example_runs(tmp_path: Path, repository: Path) -> None:
-    text = (repository / "README.md").read_text(encoding="utf-8")
-    code = re.search(r"<!-- test: plain\.py -->\n```python\n(.*?)```", text, re.S)
-    assert code
-    file = tmp_path / "plain.py"
-    file.write_text(code[1], encoding="utf-8")
-    for hw in ("ascend_910b2", "h200"):
-        found = npusim.run(f"{file}:PLAIN", hw=hw, problem=Problem(**SIZES), tiling=SMALL, rows="all", trace_groups=())
-        assert found.numerics is not None
-        assert found.numerics.error.rmse < 1e-3
-
-
 # ---------------------------------------------------------------- faults
 
 HEAD = """from npusim.kernel import *

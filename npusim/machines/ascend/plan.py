@@ -274,10 +274,10 @@ class GemmFields(Tiling):
         default=None, ge=16, description="columns of C that one core goes through (singleCoreN); default: a tile's"
     )
     slots_l1a: int | None = Field(
-        default=None, ge=1, description="pieces of A that L1 holds; default: 2, of what is loaded whole 1"
+        default=None, ge=1, description="pieces of A in L1; default: 2, or 1 if A is loaded whole"
     )
     slots_l1b: int | None = Field(
-        default=None, ge=1, description="pieces of B that L1 holds; default: 2, of what is loaded whole 1"
+        default=None, ge=1, description="pieces of B in L1; default: 2, or 1 if B is loaded whole"
     )
     slots_l0a: int | None = Field(default=None, ge=1, description="pieces in L0A at most (dbL0A); default: 2")
     slots_l0b: int | None = Field(default=None, ge=1, description="pieces in L0B at most (dbL0B); default: 2")
@@ -298,8 +298,8 @@ class GemmFields(Tiling):
 class RowsFields(Tiling):
     """Elements that a vector core works on at a time, and slots or pieces of rows that UB does not hold twice."""
 
-    elements: int = Field(default=4096, ge=256, description="of a slice; one row at least where rows are summed up")
-    slices: int = Field(default=16, ge=1, description="of a vector core in a block")
+    elements: int = Field(default=4096, ge=256, description="elements of a slice; one row at least if rows are summed")
+    slices: int = Field(default=16, ge=1, description="slices of a vector core in a block")
     buffers: int = Field(
         default=2, ge=1, le=2, description="slots of each input and result in UB (BUFFER_NUM of Ascend C's kernels)"
     )
@@ -339,8 +339,11 @@ class VectorFields(Tiling):
     )
     mask: MaskKind | None = Field(
         default=None,
-        description="of a tile that not all see: cut from a small constant matrix, computed by comparisons of indices, "
-        "or loaded from a whole matrix; default: cut where one serves, else loaded",
+        description=(
+            "mask of a tile that some queries do not see: cut from a small constant matrix, computed"
+            " by comparisons of indices, or loaded from a whole matrix; default: cut where one "
+            "matrix serves, else loaded"
+        ),
     )
 
 
@@ -356,10 +359,14 @@ class RegisterFields(VectorFields):
         description="stages run out at the end of each block, or go on with the core's next; default: the kernel's",
     )
     slots: int = Field(
-        default=PING_PONG, ge=1, le=4, description="of L0A, L0B and L0C; 1: the core waits for each result to leave L0C"
+        default=PING_PONG,
+        ge=1,
+        le=4,
+        description="slots of L0A, L0B and L0C; 1: the core waits for each result to leave L0C",
     )
     route: Route | None = Field(
-        default=None, description="of P to the matrix unit: on the chip or through global memory; default: the shortest"
+        default=None,
+        description="path of P to the matrix unit: on the chip or through global memory; default: the shortest",
     )
     vector: Literal["fused", "stages", "calls"] | None = Field(
         default=None,

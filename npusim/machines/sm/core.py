@@ -335,7 +335,10 @@ class GroupFields(Tiling):
     """Warps, stages and registers of a block: what a kernel and its compiler decide."""
 
     warps: Annotated[int, power_of_two()] = Field(
-        default=4, ge=1, le=32, description="of a block, stacked down its rows; below 4 of kernels without products"
+        default=4,
+        ge=1,
+        le=32,
+        description="warps of a block, stacked down its rows; below 4 only in kernels without products",
     )
     stages: int | None = Field(
         default=2,
@@ -346,16 +349,26 @@ class GroupFields(Tiling):
         "a library's kernel",
     )
     registers: int | None = Field(
-        default=None, ge=16, le=255, description="of a thread, as the compiler says; default: its table, else estimated"
+        default=None,
+        ge=16,
+        le=255,
+        description="registers of a thread, as the compiler reports; default: its table, else estimated",
     )
     spilled_registers: int | None = Field(
-        default=None, ge=0, description="of a thread, in local memory, as the compiler says with `registers`"
+        default=None,
+        ge=0,
+        description="registers of a thread in local memory, as the compiler reports with `registers`",
     )
     spilled_accesses: int | None = Field(
-        default=None, ge=0, description="stores and loads of those in an iteration, likewise; default: estimated"
+        default=None,
+        ge=0,
+        description="stores and loads of spilled registers in an iteration, as the compiler reports; default: "
+        "estimated",
     )
     shared_bytes: int | None = Field(
-        default=None, ge=0, description="of a block, as the compiler says with `registers`; default: estimated"
+        default=None,
+        ge=0,
+        description="shared memory of a block, as the compiler reports with `registers`; default: estimated",
     )
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
     kernel: GpuKernelName | None = Field(
@@ -386,7 +399,7 @@ class SmFields(GroupFields, BlockFields):
         ge=4,
         le=32,
         multiple_of=4,
-        description="of a block, stacked down its rows; each sub-core has as many",
+        description="warps of a block, stacked down its rows; each sub-core has as many",
     )
     q: Literal["auto", "registers", "shared"] = Field(
         default="auto", description="where Q stays; auto: in registers if they suffice"
@@ -395,10 +408,12 @@ class SmFields(GroupFields, BlockFields):
         default="4x1", description="quad pairs of a warp, down x across its tile"
     )
     smem: Literal["plain", "padded", "swizzled"] = Field(
-        default="padded", description="how rows of K and V lie in shared memory"
+        default="padded", description="layout of rows of K and V in shared memory"
     )
     padding: int = Field(default=8, ge=2, multiple_of=2, description="elements after each padded row")
-    access_bytes: int = Field(default=16, ge=8, le=16, multiple_of=8, description="of a lane's access to shared memory")
+    access_bytes: int = Field(
+        default=16, ge=8, le=16, multiple_of=8, description="bytes of a lane's access to shared memory"
+    )
     stages: int | None = Field(
         default=None,
         ge=1,
@@ -411,7 +426,7 @@ class SmFields(GroupFields, BlockFields):
     )
     launch: Literal["in_order", "longest_first"] = Field(
         default="in_order",
-        description="blocks start head by head, or those with most keys first, of heads whose K and V stay in L2",
+        description="order of blocks: head by head, or longest first among heads whose K and V stay in L2",
         json_schema_extra=lightest("any"),
     )
 

@@ -436,12 +436,12 @@ def operator_tiling(device: DeviceSpec, phase: Phase) -> SmTiling:
 class GpuRowsFields(Tiling):
     """What a block of norms and activations works on, and its warps."""
 
-    elements: int = Field(default=4096, ge=256, description="of a block; one row at least where rows are summed up")
+    elements: int = Field(default=4096, ge=256, description="elements of a block; one row at least if rows are summed")
     warps: Annotated[int | None, power_of_two()] = Field(
         default=None,
         ge=1,
         le=32,
-        description="of a block; default: 4, from 2,048 elements on 8, from 8,192 on 16, from 32,768 on 32",
+        description="warps of a block; default: 4, from 2,048 elements on 8, from 8,192 on 16, from 32,768 on 32",
     )
 
 

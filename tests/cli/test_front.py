@@ -1,0 +1,96 @@
+"""README and the words that a user meets: one screen, figures as the pages have them, no phrase of the old dialect."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from npusim.cli.app import app
+from npusim.cli.guide import guides
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LONGEST = 120
+#: Phrases of the old dialect, as regular expressions.  A phrase that a reader stumbled over is added here when it is
+#: replaced, so that it does not come back.
+PHRASES = (
+    r"how far such estimates were from measured",
+    r"all that it is held against",
+    r"a site of all there is",
+    r"as it is, without a GPU",
+    r"in names of the problem",
+    r"keys chosen as they come",
+    r"layers of two kinds a run takes one",
+    r"against that\b",
+    r"nothing to do in ",
+    r"its last operation is over",
+    r"starts and ends instructions",
+    r"the axes as declared",
+    r"a call that is waited for",
+    r"of the least\b",
+    r"whose end hangs on",
+    r"\bhangs? on\b",
+    r"\banew\b",
+    r"as they come\b",
+    r"\bhold predictions\b",
+    r"\bof what was\b",
+    r"\bwhat comes next\b",
+    r"\ball there is\b",
+    r"\bone's own\b",
+    r"\b1 (?:processes|blocks|points|cases|configurations)\b",
+)
+DIALECT = re.compile("|".join(PHRASES))
+
+
+def _sentences() -> dict[str, str]:
+    """Return what a user can read, by where it is: README, guides, the help of each verb, messages of the package."""
+    found = {"README.md": README} | {f"npusim help {topic}": text for topic, text in guides().items()}
+    for name in ("", *(command.name or "" for command in app.registered_commands)):
+        told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "200"})
+        found[f"npusim {name} --help"] = " ".join(told.stdout.split())
+    for path in sorted((ROOT / "npusim").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                found[f"{path.relative_to(ROOT)}:{node.lineno}:{node.col_offset}"] = node.value
+    return found
+
+
+def test_no_phrase_of_the_old_dialect_is_left() -> None:
+    left = [f"{where}: {m[0]!r}" for where, text in _sentences().items() for m in DIALECT.finditer(text)]
+    assert not left, "\n".join(left)
+
+
+def test_the_readme_is_one_screen_and_names_each_guide() -> None:
+    assert len(README.splitlines()) <= LONGEST
+    links = re.findall(r"\]\(([^)#:]+)\)", README)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert {f"npusim/docs/{topic}.md" for topic in guides()} <= set(links)
+
+
+def test_the_readmes_accuracy_is_the_pages() -> None:
+    rows = json.loads((ROOT / "reports/right/right.json").read_text(encoding="utf-8"))["rows"]
+    times = next(row for row in rows if row[0] == "times: all")
+    outputs = [r for r in rows if "recorded on hardware" in r[1] and "_cut" not in r[1]]
+    assert all(row[3] == f"{row[2]} equal" for row in outputs)
+    said = " ".join(README.split())
+    assert f"{int(times[2]):,} measured times: {times[3]}" in said
+    assert f"{sum(int(row[2].replace(',', '')) for row in outputs):,} outputs recorded on hardware" in said
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_phrase_is_found_where_it_stands(phrase: str) -> None:
+    plain = re.sub(r"\\b|\\", "", phrase).replace("(?:processes|blocks|points|cases|configurations)", "blocks")
+    assert DIALECT.search(plain.replace("hangs?", "hangs"))
