@@ -117,7 +117,7 @@ def _content(file: Path) -> bytes | None:
     rest = content[_DIGEST_BYTES:]
     if _DIGEST(rest).digest() == content[:_DIGEST_BYTES]:
         return rest
-    say_once(f"{file} is damaged: what it held is made anew")
+    say_once(f"{file} is damaged: its content is rebuilt")
     with suppress(OSError):
         file.unlink()
     return None
@@ -155,14 +155,14 @@ def private_folder() -> Path | None:
         is_users = user in (status.st_uid, "user") and not stat.S_IMODE(status.st_mode) & 0o077
         if not stat.S_ISDIR(status.st_mode) or not is_users:
             say_once(
-                f"{private} is not this user's alone and is not used: kernels are compiled anew in every process; "
+                f"{private} is not private to this user and is not used: every process compiles its kernels; "
                 f"set {VARIABLE} to a folder of your own"
             )
             return None
     except OSError as error:
         say_once(
-            f"no folder for compiled kernels can be written ({private}: {error.strerror}): they are compiled anew "
-            f"in every process; set {VARIABLE}"
+            f"no folder for compiled kernels can be written ({private}: {error.strerror}): every process compiles "
+            f"its kernels; set {VARIABLE}"
         )
         return None
     else:

@@ -683,7 +683,7 @@ class Trace:
             if (now := frame.f_locals.get(name)) is not number and now != number:
                 fail(
                     f"{name} is {number} where a tile begins and {now} where it ends, but the body is traced once: "
-                    "kj.index is the number of a tile, per_tile(function, kj.index) what hangs on it",
+                    "kj.index is the number of a tile, per_tile(function, kj.index) a number that depends on it",
                     frame,
                 )
         copies: dict[Value, Value] = {}

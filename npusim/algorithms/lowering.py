@@ -339,7 +339,7 @@ class _Lowering:
                 used.update(e.read)
         for v, of in versions.items():
             if len(of) == 1:
-                self.kernel.fail(f"the state {v} is never written: bind its variable anew in a loop over tiles")
+                self.kernel.fail(f"the state {v} is never written: assign to its variable in a loop over tiles")
             if not used & of:
                 self.kernel.fail(
                     f"the state {v} is never read, but to make its own next value: leave it out or return it"
@@ -363,8 +363,8 @@ class _Lowering:
                 )
             if right.event is not None and right.event.loop != e.loop:
                 self.kernel.fail(
-                    f"{right} is the right factor of a product in a loop and made outside of it: make it in the loop, "
-                    "where each tile's product takes it anew",
+                    f"{right} is the right factor of a product in a loop and is computed outside: "
+                    "compute it in the loop, so that each tile's product reads its own",
                     e,
                 )
             if left.kind != "operand" and e.attributes.transpose_a and not self.is_recurrent:

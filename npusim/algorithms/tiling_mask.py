@@ -234,8 +234,8 @@ def mask_of(
             return mask
     if kind == "cut":
         raise TilingError(
-            "mask=cut: one constant matrix serves causal masks and windows, whose queries all see alike; sinks, "
-            "prefixes, documents, chunks and functions of one's own take loaded or computed"
+            "mask=cut: one constant matrix serves causal masks and windows, which are alike for all queries; sinks, "
+            "prefixes, documents, chunks and your own functions need loaded or computed"
         )
     seens: tuple[Seen, ...] = (seen,)
     each: tuple[int, ...] = (problem.seq_q,)

@@ -228,6 +228,6 @@ def _numbers(expected: ExpectedCycles, *, whole: bool) -> Iterator[tuple[tuple[s
     for name, unit in expected.units.items():
         yield from (((name, label), cycles) for label, cycles in unit.operations.items())
         yield from (((name, f"waits: {cause}"), cycles) for cause, cycles in unit.waits.items())
-        yield from (((name, f"nothing to do in {phase}"), cycles) for phase, cycles in unit.phases.items())
+        yield from (((name, f"no work in {phase}"), cycles) for phase, cycles in unit.phases.items())
     others = {pipe: cycles for pipe, cycles in expected.busy_cycles.items() if pipe not in expected.units}
     yield from (((pipe, "busy, in all core groups"), cycles) for pipe, cycles in others.items())

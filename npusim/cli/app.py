@@ -61,7 +61,7 @@ class _Root(Group):
                 _save_report(archive, error)
             else:
                 again = shlex.join(("npusim", "--save-report", "fault.zip", *sys.argv[1:]))
-                say(f"no result is shown; this saves what a report of it needs: {again}")
+                say(f"no result is shown; this command saves the data of a bug report: {again}")
             code = 2
         except NpusimError as error:
             say(f"npusim: error: {error}")
@@ -98,9 +98,9 @@ app = Verbs(
     epilog=examples(
         ("npusim run flash", "FlashAttention on an Ascend 910B2, PanGu-38B, 4096 tokens"),
         ("npusim run flash --seq 8192 -t block_kv=256", "another length, another tile"),
-        ("npusim compare @2 @1", "what changed between the last two runs"),
+        ("npusim compare @2 @1", "the changes between the last two runs"),
         ("npusim explore flash --field block_kv=128,256,512", "the fastest tile that fits"),
-        ("npusim hw list", "the devices that come with npusim"),
+        ("npusim hw list", "the packaged devices"),
         ("npusim help", "guides: choose a tile, guard cycles in CI, read a trace"),
     ),
 )
@@ -139,7 +139,10 @@ def _version(is_set: bool) -> None:
 def root(
     version: Annotated[bool, o.option("--version", "Print the version.", callback=_version, is_eager=True)] = False,
     save_report: Annotated[
-        Path | None, o.option("--save-report FILE", "File (ZIP) for what a report needs, if npusim contradicts itself.")
+        Path | None,
+        o.option(
+            "--save-report FILE", "File (ZIP) with the data of a bug report, if npusim finds an internal contradiction."
+        ),
     ] = None,
 ) -> None:
     """Read the options that stand before a verb."""

@@ -53,23 +53,23 @@ And one of a decision: which schedule and tile wins a space:
     "check",
     ("npusim check baselines/", "exit code 1 if any cycle or decision moved"),
     ("npusim check baselines/ --tolerance 1%", "cycles within 1 % are as accepted"),
-    ('npusim check baselines/ --update --reason "faster exp"', "accept what is new today"),
+    ('npusim check baselines/ --update --reason "faster exp"', "accept today's results"),
     after=_FILES,
 )
 def check(
     folder: Annotated[Path, o.argument("DIR", "Folder of baselines (*.yaml), or one.")],
     tolerance: Annotated[
-        str, o.option("--tolerance SHARE", "What cycles may differ, and a winner lose by: 1%, or 0.01.")
+        str, o.option("--tolerance SHARE", "Accepted difference of cycles, and accepted loss of a winner: 1%, or 0.01.")
     ] = "0",
-    update: Annotated[bool, o.option("--update", "Write what the cases give today into their files.")] = False,
-    github: Annotated[
-        bool, o.option("--github", "Mark what failed at its file, by annotations of GitHub Actions.")
-    ] = False,
+    update: Annotated[bool, o.option("--update", "Write today's results of the cases into their files.")] = False,
+    github: Annotated[bool, o.option("--github", "Annotate the files of failed cases in GitHub Actions.")] = False,
     junit: Annotated[Path | None, o.option("--junit FILE", "Write outcomes as JUnit's XML too.", shown=False)] = None,
     reason: Annotated[
         str,
         o.option(
-            "--reason TEXT", "Why: kept in the files. Without one, nothing that was accepted is replaced.", shown=False
+            "--reason TEXT",
+            "Reason, stored in the files. Without a reason no accepted result is replaced.",
+            shown=False,
         ),
     ] = "",
     json: o.Json = False,
@@ -222,7 +222,7 @@ def _bits(file: Path, only: str, *, is_json: bool) -> None:
     report = check_bits(file, only)
     show_either(is_json, lambda: bits_document(report), lambda: bits_table(report))
     if not report.is_passed:
-        how = f"; what explains them: npusim probe identify {file}" if report.kind == "vectors" else ""
+        how = f"; npusim probe identify searches for an explanation {file}" if report.kind == "vectors" else ""
         raise CheckFailedError(f"predicted and recorded bits differ{how}")
 
 
@@ -257,7 +257,7 @@ def diff(
             "OUT", "The kernel's output, .npz or .safetensors: key o, (batch, heads, rows, head size), values or bits."
         ),
     ],
-    schedule: Annotated[str | None, o.argument("SCHEDULE", "What the kernel should have computed.")] = None,
+    schedule: Annotated[str | None, o.argument("SCHEDULE", "Schedule that the kernel implements.")] = None,
     judge: Annotated[
         bool, o.option("--judge", "Decide alone: right for its formats (exit code 0) or wrong (1), on one line.")
     ] = False,
@@ -284,7 +284,7 @@ def diff(
         difference = search(out, request, advance)
     show_either(json, lambda: difference_document(out, difference), lambda: difference_table(out, difference))
     if not difference.passed:
-        why = f"none of {difference.tried} changes to what the schedule states explains it"
+        why = f"none of {difference.tried} changes of the schedule's choices explains it"
         if difference.problem:
             why = f"float64 is nearer with another problem, {difference.problem.change}"
         unequal = difference.total - difference.matched
@@ -334,7 +334,7 @@ def invariant(
         str,
         o.option(
             "--vary ASPECT,...",
-            "What to vary: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, choice.",
+            "Choices: batch, position, page, chunk, prefill, splits, rule, merge, tile, packing, ranks, choice.",
             panel="How",
             shown="all",
         ),

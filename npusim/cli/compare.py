@@ -26,7 +26,7 @@ _FILES = (".json", ".csv", ".yaml")
 
 @app.verb(
     "compare",
-    ("npusim compare @2 @1", "the last two runs: what moved, and why (of a kind: flash@2 flash@1)"),
+    ("npusim compare @2 @1", "the last two runs: changes and causes (of one schedule: flash@2 flash@1)"),
     ("npusim compare pasa flash two_level --seq 8192", "schedules, run on the spot"),
     ('npusim compare flash "flash -t depth=3"', "one schedule, with options of its own"),
     ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
@@ -61,14 +61,14 @@ def compare(
     from npusim.report.page import comparison_page
 
     if len(runs) < 2:
-        raise SpecError(f"compare {' '.join(runs)}: compare with what? Two runs or more are needed")
+        raise SpecError(f"compare {' '.join(runs)}: compare needs two runs or more")
     if html is not None:
         altair()  # refuses before the work, not after it
         check_file_writable(html)
     refuse({"--markdown": (json and markdown) or None}, "--json prints JSON; leave one of them out")
     sources = [_source(word) for word in runs]
     if all(isinstance(source, Path) for source in sources):
-        refuse(request.changed(), "runs that were kept are not run again; leave these options out")
+        refuse(request.changed(), "stored runs are not run again; leave these options out")
     base = replace(request, trace_groups=(), presets=False)
     comparison = compare_runs(*_runs(runs, [s if isinstance(s, Path) else s.on(base) for s in sources]))
     if html is not None:
@@ -128,13 +128,17 @@ def _is_file(word: str) -> bool:
 @app.verb(
     "report",
     ("npusim report @1", "the last run: report.html in its folder"),
-    ("npusim report runs/explore-flash.sqlite", "a search: what is fastest, what fits, what moves it"),
-    ("npusim report runs/a runs/b runs/c -o three.html", "several, and what lies between them"),
+    ("npusim report runs/explore-flash.sqlite", "a search: the fastest point, the points that fit, the sensitivity"),
+    ("npusim report runs/a runs/b runs/c -o three.html", "several runs and their differences"),
 )
 def report(
     runs: Annotated[list[str], o.argument("RUN...", "Run folders (@1: the last), or one store of explore.")],
     out: Annotated[
-        Path | None, o.option("--out -o FILE", shown="report.html in the folder of one run, beside a table, or here")
+        Path | None,
+        o.option(
+            "--out -o FILE",
+            shown="report.html in the folder of the run, in the folder of a table, or in the current folder",
+        ),
     ] = None,
 ) -> None:
     """Write runs as one HTML file: time, timeline, roofline, buffers, errors, what the numbers rest on.

@@ -50,13 +50,16 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "Store (.sqlite), or table (.csv) with the store beside it: each point as soon as it is done.",
+        "Store (.sqlite), or table (.csv) and its store; each point is written at once.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]
 Budget = Annotated[
     float | None,
-    o.option("--budget SECONDS", "End after so long: the best so far, and how much faster what is left may be."),
+    o.option(
+        "--budget SECONDS",
+        "End after this time: print the best so far, and the largest possible gain of the remaining points.",
+    ),
 ]
 Resume = Annotated[bool, o.option("--resume", "Go on with the store where a search was interrupted.")]
 Best = Annotated[Path | None, o.option("--best FILE", "Write the best point as JSON.")]
@@ -68,7 +71,7 @@ Top = Annotated[int, o.option("--top N", "Points in the table.", min=1)]
     ("npusim explore flash --field block_kv=128,256,512", "three tiles"),
     ("npusim explore flash -f block_q=64,128 -f block_kv=128:1024:128 -j2", "a grid"),
     ("npusim explore pasa,flash --pareto --auto", "declared spaces, latency against error"),
-    ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "what other hardware would gain"),
+    ("npusim explore flash -f depth=1,2,3 -C group_count=20,24,32", "the gain of other hardware"),
     ("npusim explore volta_flash -f acc_qk=float16,float32 -f block_kv=32,64", "a format, too"),
 )
 @o.takes(TensorOptions, own_first=True)

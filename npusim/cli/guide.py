@@ -60,7 +60,7 @@ def root() -> None:
 
 @new.verb("schedule", ("npusim new schedule mine", "then: npusim run mine.py:mine --seq 1024"))
 def schedule(
-    name: Annotated[str, o.argument("NAME", "What it is to be called; the file is NAME.py.")], json: o.Json = False
+    name: Annotated[str, o.argument("NAME", "Name of the schedule; the file is NAME.py.")], json: o.Json = False
 ) -> None:
     """Write NAME.py: a schedule that runs as it is, its softmax written out to be changed."""
     text = (files("npusim.cli") / "new_schedule.txt").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ workload = Verbs(
     no_args_is_help=True,
     help="Models: list them, look into one, import one from a config.json.",
     epilog=examples(
-        ("npusim workload show qwen2_7b", "its shapes, and what one device computes"),
+        ("npusim workload show qwen2_7b", "its shapes, and the share of one device"),
         ("npusim workload import config.json --tp 4 -o mine.yaml", "from Hugging Face"),
     ),
 )
@@ -57,7 +57,7 @@ def list_devices(json: o.Json = False) -> None:
     "show",
     ("npusim hw show ascend_910b2", "all of it"),
     ("npusim hw show ascend_910b2 --only links", "keys that start so"),
-    ("npusim hw show my_910.yaml --basis assumed", "what rests on assumptions"),
+    ("npusim hw show my_910.yaml --basis assumed", "the numbers that are assumptions"),
 )
 def show_device(
     name: Annotated[str, o.argument("NAME|FILE", "A packaged device or node, or your own .yaml.")],

@@ -17,7 +17,7 @@ Order = Literal["row", "col"]
 @app.verb(
     "layout",
     ("npusim layout m8n8k4 --acc f16", "the accumulator of a quad pair"),
-    ("npusim layout m8n8k4 --acc f32 --chain", "what must move before P·V"),
+    ("npusim layout m8n8k4 --acc f32 --chain", "the elements that must move before P·V"),
     ("npusim layout m8n8k4 --acc f16 --chain --arrangement 2x2", "as wmma arranges a warp"),
 )
 def layout(
@@ -25,18 +25,18 @@ def layout(
     acc: Annotated[Literal["f16", "f32"], o.option("--acc", "Format of the accumulators.", shown=True)] = "f32",
     operand: Annotated[
         Literal["a", "b", "c"] | None,
-        o.option("--operand", "What to draw, or to chain into.", shown="c; a with --chain"),
+        o.option("--operand", "Layout to draw, or to chain into.", shown="c; a with --chain"),
     ] = None,
-    a: Annotated[Order, o.option("--a", "How A lies in memory; m8n8k4 has both.", shown=True)] = "row",
-    b: Annotated[Order, o.option("--b", "How B lies in memory; m8n8k4 has both.", shown=True)] = "col",
+    a: Annotated[Order, o.option("--a", "Layout of A in memory; m8n8k4 has both.", shown=True)] = "row",
+    b: Annotated[Order, o.option("--b", "Layout of B in memory; m8n8k4 has both.", shown=True)] = "col",
     chain: Annotated[
-        bool, o.option("--chain", "Draw the accumulator and what the next product needs moved to other lanes.")
+        bool, o.option("--chain", "Draw the accumulator and the elements that the next product needs in other lanes.")
     ] = False,
     arrangement: Annotated[
         str | None,
         o.option(
             "--arrangement MxN",
-            "Draw a warp whose quad pairs lie M down and N across: 4x1, 2x2, 1x4.",
+            "Draw a warp with M quad pairs down and N across: 4x1, 2x2, 1x4.",
             shown="one quad pair",
         ),
     ] = None,

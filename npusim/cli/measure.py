@@ -67,14 +67,14 @@ def import_profile(
 @app.verb(
     "calibrate",
     ("npusim calibrate measured.yaml -o mine.yaml", "then: npusim run flash --hw mine.yaml"),
-    ("npusim calibrate measured.yaml --hw h200", "what would move, from the H200's file: nothing is written"),
+    ("npusim calibrate measured.yaml --hw h200", "the changes to the H200's file; nothing is written"),
     ("npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html", "these alone; and a page"),
 )
 def calibrate(
     file: Annotated[Path, o.argument("FILE", "Timings (.yaml), as npusim validate takes them.")],
     *,
     hw: Annotated[
-        str | None, o.option("--hw DEVICE", "The device whose constants are fitted.", shown="that of the cases")
+        str | None, o.option("--hw DEVICE", "Device for which constants are fitted.", shown="that of the cases")
     ] = None,
     only: Annotated[str | None, o.option("--only GLOB", "Cases by name, schedule or device.")] = None,
     fit: Annotated[
@@ -146,7 +146,7 @@ def export_rows(
     hw: Annotated[str, o.request_option("hw")] = "ascend_910b2",
     grid: Annotated[list[str], o.option("--grid -g SIZE=VALUES", "Values of a size; each combination is a row.")] = [],  # noqa: B006
     form: Annotated[
-        Literal["aiconfigurator", "msmodeling"], o.option("--form FORM", "Whose columns.")
+        Literal["aiconfigurator", "msmodeling"], o.option("--form FORM", "Tool whose columns are written.")
     ] = "aiconfigurator",
     precision: Annotated[str | None, o.request_option("precision")] = None,
     dtype: Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 probe = Verbs(
     name="probe",
     no_args_is_help=True,
-    help="Settle a chip's arithmetic: probes to run on it, what explains its outputs.",
+    help="Find a chip's arithmetic: write probes to run on the chip, and explain its outputs.",
 )
 
 _OPEN = 4
@@ -107,7 +107,7 @@ def bits(
     "identify",
     ("npusim probe identify probe/outputs.npz", "the table, and the device file as it was measured"),
     ("npusim probe identify probe/outputs.npz --hw mine.yaml -o chip.yaml", "of another device file"),
-    ("npusim probe identify vectors.npz", "random vectors (A, B, C, D) alone: what survives"),
+    ("npusim probe identify vectors.npz", "random vectors (A, B, C, D) alone: the arithmetics that agree"),
 )
 def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],
@@ -140,7 +140,7 @@ def identify(
         settled = explain(outputs, device, lambda key: advance(next(number), total, key))
     show_either(json, lambda: _document(settled, outputs.source), lambda: _table(settled, outputs.source))
     if device is None:
-        say("--hw DEVICE writes what is settled as a device file")
+        say("--hw DEVICE writes the answers as a device file")
     else:
         _write_overlay(settled, outputs, device, name, out)
     if not settled.is_explained:

@@ -16,9 +16,9 @@ app = Verbs()
 
 @app.verb(
     "program",
-    ("npusim program flash", "rings, and what the commonest block does, operation by operation"),
+    ("npusim program flash", "rings, and the operations of the most frequent block"),
     ("npusim program pasa --hw ascend_950 --seq 8k", "on another device"),
-    ("npusim program flash -t block_kv=256 --diff flash", "what another tile changes"),
+    ("npusim program flash -t block_kv=256 --diff flash", "the effect of another tile"),
     ("npusim program mine.py:MINE --json", "for a script"),
 )
 @o.takes(CallOptions)
@@ -28,8 +28,7 @@ def program(
     diff: Annotated[
         str | None,
         o.option(
-            "--diff OTHER",
-            "Print what differs from the program of OTHER: a schedule, with options of its own in quotes.",
+            "--diff OTHER", "Print the differences from the program of OTHER: a schedule, with its options in quotes."
         ),
     ] = None,
     json: o.Json = False,

@@ -25,18 +25,18 @@ FILE = "calls.npz"
     "record",
     ("npusim record bench.py -- --dtype float16", "run a program, its arguments behind --"),
     ("npusim record bench.py::main --seq 1024,4096", "call a function of it with each size"),
-    ("npusim record calls.npz", "what a file holds"),
+    ("npusim record calls.npz", "the content of a file"),
     ("npusim run calls.npz::0 --hw ascend_910b2", "one of its calls, as any schedule"),
 )
 def record(
     program: Annotated[str, o.argument("PROGRAM", "script.py, script.py::function, or a file of calls to list.")],
-    arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "What the script finds in sys.argv.")] = None,
+    arguments: Annotated[list[str] | None, o.argument("[-- ARGUMENTS]", "Arguments of the script (sys.argv).")] = None,
     *,
     out: Annotated[Path, o.option("--out -o FILE", "File of calls (.npz) to write.", shown=FILE)] = Path(FILE),
     seq: Annotated[
         str | None, o.option("--seq SIZES", "Call the function once with each size: 1024,4096.", shown=False)
     ] = None,
-    hw: Annotated[str, o.option("--hw GPU", "The GPU that the program is told it runs on.", shown="h200")] = "h200",
+    hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown="h200")] = "h200",
     floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
     json: o.Json = False,
 ) -> None:

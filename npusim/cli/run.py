@@ -35,7 +35,7 @@ Out = Annotated[
         "--out -o DIR",
         "Folder of this run; the same run is replaced there, another one only by --force.",
         panel=_OUTPUT,
-        shown="in runs/, named after schedule, inputs, shape, device, and a digest of what else is asked",
+        shown="in runs/, named after schedule, inputs, shape, device, and a digest of the other options",
     ),
 ]
 NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
@@ -52,15 +52,14 @@ Report = Annotated[
 ]
 Sensitive = Annotated[
     bool,
-    o.option("--sensitivity", "Time anew with each assumed or fitted constant a fifth lower and higher.", panel="How"),
+    o.option(
+        "--sensitivity", "Repeat the timing with each assumed or fitted constant a fifth lower and higher.", panel="How"
+    ),
 ]
 Like = Annotated[
     Path | None,
     o.option(
-        "--like FILE",
-        "Show beside it how far predictions of the nearest measured cases are off.",
-        panel=_OUTPUT,
-        shown=False,
+        "--like FILE", "Show the errors of predictions of the nearest measured cases.", panel=_OUTPUT, shown=False
     ),
 ]
 Full = Annotated[
@@ -69,7 +68,7 @@ Full = Annotated[
 ]
 Force = Annotated[
     bool,
-    o.option("--force", "Run what is estimated to take over ten minutes; replace another run in --out.", panel="How"),
+    o.option("--force", "Run although the estimate exceeds ten minutes; replace another run in --out.", panel="How"),
 ]
 Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling fields and precisions.", panel="How")]
 
@@ -81,7 +80,7 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run flash --fields", "which tiling fields and precisions there are"),
     ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
     ("npusim run flash --tensors qkv.safetensors --rows all", "your own Q, K and V, every row"),
-    ("npusim run flash -C flags.cross_core_latency_cycles=1000", "what if flags were slower"),
+    ("npusim run flash -C flags.cross_core_latency_cycles=1000", "the effect of slower flags"),
     ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
 )
@@ -118,7 +117,7 @@ def run(
         changed = {name: value for name, value in request.changed().items() if name != "hw"}
         refuse(
             {**changed, **written, "--full": full or None},
-            "--fields only lists what can be chosen on the cores of --hw; leave these out",
+            "--fields only lists the fields for the cores of --hw; leave these options out",
         )
         request = replace(request, overrides=None)
         _show_fields(request.schedule, request.find_schedule(), request.machine(), as_json=json)

@@ -26,6 +26,6 @@ def warm(json: o.Json = False) -> None:
     if json:
         show_json(document("warm", folder=None if folder is None else str(folder), runs=runs))
     elif folder is None:
-        say("nothing is kept: no cache folder can be written")
+        say("nothing is stored: no cache folder can be written")
     else:
-        show_lines([[(f"{len(runs)} runs compiled; machine code is kept in {folder}", "")]])
+        show_lines([[(f"{len(runs)} runs compiled; machine code is stored in {folder}", "")]])

@@ -30,8 +30,8 @@ UNMODELLED: Mapping[str, str] = MappingProxyType(
     {
         "bias": "a learned bias of the scores",
         "layers": "layers of another kind than attention",
-        "rotary": "keys turned anew in each call",
-        "sparse": "some keys only, chosen as they come",
+        "rotary": "keys rotated in each call",
+        "sparse": "a choice of keys at run time",
     }
 )
 #: Keys of a config.json that mean more than others where nothing reads them.

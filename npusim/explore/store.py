@@ -148,7 +148,7 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise SpecError(_damaged(path, error)) from None
-        raise OutputError(f"{path}: cannot be written: {error}; what is in it stays, and --resume goes on") from None
+        raise OutputError(f"{path}: cannot be written: {error}; its content stays, and --resume continues") from None
 
 
 @contextmanager
@@ -228,7 +228,9 @@ def _about(connection: sqlite3.Connection, path: Path, *, any_schema: bool = Fal
     except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
         raise SpecError(_damaged(path, error)) from None
     if schema != SCHEMA and not any_schema:
-        raise SpecError(f"{path}: has schema {schema}, this npusim reads {SCHEMA}; search anew, to another file (-o)")
+        raise SpecError(
+            f"{path}: has schema {schema}, this npusim reads {SCHEMA}; start a new search with another file (-o)"
+        )
     return about
 
 

@@ -303,8 +303,8 @@ def _compiler() -> Any:
             numba_internals.check()
     except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
         cache.say_once(
-            f"numba {numba.__version__} is not known from within ({error}): kernels are compiled anew "
-            "in every process, and more slowly"
+            f"numba {numba.__version__} has unknown internals ({error}): every process compiles its kernels, "
+            "and more slowly"
         )
         return None
     return numba_internals

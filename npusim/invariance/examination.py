@@ -201,7 +201,7 @@ def examine(
     base = run_plan(plan)
     if not isinstance(base.problem, Problem):
         name = plan.schedule.name
-        why = "; of a kernel of plain tensors nothing says which size is a batch: compare runs of two --problem"
+        why = "; a kernel of plain tensors has no batch size: compare runs of two --problem"
         raise SpecError(f"schedule {name} is no attention: nothing to examine{why if plan.schedule.origin else ''}")
     chosen, named = choose_tile(plan).fields, plan.tiling.model_fields_set
     examination = _Examination(plan, base, [*named, *chosen], on_tried)

@@ -410,7 +410,7 @@ class Builder:
         width, pitch, rows = size(tile.cols), size(tile.stride), tile.rows
         if type(start) is not int or type(width) is not int or type(pitch) is not int or type(rows) is not int:
             raise ProgramError(
-                "touches on-chip bytes whose place or size hangs on an index; only coordinates of global memory may"
+                "touches on-chip bytes whose place or size depends on an index; only coordinates of global memory may"
             )
         if start < 0 or rows < 1 or width < 1 or pitch < width:
             raise ProgramError(
@@ -424,7 +424,7 @@ class Builder:
     def _region(self, region: GlobalTile, is_write: bool) -> Iterator[RegionAccess]:
         tensor = region.tensor
         if type(region.rows) is not int or type(region.cols) is not int:
-            raise ProgramError(f"touches a region of tensor {tensor.name} whose size hangs on an index")
+            raise ProgramError(f"touches a region of tensor {tensor.name} whose size depends on an index")
         if region.rows < 1 or region.cols < 1:
             raise ProgramError(f"touches {region.rows} x {region.cols} elements of tensor {tensor.name}")
         known = self._tensors.setdefault(tensor.name, tensor)

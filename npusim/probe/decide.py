@@ -218,7 +218,7 @@ class _Unit:
                 break
         how = "all terms of a step aligned" if best[1].fraction else "added exactly, then rounded"
         if best[0] < 0.98 * len(where):  # else some outputs are wrong: they are reported
-            best, how = self._search(where), "found among known kinds"
+            best, how = self._search(where), "one of the known kinds"
         score, self.unit = best
         step = trees.step_of(self.unit.tree)
         if step is not None:
@@ -428,7 +428,7 @@ def _confirmed(best: _Unit, p: Probes, d: Array, findings: tuple[str, ...], stat
         findings = (*findings, f"{text}: {wanted[first].item().hex()}, the nearest unit gives {near.hex()}")
     step = trees.step_of(best.unit.tree)
     if chosen is None and step is None:
-        findings = (*findings, "C was not given: it is taken to be added last")
+        findings = (*findings, "C was not given: the addition of C is assumed to be last")
     unit = replace(best.unit, tree=trees.normal(best.unit.tree) if step is None else step)
     with_c = unit if C in leaves_of(unit.tree) else replace(unit, tree=(C, unit.tree))
     name = chosen or (None if missed else stated_name(*formats, with_c))

@@ -141,7 +141,7 @@ def _vector(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advic
     text = f"the vector unit is the limit: {shares} of its time"
     if startup / total < STARTUP_SHARE:
         return Advice(text)
-    text += f"; {percent(startup / total)} starts and ends instructions"
+    text += f"; {percent(startup / total)} issue overhead (heads and tails of instructions)"
     return Advice(text, partial(_scaled, names=("vector_rows", "block_q", "block"), factors=(2, 4)))
 
 

@@ -286,7 +286,7 @@ def reason(latency: Breakdown, run: int) -> str:
         return f"as long as {old.label}: nothing moved in {unit}"
     causes = [f"{p} {latency.change_us(p, run):+,.2f} us" for p in latency.causes(run)]
     against = [p for p in latency.moved(run) if latency.change_us(p, run) * change < 0]
-    but = f"; against that {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""
+    but = f"; partly offset by {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""
     share = f" ({change / before * 100:+.1f} %)" if before else ""
     much = f"{abs(change):,.2f} us {'longer' if change > 0 else 'shorter'}{share}" if change else "as long"
     return f"{much}: {unit}: {', '.join(causes)}{but}"

@@ -182,7 +182,7 @@ def _difference_facts(d: Difference) -> Iterator[Fact]:
         near = d.nearest
         yield "nearest", (Cell(f"{near}: {near.matched:,} of {near.of:,} equal"), *_step(near))
     elif d.first is not None:
-        yield "nearest", cells("nothing explains it: no change makes half of what differs equal", style="bad")
+        yield "nearest", cells("no explanation: no change makes half of the different outputs equal", style="bad")
     if d.first is not None:
         yield "tried", cells(f"{d.tried} changes to what {short_name(d.run.schedule)} states")
 
@@ -346,7 +346,7 @@ CLASSES = Columns(
     Column("times", "cases", align=">"),
     Column("before", "before", percent, ">"),
     Column("fitted", "fitted", percent, ">"),
-    Column("kept out", "kept_out", percent, ">", lambda c: "bad" if c.kept_out > c.before else "good"),
+    Column("left out", "kept_out", percent, ">", lambda c: "bad" if c.kept_out > c.before else "good"),
 )
 
 
@@ -357,7 +357,7 @@ def calibration_document(done: Calibration) -> dict[str, object]:
 
 def calibration_part(done: Calibration) -> PagePart:
     """Return what a page has of a calibration: errors before and after by class, as bars, and the tables."""
-    ways = ("before", "fitted", "kept out")
+    ways = ("before", "fitted", "left out")
     rows = [
         {"class": c.name, "errors": way, "share": share}
         for c in (*done.classes, done.total)
@@ -373,7 +373,7 @@ def calibration_part(done: Calibration) -> PagePart:
         tooltip=tooltip(**{"class": "cases of", "errors": "errors", "share": "mean|share"}),
     )
     spec = finished(chart, 3 * ROW_HEIGHT * (len(done.classes) + 1), errors=rows)
-    text = "Kept out: constants were fitted on the other groups."
+    text = "Left out: constants were fitted on the other groups."
     figure = Figure("errors", "Errors before and after", text, spec, CLASSES.grid((*done.classes, done.total)))
     return PagePart(f"Constants of {done.device}", f"measured: {done.source}", (), calibration_table(done), (figure,))
 
@@ -384,11 +384,11 @@ def calibration_table(done: Calibration) -> tuple[Block, ...]:
     if not done.is_whole:
         facts.append(("interrupted", cells("no more constants were looked for", style="warn")))
     if grown := [c.name for c in done.classes if c.kept_out > c.before]:
-        facts.append(("less well met", cells(f"{', '.join(grown)}, where kept out", style="warn")))
+        facts.append(("less well met", cells(f"{', '.join(grown)}, where left out", style="warn")))
     blocks = (
         Heading(f"constants of {done.device}", f"fitted on {len(done.cases)} cases of {done.source}"),
         CONSTANTS.grid(done.constants),
-        Heading("mean absolute errors", "kept out: constants fitted on the other groups"),
+        Heading("mean absolute errors", "left out: constants fitted on the other groups"),
         CLASSES.grid((*done.classes, done.total)),
         Facts(tuple(facts)),
     )

@@ -119,7 +119,7 @@ def block_table(fmt: BlockFormat, rule: str | None, values: Sequence[float]) -> 
         ("codes", cells(*_code_points(element))),
         ("scale", cells(f"{fmt.scale} every {fmt.block} along the axis that a product contracts")),
         ("source", cells(fmt.source)),
-        ("rule taken", cells(f"{made.rule}{' (default)' if made.rule == fmt.rule else ''}")),
+        ("rule used", cells(f"{made.rule}{' (default)' if made.rule == fmt.rule else ''}")),
         *_scale_facts(made, values),
     ]
     rules = [SCALE_RULES[name] for name in fmt.rules]

@@ -325,7 +325,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
     if ranked:
         if sum(bool(r.get("relative_rmse")) for r in ranked) > 1:
             spec, points = front_of(rows, axes)
-            text = "Joined: what no other point beats in both. Left is faster, down is nearer to float64."
+            text = "Joined: points that no other point beats in both. Left is faster, down is nearer to float64."
             table = FRONT.grid(p for p in points if p["is_front"])
             yield Figure("front", "Front of latency and error", text, spec, table)
         yield _ranking(ranked, axes)
@@ -338,7 +338,7 @@ def _figures(rows: Sequence[Row], ranked: Sequence[Row], axes: Sequence[str]) ->
             Column("status", "status", str),
             Column("reason", lambda r: r.get("reason") or "", str),
         )
-        yield Figure("left", "What does not fit", text, None, reasons.grid(left[:LISTED]))
+        yield Figure("left", "Points that do not fit", text, None, reasons.grid(left[:LISTED]))
 
 
 def front_of(rows: Sequence[Row], axes: Sequence[str]) -> tuple[Spec, list[Row]]:

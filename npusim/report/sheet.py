@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Item = tuple[str, str]
 BUSY: Item = ("work", "all operations")
 SHARED: Item = ("links", "others on shared links or pipes")
-END: Item = ("end", "its last operation is over, others are not")
+END: Item = ("end", "ended before the last group")
 UNKNOWN: Item = ("idle", "not busy")
 
 
@@ -238,7 +238,7 @@ class Part:
                 by = f" ({', '.join(self.givers)})" if self.givers else ""
                 return f"waits: {self.name}{by}"
             case "phase":
-                return f"nothing to do in {self.name}"
+                return f"no work in {self.name}"
         return self.name
 
 

@@ -119,7 +119,7 @@ def _time_tiles(record: RunRecord, timing: TimingRecord) -> Iterator[FigureTile]
         yield FigureTile("Validated", value, validated.text(record.called, record.device.name))
     if timing.flops and timing.latency_us:
         at = timing.roofline
-        reached = "" if at is None else f"{percent(at.reached)} of what the roofline allows"
+        reached = "" if at is None else f"{percent(at.reached)} of the roofline"
         yield FigureTile("Throughput", f"{timing.flops / timing.latency_us / 1e6:,.1f} TFLOP/s", reached)
     busiest = timing.busiest
     if busiest is not None:

@@ -25,7 +25,7 @@ SPENT = BUSY, DATA, ROOM, LATE, OTHER, IDLE, DONE = (
     "waits for data",
     "waits for room",
     "no instruction",
-    "pipe taken by others",
+    "pipe used by others",
     "idle",
     "nothing left to do",
 )
@@ -35,7 +35,7 @@ _MEASURED = MappingProxyType(
         "core": "the cores, from the start of the first to the end of the last",
         "kernel": "its kernels as a profiler reports them (task duration), starts on the device included",
         "back_to_back": "a call among many that are issued one behind the other without waiting",
-        "call": "a call that is waited for: the host issues it and sees its end",
+        "call": "a call that the host waits for: the host issues it and sees its end",
     }
 )
 #: Constants that a page lists, the largest share first; those on weak evidence that the terminal names.
@@ -44,7 +44,7 @@ _WEAK_BASES = ("assumed", "fitted", "unknown")
 _WINDOWS = MappingProxyType(
     {
         "Prologue": "How the pipeline fills.",
-        "Steady state": "Amid the run: what repeats.",
+        "Steady state": "Middle of the run: the repeated part.",
         "Epilogue": "How it drains.",
         "Beginning": "The run is too long to keep every operation: this is its beginning.",
     }
@@ -279,7 +279,7 @@ def links_grid(record: RunRecord, timing: TimingRecord) -> Grid:
     table = Columns(
         Column("link", 0),
         Column("bytes", 1, format_bytes, ">"),
-        Column("of the least", least, align=">"),
+        Column("over the least", least, align=">"),
         Column("achieved", rate, _gb_per_s, ">"),
         Column("of its bandwidth", lambda row: shares.get(row[0], 0.0), percent, ">"),
     )
@@ -431,4 +431,4 @@ def constants_figure(timing: TimingRecord) -> Figure:
     rows += [{"key": "all others", "basis": "", "share": rest / total}] if rest > 0 else []
     shares = ", ".join(f"{basis} {percent(share)}" for basis, share in timing.basis_shares.items())
     text = f"How the numbers that busy time rests on are known: {shares}."
-    return Figure("constants", "What the time rests on", text, None, CONSTANTS.grid(rows))
+    return Figure("constants", "Basis of the time", text, None, CONSTANTS.grid(rows))

@@ -128,7 +128,7 @@ def study(problem: Problem, device: DeviceSpec) -> str:
     if device.family != "ascend" or problem.dtype == E4M3:
         return ""
     why = f"was given {problem.dtype}, not {E4M3}" if multiplies(device, E4M3) else "has no FP8 matrix unit"
-    what = f"P is cast to E4M3 and multiplied as {problem.dtype}, anew for each tile; a study of numerics"
+    what = f"P is cast to E4M3 and multiplied as {problem.dtype}, with a new cast for each tile; a study of numerics"
     return f"{device.name} {why}: {what}, its time that of no real kernel"
 
 

@@ -234,7 +234,7 @@ def problem_of_tensors(
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     kept = {n: sizes[n] for n in ("causal", "ignore", "kind", *CALL) if n in sizes and n not in stated}
     others = {n: value for n, value in sizes.items() if n not in (*kept, *stated, "lengths")}
-    refuse(others, "sizes come from the tensors given; leave these options out")
+    refuse(others, "the tensors have the sizes; leave these options out")
     heads, kv_heads = shared_heads(q.shape[1], k.shape[1], devices)
     call = dict(stated)
     call |= {} if call.get("lengths") else {"batch": q.shape[0], "seq_kv": k.shape[2]}

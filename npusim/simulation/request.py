@@ -101,15 +101,15 @@ def _option(panel: str, usage: str, text: str, default: Any = None, needs: str =
 
 
 #: Headings of options that change what is run, and of those that change what is computed or shown of it.
-_ASKED, _SHOWN = ("What to compute", "On what", "How"), ("Bits", "Output")
+_ASKED, _SHOWN = ("Problem", "Device", "How"), ("Bits", "Output")
 _what, _where, _how = (partial(_option, panel) for panel in _ASKED)
 _seen = partial(_what, needs="workload attention")
 _bits, _output = (partial(_option, panel) for panel in _SHOWN)
 #: What may be there or not in a run, and what is said of options that need it where it is not.
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
-        "workload": "the problem given says them; leave these options out",
-        "model": "the problem given says them, and is no model's; leave these options out",
+        "workload": "the problem has them; leave these options out",
+        "model": "the problem has them, and is not a model's; leave these options out",
         "attention": "read by schedules of attention, and this one computes none; leave these options out",
         "device": "read by kernels of one device; on a node, or for a model's layers, leave these options out",
         "time": "read by devices with a timing model, and this one has none; leave these options out",
@@ -163,17 +163,17 @@ class Request:
     )
     query_lengths: Sequence[int] | None = _what(
         "--query-lengths TOKENS,...",
-        "Queries of each of these sequences, its last ones: 1,1,512, where prompts are run beside decoding.",
+        "Last queries of each sequence: 1,1,512, if prompts are batched with decoding steps.",
         needs="workload attention device",
     )
     page: int | None = _what(
         "--page KEYS",
-        "K and V lie in pages of so many keys, drawn in disorder; each page is a transfer of its own.",
+        "K and V are stored in pages of this many keys, in random order; each page is a transfer of its own.",
         needs="workload attention device",
     )
     cache: CacheFormat | None = _what(
         "--cache FORMAT",
-        "What K and V are stored in, with scales; attention brings their tiles to --dtype.",
+        "Format of stored K and V, with scales; attention converts their tiles to --dtype.",
         choices=("float8_e4m3fn", "int8"),
         needs="workload attention",
     )
@@ -187,13 +187,13 @@ class Request:
         "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
     )
     causal: bool | None = _what(
-        "--causal/--no-causal", "Mask the future, or do not; default: as the workload says.", needs="workload attention"
+        "--causal/--no-causal", "Causal mask or none; default: the workload's.", needs="workload attention"
     )
     window: int | tuple[int, int] | None = _seen(
         "--window KEYS|BEFORE,AFTER",
-        "Keys that a query sees, itself included: 512; or those before and after it: 256,256 (-1: all).",
+        "Keys that a query sees, including its own: 512; or keys before and after it: 256,256 (-1: all).",
     )
-    sinks: int | None = _seen("--sinks KEYS", "First keys that are seen beside the window.")
+    sinks: int | None = _seen("--sinks KEYS", "First keys that every query sees in addition to the window.")
     prefix: int | None = _seen("--prefix KEYS", "First keys that every query sees.")
     chunk: int | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
     documents: tuple[int, ...] | None = _seen(
@@ -207,7 +207,7 @@ class Request:
     )
     softcap: float | None = _seen("--softcap X", "A score s becomes X tanh(s / X).")
     alibi: bool | None = _seen(
-        "--alibi/--no-alibi", "Add to each score a head's slope times the distance; default: as the workload says."
+        "--alibi/--no-alibi", "Add a head's slope times the distance to each score; default: the workload's."
     )
     kind: Literal["global", "local"] | None = _seen(
         "--kind",
@@ -224,7 +224,7 @@ class Request:
     )
     ignore: Collection[str] = _what(
         "--ignore NAME,...",
-        "Leave out what of the workload's attention npusim does not model, or a run is to do without: window, ...",
+        "Omit features of the workload's attention: those that npusim does not model, or window, ...",
         (),
         needs="workload attention",
     )
@@ -249,9 +249,9 @@ class Request:
         False,
         needs="device",
     )
-    args: str | None = _how("--args NAME=VALUE,...", "Of a Triton kernel: its arguments, in names of the problem.")
-    grid: str | None = _how("--grid X[,Y[,Z]]", "Of a Triton kernel: its programs, likewise: 'seq_q//BM,batch*heads'.")
-    constexpr: str | None = _how("--constexpr NAME=VALUE,...", "Of a Triton kernel: its constexprs.")
+    args: str | None = _how("--args NAME=VALUE,...", "Arguments of a Triton kernel, with the problem's variables.")
+    grid: str | None = _how("--grid X[,Y[,Z]]", "Grid of a Triton kernel: 'seq_q//BM,batch*heads'.")
+    constexpr: str | None = _how("--constexpr NAME=VALUE,...", "Constexpr parameters of a Triton kernel.")
     num_warps: int | None = _how("--num-warps N", "Of a Triton kernel: warps of a program.", shown="4")
     num_stages: int | None = _how("--num-stages N", "Of a Triton kernel: tiles under way.", shown="3")
     precision: str | None = _how(
@@ -266,8 +266,8 @@ class Request:
     )
     l2: L2State | None = _where(
         "--l2",
-        "What L2 holds when the kernel starts: nothing of use, others' lines still to be written back, the inputs, or "
-        "what launches like it left.",
+        "Content of L2 when the kernel starts: nothing useful, lines of other data to be written back, the inputs, or "
+        "the state after equal launches.",
         choices=("clean", "dirty", "warm", "steady"),
         shown="the device's",
         needs="device time",
@@ -299,7 +299,7 @@ class Request:
     )
     padding: Literal["nan"] | None = _bits(
         "--padding",
-        "nan: what K and V hold of keys that no query sees; the run says which outputs it reaches.",
+        "nan: content of keys in K and V that no query sees; the run reports the affected outputs.",
         choices=("nan",),
         needs="attention bits",
     )
@@ -320,7 +320,7 @@ class Request:
     )
     presets: bool | None = _bits(
         "--presets/--no-presets",
-        "Show what the schedule's other presets give on the same rows.",
+        "Show the results of the schedule's other presets on the same rows.",
         False,
         typed=None,
         shown="where a schedule has some",
@@ -351,7 +351,7 @@ class Request:
         for name in OPTIONS:
             value = getattr(self, name)
             if isinstance(value, str) and not value.strip() and name != "tensor_prefix":
-                raise SpecError(f"{name}: {value!r} says nothing; leave it out, or give a value")
+                raise SpecError(f"{name}: {value!r} has no value; leave the option out, or give a value")
             if isinstance(value, str) and OPTIONS[name].metavar in ("TOKENS", "KEYS", "N") and name != "seed":
                 object.__setattr__(self, name, whole_number(name, value))
 

@@ -175,7 +175,7 @@ def method_text(method: str, band: float) -> str:
 class TimingRecord:
     """Predicted time of one program on one device, as ``result.json`` keeps it.
 
-    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that is waited for, launch
+    ``cycles`` is what the cores take, without launches; ``latency_s`` is that of a call that the host waits for, launch
     included.  ``times_s`` says the same time as each of `KINDS` would measure it, those of which the device's file
     knows nothing left out.  ``bound_cycles`` is the least time each unit and each link needs for its work,
     ``compulsory_bytes`` what has to come from or go beyond L2 at least.  ``band``: the exact cycles lie within ``1 -

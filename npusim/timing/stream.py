@@ -83,7 +83,7 @@ class Streams:
             if e.is_cross_core and device.timed_flags().cross_core_wait_blocks.value == "scalar"
         )
         if program.pricing is None:
-            raise ProgramError(f"{program.name}: nothing says what its operations cost; it has values only")
+            raise ProgramError(f"{program.name}: the costs of its operations are not stated; it has values only")
         self.costs = program.pricing(program, device)
         self.pipes, self.sharing = shared_pipes(program, device), sharing_of(program, device)
         self.issuers = tuple(dict.fromkeys(q.issuer for q in program.queues))

@@ -30,7 +30,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.atomic": "atomics: let each program store its part, and add the parts in a kernel of its own",
         "tt.elementwise_inline_asm": "inline assembly: write it in Triton's language",
         "tt.gather": "a gather by loaded indices: give tables of pages as data of the problem (--page)",
-        "scf.while": "a loop whose end hangs on data: bound it by sizes",
+        "scf.while": "a loop whose end depends on data: bound the loop by sizes",
     }
 )
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield")
@@ -246,7 +246,7 @@ class Reader(Memory):
         bounds = [self.values[n] for n in (low, high, step)]
         first, end, each = (x.base if isinstance(x, Affine) else np.zeros((1, 1), np.int64) for x in bounds)
         if not all(isinstance(x, Affine) for x in bounds):
-            raise op.fail("a loop whose end hangs on data: bound it by sizes")
+            raise op.fail("a loop whose end depends on data: bound the loop by sizes")
         inner, starts, ends = carried[::2], carried[1::2], op.body[-1].operands if carried else []
         walk = Walk(np.broadcast_to(np.maximum(0, -(-(end - first) // each)), (len(self.ids), 1)), len(self.lines))
         stores = any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op))

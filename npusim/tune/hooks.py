@@ -117,11 +117,11 @@ def _device_name() -> str:
 
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
-        raise SpecError('no GPU is visible here: hw="h100" says which device')
+        raise SpecError('no GPU is visible here: name the device, hw="h100"')
     called = torch.cuda.get_device_name().lower().replace(" ", "_")
     known = [name for name in list_devices() if name in called]
     if not known:
-        raise SpecError(f'{torch.cuda.get_device_name()}: no device file has it; hw="h100" says which device')
+        raise SpecError(f'{torch.cuda.get_device_name()}: no device file has it; name the device, hw="h100"')
     return max(known, key=len)
 
 

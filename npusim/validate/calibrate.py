@@ -86,7 +86,7 @@ class Calibration:
     def check(self) -> None:
         """Raise `CheckFailedError` where it does not help: nothing is to be written then."""
         if not self.constants:
-            raise CheckFailedError("no constant makes the errors of cases that are kept out less: nothing is written")
+            raise CheckFailedError("no constant reduces the errors of left-out cases: nothing is written")
         if not self.helps:
             was, now = (f"{100 * e:.1f} %" for e in (self.total.before, self.total.kept_out))
             raise CheckFailedError(f"kept out, cases are {now} off on average, {was} before: nothing is written")

@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[list[tuple[str, str]], int, str]] = {
     ),
     "a state never written": (
         [STATE], 1,
-        "the state l (row, float32) is never written: bind its variable anew in a loop",
+        "the state l (row, float32) is never written: assign to its variable in a loop",
     ),
     "a state never read": (
         [STATE, (LAST, LAST + "        l = l + s.sum()\n")], 1,

@@ -270,7 +270,7 @@ WRONG = (
     ("help tiles", "help tiles: no such guide. Did you mean `tile`? There are ci, cluster, compare, device,"),
     # -------------------- compare
     ("compare", "Missing argument 'RUN...'."),
-    ("compare a", "compare a: compare with what? Two runs or more are needed"),
+    ("compare a", "compare a: compare needs two runs or more"),
     ("compare a/nope a/nope", "a/nope: cannot be read: No such file or directory;"),
     ("compare nope nope", "nope: no run folder or result of that name, and as a schedule: unknown schedule 'nope'"),
     ("compare flash 'flash --depth 3'", "No such option: --depth"),

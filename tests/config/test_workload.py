@@ -168,9 +168,9 @@ def test_layers_have_what_their_kind_sees(
 def test_what_is_not_modelled_is_refused_unless_named(write: Callable[..., Path], fault: Callable[..., str]) -> None:
     workload = load_workload(write(f"{MINE}window: 512\nsoftcap: 50.0\nunmodelled: [rotary]\n"))
     assert fault(workload.ignored, ("window",)) == (
-        "workload mine: rotary (keys turned anew in each call): not modelled; to run without: --ignore rotary"
+        "workload mine: rotary (keys rotated in each call): not modelled; to run without: --ignore rotary"
     )
-    assert workload.ignored(("rotary",)) == ("rotary (keys turned anew in each call)",)
+    assert workload.ignored(("rotary",)) == ("rotary (keys rotated in each call)",)
     assert workload.ignored(("rotary", "softcap", "window"))[:2] == ("window (512)", "softcap (50.0)")
     assert fault(workload.ignored, ("windows",)) == (
         "ignore windows: there are window, chunk, softcap, alibi, sink_logits, bias, layers, rotary, sparse"

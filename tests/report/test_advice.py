@@ -79,7 +79,7 @@ def test_vector_bound_names_the_costliest_instructions_and_their_startup() -> No
     text = _advice(_record({"aiv0.VECTOR": 900}, constants=constants))
     assert text == (
         "[vector] the vector unit is the limit: exp_float32 60.0 %, binary 40.0 % of its time; "
-        "60.0 % starts and ends instructions"
+        "60.0 % issue overhead (heads and tails of instructions)"
     )
 
 

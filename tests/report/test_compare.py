@@ -253,7 +253,7 @@ def test_a_larger_tile_is_updated_half_as_often_against_longer_waits(runs: dict[
     # Half as many tiles are handed over and updated.
     said = reason(found.latency, 1)
     assert "aiv0.VECTOR: rows of P -" in said
-    assert ", update -" in said.partition("; against that waits: ")[0]
+    assert ", update -" in said.partition("; partly offset by waits: ")[0]
 
 
 def test_pasas_extra_phase_and_launch_are_parts(runs: dict[str, RunData]) -> None:

@@ -85,7 +85,7 @@ def test_the_short_table_has_half_the_lines_and_names_the_rest(record: RunRecord
     assert "more " in short
     assert "--full" in short
     assert "--full" not in full
-    for words in ("\n  times ", "constants ", "of the least", "at least ", "file digest"):
+    for words in ("\n  times ", "constants ", "over the least", "at least ", "file digest"):
         assert words in full
         assert words not in short
 

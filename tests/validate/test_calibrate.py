@@ -183,7 +183,7 @@ def test_what_was_measured_on_one_chip_is_assumed_of_another_and_written(tmp_pat
     assert constant.low < truth < constant.high
     assert done.total.kept_out < done.total.before
     page = page_html("constants", [calibration_part(done)])
-    assert all(text in page for text in (key, "Errors before and after", '"errors": "kept out"'))
+    assert all(text in page for text in (key, "Errors before and after", '"errors": "left out"'))
     (tmp_path / "mine.yaml").write_text(done.device_text("ascend_910b2", "mine"))
     fact = dict(load_device(tmp_path / "mine.yaml").quantities())[key]
     assert (fact.value, fact.basis, len(fact.fitted_on or ())) == (constant.after, "fitted", len(SIZES) + 4)

@@ -386,8 +386,8 @@ class KernelFields(RegisterFields):
 
     kernel: KernelName | None = Field(
         default=None,
-        description="whose kernel, or FILE.py:NAME of one's own; default: whose the preset is, printed with the "
-        "result; of a prefill CANN's where the preset's runs by name alone, with CANN's order and tile",
+        description="published kernel, or your own FILE.py:NAME; default: the kernel of the preset, printed with the "
+        "result; CANN's for a prefill if the preset's kernel runs by name only, with CANN's order and tile",
     )
     barriers: Barriers | None = Field(
         default=None, description="between vector instructions: every, or where needed; default: the kernel's"

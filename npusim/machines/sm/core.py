@@ -373,7 +373,7 @@ class GroupFields(Tiling):
     residents: int | None = Field(default=None, ge=1, description="blocks resident on a core; default: as many as fit")
     kernel: GpuKernelName | None = Field(
         default=None,
-        description="whose kernel, or FILE.py:NAME of one's own; default: one that masks all of its tiles where stages "
+        description="published kernel, or your own FILE.py:NAME; default: one that masks all of its tiles where stages "
         "are said, else a library's",
     )
 

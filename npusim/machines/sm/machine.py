@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 ROUNDS = 8
 #: Keys of a step where the device's file says nothing of registers.
 KEYS = 64
-EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are taken as correctly rounded"
+EXPONENTIAL = "bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
 _ASCEND = "schedules of ascend devices"
 UNTIMED = "this device has no timing model yet: values only"
 
