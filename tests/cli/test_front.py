@@ -90,6 +90,23 @@ def test_the_readmes_accuracy_is_the_pages() -> None:
     assert f"{sum(int(row[2].replace(',', '')) for row in outputs):,} outputs recorded on hardware" in said
 
 
+def test_the_trace_of_the_architecture_page_is_what_runs(tmp_path: Path) -> None:
+    """Operation, pipe, first and last cycle of the first tile of keys, in the core group that ends last."""
+    page = (ROOT / "npusim/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.+?)` \| (\w+).*? \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    words = ["run", "flash", "--seq", "512", "-t", "block_kv=128", "--no-numerics", "-o", str(tmp_path / "look")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    events = json.loads((tmp_path / "look/trace.json").read_text())["traceEvents"]
+    pipes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    first = dict[str, tuple[str, int, int]]()
+    for e in events:
+        if "start_cycle" in e.get("args", {}):
+            place = (pipes[e["pid"], e["tid"]], e["args"]["start_cycle"], e["args"]["end_cycle"])
+            first.setdefault(e["name"], place)
+    assert len(rows) >= 6
+    assert {name: (pipe, int(start), int(end)) for name, pipe, start, end in rows} == {n: first[n] for n, *_ in rows}
+
+
 @pytest.mark.parametrize("phrase", PHRASES)
 def test_a_phrase_is_found_where_it_stands(phrase: str) -> None:
     plain = re.sub(r"\\b|\\", "", phrase).replace("(?:processes|blocks|points|cases|configurations)", "blocks")
