@@ -157,7 +157,7 @@ def _options(command: Any, context: Any) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    body = [[row[0].replace("|", "\\|"), _escaped(row[1]).replace("|", "\\|")] for row in rows]
+    body = [[row[0], _escaped(row[1]).replace("|", "\\|")] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body))
 
 
