@@ -5,8 +5,10 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -36,10 +38,45 @@ from npusim.errors import CheckFailedError, ContradictionError, NpusimError
 INTERRUPTED = 130
 
 
-#: In the order of the help text.
-VERBS = (
-    *("run", "compare", "diff", "report", "explore", "tune", "invariant", "stress", "check", "validate", "import"),
-    *("calibrate", "probe", "export", "record", "program", "layout", "format", "help", "hw", "workload", "new", "warm"),
+#: The verbs in the groups and the order of the help text, a line of 80 columns each.
+VERBS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "Predict": {
+            "run": "bits and cycles of one schedule on one device",
+            "stress": "inputs on which a schedule is furthest from float64",
+            "warm": "compile ahead, so that no first run takes longer",
+        },
+        "Compare and explain": {
+            "compare": "two runs or more: the difference of latency, split into causes",
+            "report": "runs as one HTML page",
+            "diff": "a kernel's output against predicted bits",
+            "invariant": "what changes a call's bits, and what ruling it out costs",
+            "check": "cycles, and the tile that wins, against accepted ones (CI)",
+        },
+        "Search and tune": {
+            "explore": "the fastest tile, precision or schedule, with a proof",
+            "tune": "a kernel's configurations, ranked without a stopwatch",
+        },
+        "Your own kernel": {
+            "new": "a schedule to start from",
+            "record": "the Triton launches of an unedited program",
+            "program": "the tile program: queues, rings, who waits for whom",
+            "layout": "lanes and registers of a matrix instruction's operand",
+            "format": "a number format: codes, scale rules, a block quantised",
+        },
+        "Your own hardware": {
+            "hw": "devices: list, show, validate your own file",
+            "probe": "probes that settle a chip's arithmetic, and their outcome",
+            "import": "a profiler's kernel times as measurements",
+            "validate": "predicted times against measured ones, bits against recorded",
+            "calibrate": "fit a device's uncertain constants to measured times",
+        },
+        "Files and guides": {
+            "help": "guides: choose a tile, guard CI, your own device, and more",
+            "workload": "models: list, show, import a config.json",
+            "export": "predictions in the forms that other tools read",
+        },
+    }
 )
 
 
@@ -47,7 +84,12 @@ class _Root(Group):
     """Turns the errors of every verb into a message and an exit code."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        return list(VERBS)
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        for title, verbs in VERBS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<9}", line) for name, line in verbs.items()])
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:

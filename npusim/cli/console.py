@@ -97,11 +97,13 @@ def progress(message: str) -> Iterator[Callable[..., None]]:
         latest, is_over, start = list[str](), threading.Event(), time.monotonic()
 
         def print_lines() -> None:
-            wait = FIRST_LINE_S
+            wait, last = FIRST_LINE_S, ""
             while not is_over.wait(wait):
-                wait = LINE_S if latest else TICK_S
-                if latest:
-                    say(latest.pop())
+                line = latest.pop() if latest else last
+                wait = TICK_S if line == last else LINE_S
+                if line != last:  # a line that repeats says nothing
+                    say(line)
+                last = line
 
         def line(done: int, total: int, note: str = "") -> None:
             if note or time.monotonic() - start >= QUIET_S:

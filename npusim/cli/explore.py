@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from npusim.cli import completion
 from npusim.cli import options as o
 from npusim.cli.console import late_progress, say, show_either, write
 from npusim.cli.help import Verbs
@@ -33,6 +34,7 @@ Fields = Annotated[
         "Values to try: block_kv=128,256 or a range 128:1024:128; "
         "precision=..., seq=2k,4k, workload=..., batch=..., a key of the device; repeat for a grid.",
         panel=_HOW,
+        autocompletion=completion.axes,
     ),
 ]
 Precisions = Annotated[

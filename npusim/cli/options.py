@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
+from npusim.cli import completion
 from npusim.cli.help import Command, text_of
 from npusim.errors import SpecError
 from npusim.simulation.request import LAST, OPTIONS, Option, Request, RunOptions, names_and_metavar, whole_number
@@ -97,7 +98,15 @@ Cluster = Annotated[
 ]
 #: Placeholders of numbers in a help text.
 _NUMBERS = ("TOKENS", "KEYS", "N")
-_COMPLETIONS = MappingProxyType({"hw": _devices, "workload": _workloads})
+_COMPLETIONS: Mapping[str, Callable[..., list[str]]] = MappingProxyType(
+    {
+        "hw": _devices,
+        "workload": _workloads,
+        "tiling": completion.tiling,
+        "precision": completion.precisions,
+        "overrides": completion.device_keys,
+    }
+)
 Read = TypeVar("Read")
 #: Options that may be given more than once.
 _REPEATED = ("overrides", "tiling")
@@ -109,8 +118,8 @@ def request_option(name: str) -> Any:
     is_number = declared.metavar in _NUMBERS and name != "seed"
     more: dict[str, Any] = {"parser": count(declared.names[-1])} if is_number else {}
     usage = " ".join((*declared.names, declared.metavar))
-    completion = _COMPLETIONS.get(name)
-    return option(usage, declared.help, panel=declared.panel, shown=declared.shown, autocompletion=completion, **more)
+    words = _COMPLETIONS.get(name)
+    return option(usage, declared.help, panel=declared.panel, shown=declared.shown, autocompletion=words, **more)
 
 
 def _kind(name: str, option: Option) -> Any:

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from npusim.cli import completion
 from npusim.cli import options as o
 from npusim.cli.console import late_progress, show, show_json, write
 from npusim.cli.help import Verbs
@@ -22,6 +23,7 @@ Fields = Annotated[
     o.option(
         "--field -f FIELD=VALUES",
         "Values to try in place of the kernel's own configurations: BM=64,128; repeat for a grid.",
+        autocompletion=completion.tiling,
     ),
 ]
 Shapes = Annotated[

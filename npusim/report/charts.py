@@ -60,7 +60,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class PagePart:
-    """A part of a page: a heading, what matters in a line, the few numbers, a table as the terminal has it, figures."""
+    """A part of a page: heading, verdict, tiles, the first figure, the terminal's table, the other figures.
+
+    With ``is_folded`` the page shows the heading and the verdict, and the rest on demand.
+    """
 
     title: str
     subtitle: str = ""
@@ -68,6 +71,7 @@ class PagePart:
     blocks: Sequence[Block] = ()
     figures: Sequence[Figure] = ()
     verdict: str = ""
+    is_folded: bool = False
 
 
 def altair() -> Any:

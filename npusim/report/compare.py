@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.errors import SpecError
@@ -45,6 +46,8 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 _NEAR = (0.5, 2.0)
 #: Rows of parts and of what moved that the terminal shows, and parts that a chart does; JSON has them all.
 SHOWN, DRAWN = 10, 8
+#: Letters of the longest label that heads a column: three such runs fit a terminal.
+LABEL_LETTERS = 10
 POINTS = Columns(
     Column("run", "name"), Column("latency us", "latency_us", ",.2f"), Column("relative RMSE", "error", ".2e")
 )
@@ -107,6 +110,13 @@ class Comparison:
     def labels(self) -> tuple[str, ...]:
         """What the runs are called."""
         return tuple(s.label for s in self.sheets)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """What heads columns: the labels, or A, B, ... where one of them is longer than `LABEL_LETTERS`."""
+        if max(map(len, self.labels)) <= LABEL_LETTERS or len(self.labels) > len(ascii_uppercase):
+            return self.labels
+        return tuple(ascii_uppercase[: len(self.labels)])
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -255,11 +265,14 @@ def _core(queue: str) -> str:
 
 def comparison_table(c: Comparison) -> tuple[Block, ...]:
     """Return what ``npusim compare`` prints: the reason first, then the parts, what else moved, every figure."""
-    blocks: list[Block] = [Heading(f"{c.labels[0]} -> {', '.join(c.labels[1:])}")]
+    heads, blocks = c.heads, list[Block]()
+    blocks.append(Heading(f"{heads[0]} -> {', '.join(heads[1:])}"))
     if c.problems:
         text = "; ".join(f"{key} {_arrow(c.differences[key])}" for key in c.problems)
         warning = cells(f"times are not of the same work: {text}", style="warn")
         blocks.append(Facts((("different problems", warning),)))
+    if heads != c.labels:
+        blocks.append(Facts(tuple((head, cells(label)) for head, label in zip(heads, c.labels, strict=True))))
     if measured := [s.label for s in c.sheets if s.record is None]:
         text = f"of the cores, without launches: {', '.join(measured)} has no others"
         blocks.append(Facts((("times", cells(text)),)))
@@ -270,7 +283,7 @@ def comparison_table(c: Comparison) -> tuple[Block, ...]:
         blocks.append(Facts(tuple(inputs) or (("inputs", cells("the same")),)))
     if c.latency is not None:
         text = f"what {_units(c.latency)} spends the time on, in the core group that ends last"
-        blocks += [Facts((("parts", cells(text)),)), _parts_grid(c.latency)]
+        blocks += [Facts((("parts", cells(text)),)), _parts_grid(c.latency, heads)]
     if c.moved:
         blocks.append(_moved_grid(c))
     return (*blocks, _figures_grid(c))
@@ -283,7 +296,7 @@ def reason(latency: Breakdown, run: int) -> str:
     change = after - before
     unit = " -> ".join(dict.fromkeys((latency.units[0], latency.units[run])))
     if not latency.moved(run):
-        return f"as long as {old.label}: nothing moved in {unit}"
+        return f"as long as the first: nothing moved in {unit}"
     causes = [f"{p} {latency.change_us(p, run):+,.2f} us" for p in latency.causes(run)]
     against = [p for p in latency.moved(run) if latency.change_us(p, run) * change < 0]
     but = f"; partly offset by {against[0]} {latency.change_us(against[0], run):+,.2f} us" if against else ""
@@ -294,9 +307,20 @@ def reason(latency: Breakdown, run: int) -> str:
 
 def _reasons(c: Comparison, latency: Breakdown) -> Iterator[Fact]:
     for run in range(1, len(c.sheets)):
-        steps = [f"{s.unit} {s.part} {s.part.cycles[1] - s.part.cycles[0]:+,}" for s in c.chains[run]]
-        behind = cells("behind the first, in cycles: " + " < ".join(steps), style="dim") if steps else ()
-        yield f"why {c.labels[run]}" if len(c.sheets) > 2 else "why", (Cell(reason(latency, run)), *behind)
+        behind = cells(f"behind the first, in cycles: {_chain_text(c, run)}", style="dim") if c.chains[run] else ()
+        yield f"why {c.heads[run]}" if len(c.sheets) > 2 else "why", (Cell(reason(latency, run)), *behind)
+
+
+def _chain_text(c: Comparison, run: int) -> str:
+    return " < ".join(f"{s.unit} {s.part} {s.part.cycles[1] - s.part.cycles[0]:+,}" for s in c.chains[run])
+
+
+def _chains(c: Comparison) -> Iterator[Fact]:
+    """Yield what is behind the first cause of each difference."""
+    for run in range(1, len(c.sheets)):
+        if c.chains[run]:
+            name = f"behind the first cause of {c.labels[run]}" if len(c.sheets) > 2 else "behind the first cause"
+            yield name, cells(f"in cycles: {_chain_text(c, run)}")
 
 
 def _units(latency: Breakdown) -> str:
@@ -325,7 +349,7 @@ def _signed(change: float, spec: str = "+,") -> str:
     return format(change, spec) if change else "="
 
 
-def _parts_grid(latency: Breakdown) -> Grid:
+def _parts_grid(latency: Breakdown, heads: Sequence[str]) -> Grid:
     """Return the parts that moved, the largest first, the rest as one, and their sum."""
     runs = range(1, len(latency.sheets))
     moved = [p for p in latency.ranked if any(latency.change_us(p, i) for i in runs)]
@@ -352,7 +376,7 @@ def _parts_grid(latency: Breakdown) -> Grid:
     changes = {"change": lambda row, run: _signed(change(row, run), "+,.2f")}
     if latency.is_one_clock:
         changes["cycles"] = lambda row, run: _signed(cycles(row, run))
-    titles = [f"{s.label} us" for s in latency.sheets]
+    titles = [f"{head} us" for head in heads]
     columns = _beside(titles, lambda row, run: f"{us(row, run):,.2f}", style, lambda row: row[2], **changes)
     return Columns(Column("", 0, style=lambda row: row[2] or "label"), *columns).grid(rows)
 
@@ -360,7 +384,7 @@ def _parts_grid(latency: Breakdown) -> Grid:
 def _moved_grid(c: Comparison) -> Grid:
     """Return the operations and waits of all units that moved most."""
     columns = _beside(
-        [f"{c.labels[0]} cycles", *c.labels[1:]],
+        [f"{c.heads[0]} cycles", *c.heads[1:]],
         lambda m, run: whole(m.part.cycles[run]),
         change=lambda m, run: _signed(m.part.cycles[run] - m.part.cycles[0]),
     )
@@ -377,7 +401,7 @@ def _moved_grid(c: Comparison) -> Grid:
 
 
 def _figures_grid(c: Comparison) -> Grid:
-    columns = _beside(c.labels, _written, _style, change=ComparedFigure.change)
+    columns = _beside(c.heads, _written, _style, change=ComparedFigure.change)
     rows = [figure for figure in c.figures if not _repeats(figure, c.figures)]
     return Columns(Column("", "name", style="label"), *columns).grid(rows)
 
@@ -423,10 +447,22 @@ def _style(figure: ComparedFigure, run: int) -> Style:
 
 def comparison_part(c: Comparison) -> PagePart:
     """Return the part of a page that compares runs."""
-    table = comparison_table(c)
-    facts = [b for b in table if isinstance(b, Facts)]
+    runs, latency = range(1, len(c.sheets)), c.latency
     subtitle = "Different problems: times are not of the same work." if c.problems else f"compared with {c.labels[0]}"
-    return PagePart(" and ".join(c.labels), subtitle, tuple(_tiles(c)), [*facts, table[-1]], tuple(_page_figures(c)))
+    whys = [] if latency is None else [reason(latency, run) for run in runs]
+    verdict = whys[:1] if len(whys) == 1 else [f"{c.labels[run]}: {why}" for run, why in zip(runs, whys, strict=False)]
+    facts = [Facts(tuple(_chains(c)))] if any(c.chains) else []
+    figures = (*_page_figures(c), *_inputs_figure(c))
+    title = " and ".join(c.labels)
+    return PagePart(title, subtitle, tuple(_tiles(c)), [*facts, _figures_grid(c)], figures, "\n".join(verdict))
+
+
+def _inputs_figure(c: Comparison) -> Iterator[Figure]:
+    """Yield the inputs that differ as a table, which opens on demand."""
+    rows = [(key, *("-" if v is None else str(v) for v in values)) for key, values in c.differences.items()]
+    table = Columns(*(Column(title, number) for number, title in enumerate(("input", *c.labels))))
+    if rows:
+        yield Figure("inputs", f"{len(rows)} inputs that differ", "", None, table.grid(rows), is_folded=True)
 
 
 def _tiles(c: Comparison) -> Iterator[FigureTile]:

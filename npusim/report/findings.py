@@ -6,7 +6,7 @@ a kernel's output (``diff``), how far predictions are from measurements (``valid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -77,10 +77,22 @@ VERDICTS: Mapping[str, tuple[str, Style]] = MappingProxyType(
 )
 
 
+def _tried_words(f: Finding) -> str:
+    """Return the calls tried, those alike but for a number as one: ``page=16, 64, 256``."""
+    alike: dict[str, list[str]] = {}
+    for t in f.tried:
+        if not t.reason:
+            name, equals, value = t.what.partition("=")
+            alike.setdefault(f"{name}{equals}", []).append(value)
+    return "; ".join(f"{name}{', '.join(values)}" for name, values in alike.items())
+
+
+#: Aspects that are fields of the kernel, not of the call.
+OWN = ("splits", "rule", "merge", "tile")
 ASPECTS = Columns(
     Column("vary", "aspect", style="label"),
     Column("changes bits", lambda f: VERDICTS[f.verdict][0], style=lambda f: VERDICTS[f.verdict][1]),
-    Column("tried", lambda f: ", ".join(t.what for t in f.tried if not t.reason) or "nothing: no such choice here"),
+    Column("tried", _tried_words),
     Column("ruled out by", "guarantee"),
     Column("costs us", lambda f: "" if f.cost_us is None else f"{f.cost_us:+,.2f}", align=">"),
     Column("", "cost_at"),
@@ -93,12 +105,44 @@ def invariance_table(invariance: Invariance) -> tuple[Block, ...]:
     time = "" if base.timing is None else f", {base.latency_us:,.2f} us"
     heads = "head 0" if invariance.heads == 1 else f"heads 0 to {invariance.heads - 1}"
     details = [(f.aspect, tuple(_details(f))) for f in findings if f.first or any(t.reason for t in f.tried)]
+    none = [f.aspect for f in findings if f.verdict == "none"]
+    compared = ("bits of", cells(f"{_ordinal(invariance)} sequence, {heads}, rows from {invariance.row} on"))
+    unvaried = [("no choice", cells(", ".join(none), style="dim"))] if none else []
     return (
         Heading(f"{base.name} on {base.device.name}", f"precision {base.precision}{time}"),
-        Facts((("bits of", cells(f"{_ordinal(invariance)} sequence, {heads}, rows from {invariance.row} on")),)),
-        ASPECTS.grid(findings),
+        Facts((("verdict", tuple(_verdict(findings)) or cells("nothing of this call can vary")), compared, *unvaried)),
+        ASPECTS.grid(f for f in findings if f.verdict != "none"),
         *([Facts(tuple(details))] if details else []),
     )
+
+
+def _verdict(findings: Sequence[Finding]) -> Iterator[Cell]:
+    """Yield to which aspects bits are not invariant, what makes them so and at what cost; then all else, a line each.
+
+    Fields of the kernel itself (`OWN`) come last: naming them is all that holds their bits.
+    """
+    names: dict[str, list[str]] = {
+        verdict: [f.aspect for f in findings if f.verdict == verdict] for verdict in VERDICTS
+    }
+    calls = [f for f in findings if f.verdict == "changes" and f.aspect not in OWN]
+    cures = dict.fromkeys(f.guarantee for f in calls)
+    for cure in cures:
+        cured = [f for f in calls if f.guarantee == cure]
+        cost = max((f.cost_us for f in cured if f.cost_us is not None), default=None)
+        words = f"-t {','.join(cure.split())} makes it so" if cure else "nothing tried makes it so"
+        about = "the fields that this call chose, named" if cured == [f for f in calls if f.aspect == "choice"] else ""
+        price = "" if cost is None else f", {cost:+,.2f} us"
+        yield Cell(f"not {_or([f.aspect for f in cured])}-invariant; {about or words}{price}", "warn")
+    if held := [name for name in names["cannot"] if name not in OWN]:
+        yield Cell(f"invariant, by structure: {', '.join(held)}", "good")
+    if names["not seen"]:
+        yield Cell(f"the same bits on these inputs, not proved: {', '.join(names['not seen'])}")
+    if own := [name for name in names["changes"] if name in OWN]:
+        yield Cell(f"other bits with another {_or(own)}", "dim")
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _ordinal(invariance: Invariance) -> str:

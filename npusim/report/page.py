@@ -11,6 +11,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).with_name("template")
 #: Endings of what a search writes.
 TABLES = (".csv", ".sqlite")
+#: Numbers that a line of a page must not break: ``4.00e-05``, and a number with its unit.
+NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]\d+|(?:\.\.\d+)? (?:%|us|ms|GHz|[KMG]iB|TFLOP/s))")
 #: Windows of a timeline that a page of several runs leaves out, to stay small.
 LEFT_OUT = ("Prologue", "Epilogue")
 
@@ -49,8 +52,15 @@ def run_part(record: RunRecord, drawn: dict[str, Any] | None, trial: Trial | Non
     heading = next(b for b in table if isinstance(b, Heading))
     facts = [Facts(tuple(f for f in b.rows if f[0] != VERDICT)) for b in table if isinstance(b, Facts)]
     figures = tuple(run_figures(record, drawn, prefix))
-    subtitle = f"{heading.right}; {asked_text(record)}"
-    return PagePart(heading.left, subtitle, run_tiles(record), facts, figures, verdict(record).text)
+    launch = (
+        f"{record.schedule}; "
+        if record.called not in record.schedule.split() and record.called != record.schedule
+        else ""
+    )
+    subtitle = f"{launch}{heading.right}; {asked_text(record)}"
+    return PagePart(
+        f"{record.called} on {record.device.name}", subtitle, run_tiles(record), facts, figures, verdict(record).text
+    )
 
 
 def saved_page(runs: Sequence[Path]) -> str:
@@ -69,7 +79,8 @@ def comparison_page(comparison: Comparison, drawn: Sequence[dict[str, Any] | Non
     for number, (sheet, figures) in enumerate(zip(comparison.sheets, figures_known, strict=False), start=1):
         if sheet.record is not None:
             fewer = figures and {**figures, "windows": [w for w in figures["windows"] if w["name"] not in LEFT_OUT]}
-            parts.append(replace(run_part(sheet.record, fewer, prefix=f"run{number}-"), title=sheet.label))
+            part = run_part(sheet.record, fewer, prefix=f"run{number}-")
+            parts.append(replace(part, title=sheet.label, is_folded=True))
     return page_html(f"{' and '.join(comparison.labels)} · npusim", parts)
 
 
@@ -99,6 +110,7 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
     """Return a page as HTML; raise `NpusimError` where a library of the extra ``report`` is missing."""
     altair()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
 
     shown = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -108,6 +120,7 @@ def page_html(title: str, parts: Sequence[PagePart]) -> str:
         lstrip_blocks=True,
     )
     shown.filters["visible"] = lambda text: visible(str(text))
+    shown.filters["numbers"] = lambda text: Markup(NUMBER.sub(r'<span class="n">\g<0></span>', str(escape(text))))
     figures = [f for part in parts for f in part.figures if f.spec is not None]
     data = {"themes": {name: theme(name) for name in ("light", "dark")}, "charts": {f.key: f.spec for f in figures}}
     draw = (TEMPLATES / "draw.js").read_text(encoding="utf-8")

@@ -155,22 +155,32 @@ def _ranking_blocks(
     def error(o: PointOutcome) -> str:
         return "not finite" if o.relative_rmse is None else scientific(o.relative_rmse)
 
+    def method(o: PointOutcome) -> str:
+        return o.method + (f" ±{percent(o.band)}" if o.band else "")
+
     def axis(name: str) -> Column:
         return Column(name, lambda o: text_of(o.point.get(name, "")), align=">")
 
+    shown = ranked[:top] if chosen is None else chosen
+    names = [n for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart]
+    alike = {n: text_of(shown[0].point.get(n, "")) for n in names if len({o.point.get(n, "") for o in shown}) == 1}
+    alike = {} if len(alike) == len(names) else alike  # one point is named by all its fields
     table = Columns(
-        *(axis(n) for n in dict.fromkeys(n for o in ranked for n in o.point) if n not in apart),
+        *(axis(n) for n in names if n not in alike),
         Column("latency us", "latency_us", ",.2f", ">"),
         Column("cycles", lambda o: o.cycles or 0, whole, ">"),
         Column("", more, align=">"),
         *([Column("rel. RMSE", error, align=">")] if any(o.is_finite is not None for o in outcomes) else []),
         Column("busiest", "busiest"),
         Column("busy", lambda o: o.busy_share or 0.0, percent, ">"),
-        Column("room", lambda o: f"{o.tightest} {percent(o.head_room or 0.0)} free" if o.tightest else ""),
-        Column("method", lambda o: o.method + (f" ±{percent(o.band)}" if o.band else "")),
+        Column("least room", lambda o: o.tightest or ""),
+        Column("free", lambda o: percent(o.head_room or 0.0) if o.tightest else "", align=">"),
+        *([Column("method", method)] if len({*map(method, shown)}) > 1 else []),
     )
-    yield table.grid(ranked[:top] if chosen is None else chosen)
-    yield Facts((("margin", tuple(_margin(best, ranked, outcomes))),))
+    yield table.grid(shown)
+    every = [("all have", cells(" ".join(f"{n}={value}" for n, value in alike.items())))] if alike else []
+    methods = [("method", cells(method(shown[0])))] if len({*map(method, shown)}) == 1 else []
+    yield Facts((*every, *methods, ("margin", tuple(_margin(best, ranked, outcomes)))))
 
 
 def _margin(best: PointOutcome, ranked: Sequence[PointOutcome], outcomes: Sequence[PointOutcome]) -> Iterator[Cell]:

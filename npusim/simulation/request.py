@@ -119,6 +119,8 @@ NEEDS: Mapping[str, str] = MappingProxyType(
         "leave these options out",
     }
 )
+#: A size of a call: a whole number, or text that is one, ``"8k"``.
+Count = int | str
 #: Of ``trace_groups``: the core group that ends last.
 LAST: Final = "last"
 Groups = Sequence[int] | Literal["last"]
@@ -145,9 +147,9 @@ class Request:
         needs="model",
         shown=DEFAULT_WORKLOAD,
     )
-    seq: int | None = _what("--seq TOKENS", "Queries and keys: 4096, or 8k.", needs="workload")
-    seq_q: int | None = _what("--seq-q TOKENS", "Queries alone.", needs="workload")
-    seq_kv: int | None = _what("--seq-kv TOKENS", "Keys alone.", needs="workload")
+    seq: Count | None = _what("--seq TOKENS", "Queries and keys: 4096, or 8k.", needs="workload")
+    seq_q: Count | None = _what("--seq-q TOKENS", "Queries alone.", needs="workload")
+    seq_kv: Count | None = _what("--seq-kv TOKENS", "Keys alone.", needs="workload")
     phase: Literal["prefill", "decode"] | None = _what(
         "--phase",
         "decode: one query a sequence, over all --seq keys.",
@@ -155,7 +157,7 @@ class Request:
         shown="prefill",
         needs="workload",
     )
-    batch: int | None = _what("--batch N", "Sequences.", needs="workload")
+    batch: Count | None = _what("--batch N", "Sequences.", needs="workload")
     lengths: Sequence[int] | None = _what(
         "--lengths TOKENS,...",
         "Keys of each sequence, where they differ: 3000,100,8k; split_kv has one query each, others all.",
@@ -166,7 +168,7 @@ class Request:
         "Last queries of each sequence: 1,1,512, if prompts are batched with decoding steps.",
         needs="workload attention device",
     )
-    page: int | None = _what(
+    page: Count | None = _what(
         "--page KEYS",
         "K and V are stored in pages of this many keys, in random order; each page is a transfer of its own.",
         needs="workload attention device",
@@ -183,7 +185,7 @@ class Request:
         shown="token",
         needs="workload attention",
     )
-    tensor_parallel: int | None = _what(
+    tensor_parallel: Count | None = _what(
         "--tensor-parallel --tp N", "Devices that share the heads; one device's share is run.", needs="workload"
     )
     causal: bool | None = _what(
@@ -193,9 +195,9 @@ class Request:
         "--window KEYS|BEFORE,AFTER",
         "Keys that a query sees, including its own: 512; or keys before and after it: 256,256 (-1: all).",
     )
-    sinks: int | None = _seen("--sinks KEYS", "First keys that every query sees in addition to the window.")
-    prefix: int | None = _seen("--prefix KEYS", "First keys that every query sees.")
-    chunk: int | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
+    sinks: Count | None = _seen("--sinks KEYS", "First keys that every query sees in addition to the window.")
+    prefix: Count | None = _seen("--prefix KEYS", "First keys that every query sees.")
+    chunk: Count | None = _seen("--chunk KEYS", "Keys of a chunk; a query sees its own chunk alone.")
     documents: tuple[int, ...] | None = _seen(
         "--documents KEYS,...", "Lengths of sequences packed end to end, each of which sees itself alone: 3000,100,996."
     )
@@ -504,22 +506,22 @@ class CallOptions(TypedDict, total=False):
     """Options of one call: what to compute, on what, and how, as `Request` has them."""
 
     workload: str | Path | Workload | None
-    seq: int | None
-    seq_q: int | None
-    seq_kv: int | None
+    seq: Count | None
+    seq_q: Count | None
+    seq_kv: Count | None
     phase: Literal["prefill", "decode"] | None
-    batch: int | None
+    batch: Count | None
     lengths: Sequence[int] | None
     query_lengths: Sequence[int] | None
-    page: int | None
+    page: Count | None
     cache: CacheFormat | None
     cache_scale: Literal["token", "head"] | int | None
-    tensor_parallel: int | None
+    tensor_parallel: Count | None
     causal: bool | None
     window: int | tuple[int, int] | None
-    sinks: int | None
-    prefix: int | None
-    chunk: int | None
+    sinks: Count | None
+    prefix: Count | None
+    chunk: Count | None
     documents: tuple[int, ...] | None
     softcap: float | None
     alibi: bool | None
@@ -596,7 +598,9 @@ def takes_options(options: type) -> Callable[[Function], Function]:
             try:
                 signature.bind(*positional, **by_name)
             except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+                unknown = next((name for name in by_name if name not in signature.parameters), None)
+                near = suggest(unknown, signature.parameters) if unknown else ""
+                raise TypeError(f"{function.__name__}() {error}{near}") from None
             return function(*positional, **by_name)
 
         called.__signature__ = signature  # type: ignore[attr-defined]  # what help and editors show

@@ -3,12 +3,13 @@
 README, guides, architecture, the studies, what every command and Python function takes, and the changelog, made with
 MkDocs (``python -m pip install '.[site]'``).  Pages are those of the repository, not copies that are kept: they are
 gathered into a folder of their own, links between them led to where they stand there.  The site needs no server and no
-network: open ``index.html`` over any web server, or ``python -m http.server`` in its folder.
+network: open ``index.html``; its search works from a folder too.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import re
 import shutil
@@ -54,7 +55,8 @@ MODULES = {
     "npusim.machine": ("npusim.machine",),
     "npusim.formats": ("npusim.formats", "npusim.formats.cast", "npusim.formats.blocks", "npusim.formats.matmul"),
 }
-WIDTH = 100
+#: Pages that are alone under their tab: an empty menu beside them would narrow their code.
+ALONE = "---\nhide: [navigation]\n---\n"
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)(#[^)]*)?\)")
 
 
@@ -67,7 +69,8 @@ def gather(folder: Path) -> list[Path]:
             target.write_text(_linked(source, target, placed), encoding="utf-8")
         else:
             shutil.copyfile(source, target)
-    shutil.copyfile(HERE / "style.css", folder / "style.css")
+    for asset in ("style.css", "iframe-worker.js", "tables.js"):
+        shutil.copyfile(HERE / asset, folder / asset)
     written = {folder / "reference" / f"{name}.md": text for name, text in (*_commands(), *_modules())}
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,13 @@ def _linked(source: Path, target: Path, placed: dict[Path, Path]) -> str:
         return f"{label}({_relative(there, target.parent)}{part})"
 
     text = LINK.sub(lead, source.read_text(encoding="utf-8"))
-    return re.sub(r"(?m)^<!-- (?:test|file): \S+ -->\n", "", text)
+    text = re.sub(r"(?m)^<!-- (?:test|file): \S+ -->\n", "", text)
+    is_alone = re.search(rf"(?m)^  - [^\n]*: {re.escape(_place(source))}$", CONFIG.read_text(encoding="utf-8"))
+    return f"{ALONE}{text}" if is_alone else text
+
+
+def _place(source: Path) -> str:
+    return next((where for where, file in _placed() if file == source), "")
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -108,30 +117,53 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _commands() -> Iterator[tuple[str, str]]:
-    """Yield what every command says of itself, a page."""
+    """Yield the page of all commands: for each a line on it, a table of its options by heading, and its examples."""
     from typer.main import get_command
-    from typer.testing import CliRunner
-
-    runner, env = CliRunner(), {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
-
-    def help_of(*words: str) -> str:
-        shown = runner.invoke(app, [*words, "--help"], env=env, prog_name="npusim").output.rstrip()
-        return "\n".join(line.rstrip() for line in shown.splitlines())
 
     group: Any = get_command(app)
-    names = sorted(name for name, command in group.commands.items() if not command.hidden)
-    parts = [
-        "# Commands",
-        "",
-        "What each command takes, as `npusim VERB --help` prints it.",
-        "",
-        "```text",
-        help_of(),
-        "```",
-    ]
-    for name in names:
-        parts += ["", f"## {name}", "", "```text", help_of(name), "```"]
+    context = group.make_context("npusim", [], resilient_parsing=True)
+    parts = ["# Commands", "", "What each command takes; `npusim VERB --help` prints the same."]
+    listed = [name for name in group.list_commands(context) if not group.commands[name].hidden]
+    rows = [(f"[{name}](#{name})", group.commands[name].get_short_help_str(1000)) for name in listed]
+    parts += ["", _table(("command", "what it does"), rows), "", _options(group, context)]
+    for name in listed:
+        parts += ["", f"## {name}", "", *_command(group.commands[name], f"npusim {name}", context)]
     yield "commands", "\n".join(parts) + "\n"
+
+
+def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
+    """Yield the lines of a command's part of the page, those of its own verbs below it."""
+    context = command.make_context(name.rpartition(" ")[2], [], parent=parent, resilient_parsing=True)
+    text = inspect.cleandoc(command.help or "")
+    yield from (f"`{command.get_usage(context).removeprefix('Usage: ')}`", "", _escaped(text), "")
+    yield _options(command, context)
+    if command.epilog:
+        lines = command.epilog.splitlines()
+        yield from ("", "Examples:", "", "```bash", *(line.removeprefix("  ") for line in lines[1:]), "```")
+    for verb, below in sorted(getattr(command, "commands", {}).items()):
+        yield from ("", f"### {name.removeprefix('npusim ')} {verb}", "", *_command(below, f"{name} {verb}", context))
+
+
+def _options(command: Any, context: Any) -> str:
+    """Return the tables of a command's arguments and options, one a heading, those without a heading last."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+    for param in command.get_params(context):
+        if (record := param.get_help_record(context)) is not None:
+            heading = getattr(param, "rich_help_panel", None) or "Options"
+            is_argument = param.param_type_name == "argument"
+            sections.setdefault("Arguments" if is_argument else heading, []).append((f"`{record[0]}`", record[1]))
+    last = sorted(sections.items(), key=lambda section: section[0] == "Options")
+    return "\n\n".join(_table((title, "what it does"), rows) for title, rows in last if rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    body = [[row[0], _escaped(row[1]).replace("|", "\\|")] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *body))
+
+
+def _escaped(text: str) -> str:
+    """Return text that means itself in Markdown."""
+    return re.sub(r"([\\*_<>\[\]#`])", r"\\\1", text)
 
 
 def _modules() -> Iterator[tuple[str, str]]:

@@ -13,6 +13,9 @@ const measure = () => {
     if (at.width && at.right > width + 1 && !boxed(e.parentElement)) wide.push(named(e));
     if (e.dataset.chart && e.parentElement.scrollWidth > e.parentElement.clientWidth + 1) wide.push(`${named(e)} ${e.parentElement.scrollWidth}`);
   }
+  // Numbers of a table are cut where it scrolls on a narrow page.
+  if (width < 560) for (const e of document.querySelectorAll(".scroll > table"))
+    if (e.parentElement.scrollWidth > e.parentElement.clientWidth + 1) wide.push(`table ${named(e)}`);
   for (const svg of document.querySelectorAll("svg.marks")) {
     const box = svg.getBoundingClientRect(), texts = shown(svg);
     for (const [text, at] of texts) if (at.right > box.right + 1 || at.left < box.left - 1) cut.push(named(text));
@@ -23,4 +26,5 @@ const measure = () => {
   parent.postMessage(JSON.stringify({ width, reaches: document.documentElement.scrollWidth, wide, cut, covered }), "*");
 };
 const wait = () => setTimeout(document.documentElement.classList.contains("done") ? measure : wait, 200);
+document.addEventListener("DOMContentLoaded", () => document.querySelectorAll("details.part").forEach((part) => { part.open = true; }));
 wait();

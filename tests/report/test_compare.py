@@ -129,9 +129,10 @@ def test_folders_of_one_name_bring_their_parents_and_three_runs_fit(tmp_path: Pa
     found = compare(*places, result, result)
     name = result.name
     assert found.labels == ("a/flash", "b/flash", f"{name} #1", f"{name} #2")
-    assert "why b/flash" in str(found)
+    assert "  B  b/flash\n" in str(found)
+    assert "  why B  " in str(found)
     table = markdown(comparison_table(found))
-    assert "| a/flash us | b/flash us | change |" in table
+    assert "| A us | B us | change |" in table
     assert "\\#1" in table
     with pytest.raises(SpecError, match="two runs or more, not 1"):
         compare(result)

@@ -161,12 +161,21 @@ def test_page_of_a_comparison_shows_parts_that_add_up_then_each_run(tmp_path: Pa
     text = saved_page(folders)
     found = _Reader(text)
     keys = [f["id"] or "" for f in found.all("figure")]
-    assert keys[:2] == ["changes", "run1-time"], "no errors: no place in latency against error"
+    assert keys[:3] == ["changes", "inputs", "run1-time"], "no errors: no place in latency against error"
     assert {"run1-time", "run2-time", "run1-errors"} <= set(keys)
     assert len(set(keys)) == len(keys)
     charts = json.loads(text.split('id="charts">')[1].split("</script>")[0])["charts"]
     parts = sum(row["value"] for row in charts["changes"]["datasets"]["rows"])
     assert parts == pytest.approx(other.latency_us - computed.latency_us, abs=0.01)
+    # The first chart stands above the words; what differs and each run open on demand.
+    assert text.index('data-chart="changes"') < text.index('<div class="summary">')
+    runs = [d.get("id") for d in found.all("details") if d.get("class") == "part"]
+    assert runs == ["run1", "run2"]
+    assert not any("open" in d for d in found.all("details") if d.get("class") == "part")
+    differing = text[text.index('id="inputs"') :].partition("</figure>")[0]
+    assert "<details>" in differing
+    assert "precision</td>" in differing
+    assert " -&gt; " not in differing
 
 
 @pytest.mark.usefixtures("light")
@@ -345,7 +354,9 @@ def test_a_browser_draws_every_chart_without_an_error_or_a_request(
     assert "CONSOLE" not in done.stderr
     assert re.search(r'<html[^>]* class="drawn done"', done.stdout)
     seen = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.S)
-    assert len(re.findall(r'<svg[^>]* class="marks"', seen)) == len(_Reader(seen).all("figure"))
+    charts = [d for d in _Reader(seen).all("div") if "data-chart" in d]
+    assert charts
+    assert len(re.findall(r'<svg[^>]* class="marks"', seen)) == len(charts)
     assert not _Reader(seen).all("img")
     own = re.compile(r"https?://[^/]*\.(google|googleapis|gvt1)\.com/")  # the browser's, whatever it opens
     requests = set(re.findall(r'"url":"((?!data:)[^"]+)"', log.read_text(encoding="utf-8", errors="replace")))

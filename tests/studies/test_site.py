@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +62,26 @@ def test_the_site_is_built_and_asks_nothing_of_the_network(
     assert len(built) > 25
     loaded = re.compile(r"""<(?:script|link|img)[^>]+(?:src|href)="(https?:)?//""")
     assert not [path.name for path in built if loaded.search(path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", ["index.html", "guides/tile.html"])
+def test_the_search_works_from_a_folder(tmp_path_factory: pytest.TempPathFactory, page: str) -> None:
+    """A browser that opens a file, with no server, finds a word of the studies; the field is in sight at 1280."""
+    pytest.importorskip("mkdocs", reason="npusim[site] is not installed")
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium here: the search was not tried")
+    folder = tmp_path_factory.mktemp("site")
+    assert main(["--out", str(folder)]) == 0
+    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    words += ["--window-size=1280,900", "--virtual-time-budget=20000", "--dump-dom"]
+    url = f"file://{folder / page}?q=resonance"
+    dom = subprocess.run([browser, *words, url], capture_output=True, text=True, check=True, timeout=300).stdout
+    found = re.search(r'md-search-result__meta">\s*(\d+) matching documents', dom)
+    assert found
+    assert int(found[1]) >= 3
+    assert 'class="md-search" data-md-component="search" role="dialog" hidden' not in dom
 
 
 def test_without_its_generator_the_site_says_what_to_install(
