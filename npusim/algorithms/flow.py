@@ -13,7 +13,7 @@ from npusim.errors import ProgramError
 from npusim.ir.op import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from npusim.algorithms.phase import Name, Phase, Stage
 
@@ -113,27 +113,50 @@ def conflicts(phase: Phase) -> Conflicts:
 
     A state is alive from its start to the last row that reads it, a result until it is stored.
     """
-    bits = {n: 1 << i for i, n in enumerate(phase.names)}
+    bits = _bits(phase)
     met = dict.fromkeys(bits, 0)
+    for access, alive in _moments(phase, bits):
+        met[access.dst] |= alive & ~access.shares
+    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
+
+
+def most_alive(phase: Phase, sizes: Mapping[str, float], roots: Mapping[str, str]) -> float:
+    """Return the most that names alive at one time take: ``sizes`` by name, those of one root in one place."""
+    bits, most = _bits(phase), 0.0
+    for alive in {alive | bits[access.dst] for access, alive in _moments(phase, bits)}:
+        held: dict[str, float] = {}
+        for n in (n for n in sizes if alive & bits[n]):
+            held[roots.get(n, n)] = max(sizes[n], held.get(roots.get(n, n), 0.0))
+        most = max(most, sum(held.values()))
+    return most
+
+
+def _bits(phase: Phase) -> dict[str, int]:
+    return {n: 1 << i for i, n in enumerate(phase.names)}
+
+
+def _moments(phase: Phase, bits: Mapping[str, int]) -> Iterator[tuple[_Access, int]]:
+    """Yield each access that writes, with the names alive behind it."""
     for is_taken in (True, False) if any(map(_stands, phase.stages)) else (True,):
         after = 0
         for loop in reversed((*phase.loops, TileLoop(phase.finish))):
             accesses = _accesses(phase, loop, bits, is_taken=is_taken)
-            before = _alive_before(accesses, after, met)
+            before = _alive_before(accesses, after)[0]
             while loop.axis and before & ~after:  # what the next tile reads is alive at the end of this one
                 after |= before
-                before = _alive_before(accesses, after, met)
+                before = _alive_before(accesses, after)[0]
+            yield from _alive_before(accesses, after)[1]
             after = before
-    return {n: {m for m in bits if met[n] & bits[m] or met[m] & bits[n]} for n in bits}
 
 
-def _alive_before(accesses: list[_Access], alive: int, met: dict[str, int]) -> int:
-    """Return what is alive before a tile's accesses, given what is after them, and note conflicts."""
+def _alive_before(accesses: list[_Access], alive: int) -> tuple[int, list[tuple[_Access, int]]]:
+    """Return what is alive before a tile's accesses, given what is after them, and behind each that writes."""
+    met: list[tuple[_Access, int]] = []
     for access in reversed(accesses):
         if access.dst:
-            met[access.dst] |= alive & ~access.shares
+            met.append((access, alive))
         alive = alive & ~access.ends | access.reads
-    return alive
+    return alive, met
 
 
 def _accesses(phase: Phase, loop: TileLoop, bits: Mapping[str, int], *, is_taken: bool) -> list[_Access]:

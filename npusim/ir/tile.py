@@ -64,7 +64,8 @@ class GlobalTensor:
     of a head that lie together, where all do not: a transfer takes them one stretch at a time.  ``shared_rows``: so
     many rows are one in memory, as with a scale for a block of tokens.  ``column``: where not 0, rows lie one after
     the other within columns so wide (NZ).  ``is_transposed``: its matrices are those of the call, transposed.
-    ``view``: how a recorded call has it, where that is other.
+    ``view``: how a recorded call has it, where that is other.  ``of``: the tensor whose matrices its own are,
+    transposed, in the same memory.
     """
 
     name: str
@@ -82,6 +83,7 @@ class GlobalTensor:
     column: int = 0
     is_transposed: bool = False
     view: Arranged | None = None
+    of: str = ""
 
     @property
     def size_bytes(self) -> int:

@@ -189,7 +189,8 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     whole: set[str] = set()
     for phase in reversed(phases):
         written = {n for s in phase.stages for n in s.written}
-        tensors = {n: tensor_of(t).name for n, t in phase.tensors.items() if not isinstance(t, BySize)}
+        bound = {n: tensor_of(t) for n, t in phase.tensors.items() if not isinstance(t, BySize)}
+        tensors = {n: t.of or t.name for n, t in bound.items()}
         is_whole = any(tensors[n] in whole for n in written.intersection(tensors))
         read = tensors.keys() - written
         whole |= {tensors[n] for n in read if is_whole or phase.names[n].axes[0] != phase.row_axis}

@@ -57,7 +57,9 @@ class KernelOutput:
         """Return what a program computes."""
         o = program.tensors["o"]
         inputs = (
-            t for n, t in program.tensors.items() if t.role in ("input", "constant") and n not in program.constants
+            t
+            for n, t in program.tensors.items()
+            if t.role in ("input", "constant") and n not in program.constants and not t.of
         )
         return cls(o.batch, o.heads, o.rows, o.cols, tuple(inputs))
 

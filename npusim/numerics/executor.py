@@ -484,7 +484,7 @@ class TensorStore:
     """Global tensors, one matrix a head; inputs are asked for when first read."""
 
     def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
-        self._inputs, self._constants = inputs, program.constants
+        self._inputs, self._constants, self._tensors = inputs, program.constants, program.tensors
         self._heads: dict[tuple[str, int, int], Array] = {}
 
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
@@ -492,7 +492,8 @@ class TensorStore:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
-            matrix = self._heads[key] = self._make(tensor, batch, head)
+            made = self.head(self._tensors[tensor.of], batch, head).T if tensor.of else self._make(tensor, batch, head)
+            matrix = self._heads[key] = made
         return matrix
 
     def _make(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
