@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.algorithms.phase import BySize, Stacked, TileLoop, tensor_of
 from npusim.errors import ProgramError
-from npusim.ir.op import Opcode
+from npusim.ir.op import PLAIN, Opcode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,6 +61,41 @@ def flow(phase: Phase) -> dict[str, Place]:
         else:
             places[n] = "work"
     return places
+
+
+def summed(phase: Phase) -> tuple[Phase, frozenset[str]]:
+    """Return the phase for a machine whose accumulators hold sums of products for a whole block, and those sums.
+
+    A state that starts at 0, and that one product of the loop writes and nothing else, is what that product leaves at
+    the end of the block; a result that is such a sum, cast, is the sum itself: it is stored on its way out.
+    """
+    rows = [r for s in phase.stages for r in s.rows]
+    inner = {id(r) for loop in phase.loops if loop.axis for s in loop.stages for r in s.rows}
+    writers = {n: [r for r in rows if r.dst == n] for n, what in phase.names.items() if what.start == 0}
+    sums = {
+        n
+        for n, (first, *more) in writers.items()
+        if len(phase.names[n].axes) > 1 and not more and first.opcode is Opcode.MATMUL and first.attributes.accumulate
+        if id(first) in inner and not any(id(r) in inner for r in rows if n in r.srcs)
+    }
+    readers = {n: [r for r in rows if n in r.srcs] for n in sums}
+    stored = {
+        n: r.dst
+        for n, (r, *more) in readers.items()
+        if not more and r.opcode is Opcode.CAST and r.attributes == PLAIN and not r.only and r.dst in phase.tensors
+    }
+    if not sums:
+        return phase, frozenset()
+
+    def of(stage: Stage) -> Stage:
+        left = [r for r in stage.rows if not (r.opcode is Opcode.CAST and stored.get(r.srcs[0]) == r.dst)]
+        return replace(stage, rows=tuple(replace(r, dst=stored.get(r.dst, r.dst)) for r in left))
+
+    loops = tuple(replace(loop, stages=tuple(map(of, loop.stages))) for loop in phase.loops)
+    names = {n: replace(what, start=None if n in sums else what.start) for n, what in phase.names.items()}
+    finish = tuple(s for s in map(of, phase.finish) if s.rows)
+    names = {n: what for n, what in names.items() if n not in stored}
+    return replace(phase, loops=loops, finish=finish, names=names), frozenset(stored.get(n, n) for n in sums)
 
 
 def is_visited(phase: Phase, n: str, axis: str) -> bool:

@@ -8,6 +8,7 @@ against the gradient of softmax in float64.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,8 @@ import numpy as np
 
 from npusim.algorithms.backward import BackwardPrecision, backward, backward_tensors
 from npusim.config.problem import KernelProblem, Problem
-from npusim.config.tiling import Field, Tiling, part_of
+from npusim.config.tiling import Field, Tiling, lightest, part_of
+from npusim.machines.ascend.plan import RegisterFields
 from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 SIZES: Mapping[str, int] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 4096, "key": 128, "value": 128, "causal": 0}
 )
+#: Elements of a slice of a vector core: UB holds two tiles of scores and two of what products read of them.
+SLICE = 4096
 #: Elements of dO, and of O, of a block that sums their products.
 DELTA_ELEMENTS = 8192
 
@@ -43,6 +47,20 @@ class BackwardFields(Tiling):
     tile_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a block of dK and dV")
     gradient: Literal["dq", "dk", "dv"] = Field(
         default="dq", description="whose bits and errors a run shows; all are computed", json_schema_extra=part_of("model")
+    )
+
+
+class AscendBackwardFields(RegisterFields, BackwardFields):
+    """The same on Ascend, whose L0C holds dK and dV of a block of keys beside scores."""
+
+    tile_q: int = Field(default=128, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
+    tile_kv: int = Field(default=64, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    depth: int = Field(
+        default=1,
+        ge=0,
+        le=14,
+        description="tiles that scores and their rows run ahead of the products that read these",
+        json_schema_extra=lightest("least"),
     )
 
 
@@ -71,6 +89,7 @@ def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, ma
     sizes = tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
     delta, of_queries, of_keys = backward(call, sizes, p, tensors, machine.mask_kind(tiling), rows)
+    of_queries, of_keys = (replace(x, slice_elements=SLICE) for x in (of_queries, of_keys))
     return [delta, of_keys, of_queries] if tiling.gradient == "dq" else [delta, of_queries, of_keys]
 
 
@@ -116,11 +135,11 @@ SCHEDULES = schedule(
     flash_backward,
     problem=KernelProblem,
     precisions={
-        "ascend": [BackwardPrecision("fp32")],
+        "ascend": [BackwardPrecision("fp32", accumulate="chained")],
         "nvidia": [BackwardPrecision("fp32", exp_variant="exp2.exp2p", accumulate="chained")],
     },
     families=["ascend", "nvidia"],
-    tiling={"ascend": BackwardFields, "nvidia": GpuBackwardFields},
+    tiling={"ascend": AscendBackwardFields, "nvidia": GpuBackwardFields},
     reference=gradient,
     follows={"lse": log_sums, "forward": forward},
     summary="FlashAttention's backward pass: dQ, then dK and dV, nothing added by several blocks",
