@@ -411,11 +411,6 @@ def block_at(shape: Any, position: Any) -> WorkTile:
     return WorkTile(batch, head, spans, (), offset, number)
 
 
-def is_chain(phase: Phase) -> bool:
-    """Return whether products of a loop have two results, as S and O of an attention, whatever is added up in each."""
-    return len({s.rows[0].dst for loop in phase.loops if loop.axis for s in loop.stages if s.is_product}) == 2  # S, O
-
-
 def attention_products(phase: Phase) -> tuple[Instruction, Instruction] | None:
     """Return the first product of a loop and the last that is fed by rows, as in attention; None for other phases."""
     products = [s.rows[0] for s in phase.stages if s.is_product]
