@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from npusim.algorithms.blocks import attention_cells, grid, query_cells
 from npusim.algorithms.flash import Accumulate, NamedFormats
@@ -17,7 +17,9 @@ from npusim.algorithms.language import exp, full, tiles, where
 from npusim.algorithms.lowering import kernel
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import Turned, mask_of
+from npusim.algorithms.phase import Stacked
 from npusim.ir.tile import GlobalTensor
+from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from npusim.algorithms.phase import Phase
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
 
 F32 = "float32"
+#: Who adds up dQ: a kernel of its own, in which blocks are of queries, or blocks of keys in memory, one after the other.
+Method = Literal["apart", "added"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +79,63 @@ def queries(
     q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
 ) -> Any:
     """Return dQ of a block of queries, from tiles of keys."""
-    dq = full("row key_dim", 0.0, p.scores)
+    total = full("row key_dim", 0.0, p.scores)
     for kj, vj in tiles(k, v):
         s, dp = (q @ kj.T).to(p.scores), (do @ vj.T).to(p.scores)
         ds = (weights(s, lse, mask, scale * base, base) * (dp - delta)).to(p.factor)
-        dq = added(dq, ds @ kj, p)
-    return (dq * scale).to(p.output)
+        total = added(total, ds @ kj, p)
+    return (total * scale).to(p.output)
 
 
-@kernel(
-    results="dk dv",
-    k="key key_dim",
-    v="key value",
-    q="row key_dim",
-    do="row value",
-    lse="1 row",
-    delta="1 row",
-    mask="key row",
-)
+def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, scale: float, base: float, p: BackwardPrecision) -> Any:
+    """Return the sums dK and dV with a tile's parts, and dS of the tile, keys by queries."""
+    (qi, oi, li, di), (dk, dv) = tile, sums
+    s, dp = (k @ qi.T).to(p.scores), (v @ oi.T).to(p.scores)
+    e = weights(s, li, mask, scale * base, base)
+    weight = e.to(p.factor)
+    dv = added(dv, weight @ oi, p)
+    ds = (e * (dp - di)).to(p.factor)
+    return added(dk, ds @ qi, p), dv, ds
+
+
+_OF_KEYS = {
+    "k": "key key_dim",
+    "v": "key value",
+    "q": "row key_dim",
+    "do": "row value",
+    "lse": "1 row",
+    "delta": "1 row",
+    "mask": "key row",
+}
+
+
+@kernel(results="dk dv", **_OF_KEYS)
 def keys_values(
     k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
 ) -> Any:
     """Return dK and dV of a block of keys, from tiles of queries."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
-    for qi, oi, li, di in tiles(q, do, lse, delta):
-        s, dp = (k @ qi.T).to(p.scores), (v @ oi.T).to(p.scores)
-        pij = weights(s, li, mask, scale * base, base)
-        dv = added(dv, pij.to(p.factor) @ oi, p)
-        ds = (pij * (dp - di)).to(p.factor)
-        dk = added(dk, ds @ qi, p)
+    for tile in tiles(q, do, lse, delta):
+        dk, dv, _ = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)
     return (dk * scale).to(p.output), dv.to(p.output)
+
+
+@kernel(results="part dk dv", **_OF_KEYS)
+def all_parts(
+    k: Any, v: Any, q: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
+) -> Any:
+    """Return the same, and for each tile of queries the block's part of dQ without its factor."""
+    dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
+    for tile in tiles(q, do, lse, delta):
+        dk, dv, ds = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)
+        yield (ds.T @ k).to(F32)
+    return (dk * scale).to(p.output), dv.to(p.output)
+
+
+@kernel(results="dq", parts="row key_dim")
+def scaled(parts: Any, scale: float, p: BackwardPrecision) -> Any:
+    """Return dQ of the sum of its parts."""
+    return (parts * scale).to(p.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,49 +171,55 @@ def _across(vector: GlobalTensor) -> GlobalTensor:
     return replace(vector, name=f"{vector.name}^T", rows=1, cols=vector.rows, of=vector.name)
 
 
-def backward(
-    problem: Problem,
-    sizes: tuple[int, int, int, int],
-    p: BackwardPrecision,
-    t: BackwardTensors,
-    mask: MaskKind | None,
-    delta_rows: int,
-) -> tuple[Phase, Phase, Phase]:
-    """Return the kernels of delta, of dQ, and of dK and dV.
+@dataclass(frozen=True, slots=True)
+class BackwardTile:
+    """Queries and keys of a tile where blocks are of queries, then where they are of keys; rows of blocks of vectors."""
 
-    ``sizes``: queries and keys of a tile where blocks are of queries, then where they are of keys; ``delta_rows``: of a
-    block of delta.
-    """
-    rows, keys, rows_of_keys, keys_of_keys = sizes
+    block_q: int
+    block_kv: int
+    tile_q: int
+    tile_kv: int
+    rows: int
+
+
+def backward(
+    problem: Problem, tile: BackwardTile, p: BackwardPrecision, t: BackwardTensors, kind: MaskKind | None, method: Method
+) -> list[Phase]:
+    """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory."""
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
     more: dict[str, Any] = {"p": p, "scale": problem.scale, "base": exponent_factor(p.exp_variant)}
-    read: dict[str, Any] = {"q": t.q, "k": t.k, "v": t.v, "do": t.do}
-    delta = row_sums.phase(
-        "delta", grid(t.delta, ("row", delta_rows)), {**widths, "row": delta_rows}, [t.delta], do=t.do, forward=t.forward, p=p
-    )
-    spans = {**widths, "row": rows, "key": keys}
+    more |= {"q": t.q, "k": t.k, "v": t.v, "do": t.do}
+    of_rows: dict[str, Any] = {"cells": grid(t.delta, ("row", tile.rows)), "sizes": {**widths, "row": tile.rows}}
+    delta = row_sums.phase("delta", results=[t.delta], do=t.do, forward=t.forward, p=p, **of_rows)
+    mask = mask_of(problem, (tile.tile_q, tile.tile_kv), kind)
+    of_keys: dict[str, Any] = {
+        "sizes": {**widths, "row": tile.tile_q, "key": tile.tile_kv},
+        "mask": None if mask is None else Turned(mask),
+        "lse": _across(t.lse),
+        "delta": _across(t.delta),
+        **more,
+    }
+    if method == "added":
+        count = ceil_div(problem.seq_kv, tile.tile_kv)
+        parts = replace(t.q, name="parts", batch=problem.batch * count, fmt=F32, role="workspace", added=count)
+        cells = query_cells(problem, tile.tile_kv, tile.tile_q, "part")
+        results = [Stacked("part", count, parts), t.dk, t.dv]
+        total = replace(parts, name="sum", batch=problem.batch, added=0, of=parts.name)
+        return [
+            delta,
+            all_parts.phase("dkdvdq", cells, results=results, **of_keys),
+            scaled.phase("scaled", results=[t.dq], parts=total, scale=problem.scale, p=p, **of_rows),
+        ]
     of_queries = queries.phase(
         "dq",
-        attention_cells(problem, rows, keys),
-        spans,
+        attention_cells(problem, tile.block_q, tile.block_kv),
+        {**widths, "row": tile.block_q, "key": tile.block_kv},
         [t.dq],
-        mask=mask_of(problem, (rows, keys), mask),
+        mask=mask_of(problem, (tile.block_q, tile.block_kv), kind),
         lse=t.lse,
         delta=t.delta,
-        **read,
         **more,
     )
-    turned = mask_of(problem, (rows_of_keys, keys_of_keys), mask)
-    spans = {**widths, "row": rows_of_keys, "key": keys_of_keys}
-    of_keys = keys_values.phase(
-        "dkdv",
-        query_cells(problem, keys_of_keys, rows_of_keys),
-        spans,
-        [t.dk, t.dv],
-        mask=None if turned is None else Turned(turned),
-        lse=_across(t.lse),
-        delta=_across(t.delta),
-        **read,
-        **more,
-    )
-    return delta, replace(of_queries, is_named=True), replace(of_keys, is_named=True)
+    cells = query_cells(problem, tile.tile_kv, tile.tile_q)
+    last = keys_values.phase("dkdv", cells, results=[t.dk, t.dv], **of_keys)
+    return [delta, replace(of_queries, is_named=True), replace(last, is_named=True)]

@@ -251,10 +251,11 @@ def kv_runs(
     return tuple(runs)
 
 
-def query_cells(problem: Problem, block_kv: int, block_q: int) -> tuple[WorkTile, ...]:
+def query_cells(problem: Problem, block_kv: int, block_q: int, part: str = "") -> tuple[WorkTile, ...]:
     """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see any of them.
 
-    A tile of which a query does not see all of the block's keys is masked.
+    A tile of which a query does not see all of the block's keys is masked.  ``part``: an axis along which the blocks of
+    a head are numbered.
     """
     seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
     each = [(*q, *(of(offset + q[0], offset + sum(q) - 1) for of in (seen.union, seen.common)))
@@ -268,8 +269,8 @@ def query_cells(problem: Problem, block_kv: int, block_q: int) -> tuple[WorkTile
         cells.append(((key, keys), tuple(runs)))
     placed = offset if depends_on_position(problem, seen) else None
     return tuple(
-        WorkTile(batch, head, (("key", *span),), runs, placed)
+        WorkTile(batch, head, (("key", *span), *(((part, number, 1),) if part else ())), runs, placed)
         for batch in range(problem.batch)
         for head in range(problem.heads)
-        for span, runs in cells
+        for number, (span, runs) in enumerate(cells)
     )

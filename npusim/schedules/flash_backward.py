@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from npusim.algorithms.backward import BackwardPrecision, backward, backward_tensors
+from npusim.algorithms.backward import BackwardPrecision, BackwardTile, Method, backward, backward_tensors
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, lightest, part_of
 from npusim.machines.ascend.plan import RegisterFields
@@ -45,6 +45,9 @@ class BackwardFields(Tiling):
     block_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a tile of dQ")
     tile_q: int = Field(default=64, ge=16, multiple_of=16, description="query rows of a tile of dK and dV")
     tile_kv: int = Field(default=128, ge=16, multiple_of=16, description="keys of a block of dK and dV")
+    method: Method = Field(
+        default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
+    )
     gradient: Literal["dq", "dk", "dv"] = Field(
         default="dq", description="whose bits and errors a run shows; all are computed", json_schema_extra=part_of("model")
     )
@@ -83,14 +86,13 @@ def problem_of(problem: KernelProblem) -> Problem:
 
 
 def flash_backward(problem: KernelProblem, tiling: Any, p: BackwardPrecision, machine: Any) -> Phases:
-    """Return the kernels; that of the gradient that is asked for is the last."""
+    """Return the kernels."""
     call = problem_of(problem)
-    tensors = backward_tensors(call, p.output, tiling.gradient)
-    sizes = tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
-    delta, of_queries, of_keys = backward(call, sizes, p, tensors, machine.mask_kind(tiling), rows)
-    of_queries, of_keys = (replace(x, slice_elements=SLICE) for x in (of_queries, of_keys))
-    return [delta, of_keys, of_queries] if tiling.gradient == "dq" else [delta, of_queries, of_keys]
+    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
+    tensors = backward_tensors(call, p.output, tiling.gradient)
+    first, *rest = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method)
+    return [first, *(replace(phase, slice_elements=SLICE) for phase in rest)]
 
 
 def _scores(call: Problem, inputs: Any, batch: int, head: int) -> NDArray[np.float64]:
