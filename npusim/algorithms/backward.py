@@ -168,7 +168,7 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 def _across(vector: GlobalTensor) -> GlobalTensor:
     """Return a vector of rows as the one row that tiles across it read."""
-    return replace(vector, name=f"{vector.name}^T", rows=1, cols=vector.rows, of=vector.name)
+    return replace(vector, name=f"{vector.name}^T", rows=1, cols=vector.rows, of=vector)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def backward(
         parts = replace(t.q, name="parts", batch=problem.batch * count, fmt=F32, role="workspace", added=count)
         cells = query_cells(problem, tile.tile_kv, tile.tile_q, "part")
         results = [Stacked("part", count, parts), t.dk, t.dv]
-        total = replace(parts, name="sum", batch=problem.batch, added=0, of=parts.name)
+        total = replace(parts, name="sum", batch=problem.batch, added=0, of=parts)
         return [
             delta,
             all_parts.phase("dkdvdq", cells, results=results, **of_keys),

@@ -84,7 +84,7 @@ class GlobalTensor:
     column: int = 0
     is_transposed: bool = False
     view: Arranged | None = None
-    of: str = ""
+    of: GlobalTensor | None = None
     added: int = 0
 
     @property

@@ -164,7 +164,7 @@ class Machine:
             tuple(allocator.rings),
             dict(allocator.spaces),
             dict(allocator.peak_bytes),
-            {t.name: t for phase in listed for t in phase.all_tensors()},
+            {t.name: t for phase in listed for x in phase.all_tensors() for t in (x, x.of) if t is not None},
             tuple(replace(phase, serves=serves) for phase, serves in pairs),
             constants={n: v for phase in listed for n, v in phase.all_values().items()},
             pricing=pricing,
@@ -193,7 +193,7 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     ends = (at for at, names in enumerate(made) if any(bound[at][n].name == "o" for n in names))
     final = max(ends, default=len(phases) - 1)
     for at, phase in reversed([*enumerate(phases)]):
-        tensors, row_axis = {n: t.of or t.name for n, t in bound[at].items()}, phase.row_axis
+        tensors, row_axis = {n: (t.of or t).name for n, t in bound[at].items()}, phase.row_axis
         across = {tensors[n] for n in made[at] if phase.names[n].axes[0] != row_axis}
         is_whole = bool(across & read_later) or any(tensors[n] in whole for n in made[at])
         read = tensors.keys() - made[at]

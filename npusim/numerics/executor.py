@@ -485,7 +485,7 @@ class TensorStore:
     """Global tensors, one matrix a head; inputs are asked for when first read."""
 
     def __init__(self, program: TileProgram, inputs: HeadSource) -> None:
-        self._inputs, self._constants, self._tensors = inputs, program.constants, program.tensors
+        self._inputs, self._constants = inputs, program.constants
         self._heads: dict[tuple[str, int, int], Array] = {}
 
     def head(self, tensor: GlobalTensor, batch: int, head: int) -> Array:
@@ -493,7 +493,7 @@ class TensorStore:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
-            made = self._viewed(self._tensors[tensor.of], batch, head) if tensor.of else self._make(tensor, batch, head)
+            made = self._viewed(tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
             matrix = self._heads[key] = made
         return matrix
 
