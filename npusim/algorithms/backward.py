@@ -116,7 +116,7 @@ def keys_values(
     """Return dK and dV of a block of keys, from tiles of queries."""
     dk, dv = full("key key_dim", 0.0, p.scores), full("key value", 0.0, p.scores)
     for tile in tiles(q, do, lse, delta):
-        dk, dv, _ = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)
+        dk, dv = _of_tile(k, v, tile, mask, (dk, dv), scale, base, p)[:2]
     return (dk * scale).to(p.output), dv.to(p.output)
 
 

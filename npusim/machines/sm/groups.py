@@ -208,6 +208,8 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     fmt = phase.names[next(s for s in phase.stages if s.is_product).rows[0].srcs[0]].fmt
     tile = BlockTile("", fmt, rows, keys, 0, 0, bool(phase.masks), True, fmt, fields.warps, stages or 0)
     work, groups = layout_of(tile, engine, FRAGMENT_ROWS)
+    if not stages:  # warps that have no fragment of rows left lie across the columns
+        work = replace(work, across=fields.warps // min(fields.warps, max(1, rows // FRAGMENT_ROWS)))
     is_wgmma = work.generation == "wgmma"
     live = live_registers(phase, fields.warps, work)
     work = replace(work, rows=ceil_div(rows, groups), is_serial=is_wgmma and live > SERIAL_REGISTERS)
