@@ -15,9 +15,9 @@ from npusim.algorithms.blocks import attention_cells, grid, query_cells
 from npusim.algorithms.flash import Accumulate, NamedFormats
 from npusim.algorithms.language import exp, full, tiles, where
 from npusim.algorithms.lowering import kernel
+from npusim.algorithms.phase import Stacked
 from npusim.algorithms.scores import exponent_factor
 from npusim.algorithms.tiling_mask import Turned, mask_of
-from npusim.algorithms.phase import Stacked
 from npusim.ir.tile import GlobalTensor
 from npusim.units import ceil_div
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from npusim.config.problem import Problem
 
 F32 = "float32"
-#: Who adds up dQ: a kernel of its own, in which blocks are of queries, or blocks of keys in memory, one after the other.
+#: Who adds up dQ: a kernel of its own, whose blocks are of queries, or blocks of keys in memory, one after the other.
 Method = Literal["apart", "added"]
 
 
@@ -73,7 +73,14 @@ def added(total: Any, product: Any, p: BackwardPrecision) -> Any:
 
 
 @kernel(
-    results="dq", q="row key_dim", k="key key_dim", v="key value", do="row value", lse="row", delta="row", mask="row key"
+    results="dq",
+    q="row key_dim",
+    k="key key_dim",
+    v="key value",
+    do="row value",
+    lse="row",
+    delta="row",
+    mask="row key",
 )
 def queries(
     q: Any, k: Any, v: Any, do: Any, lse: Any, delta: Any, mask: Any, scale: float, base: float, p: BackwardPrecision
@@ -98,7 +105,7 @@ def _of_tile(k: Any, v: Any, tile: Any, mask: Any, sums: Any, scale: float, base
     return added(dk, ds @ qi, p), dv, ds
 
 
-_OF_KEYS = {
+_OF_KEYS: dict[str, Any] = {
     "k": "key key_dim",
     "v": "key value",
     "q": "row key_dim",
@@ -173,7 +180,7 @@ def _across(vector: GlobalTensor) -> GlobalTensor:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile where blocks are of queries, then where they are of keys; rows of blocks of vectors."""
+    """Queries and keys of a tile where blocks are of queries, then where they are of keys; rows of blocks of delta."""
 
     block_q: int
     block_kv: int
@@ -183,7 +190,12 @@ class BackwardTile:
 
 
 def backward(
-    problem: Problem, tile: BackwardTile, p: BackwardPrecision, t: BackwardTensors, kind: MaskKind | None, method: Method
+    problem: Problem,
+    tile: BackwardTile,
+    p: BackwardPrecision,
+    t: BackwardTensors,
+    kind: MaskKind | None,
+    method: Method,
 ) -> list[Phase]:
     """Return the kernels: of delta, then of dQ and of dK and dV, or of all three, of which dQ is added up in memory."""
     widths = {"key_dim": problem.head_dim, "value": problem.value_head_dim}
@@ -203,7 +215,7 @@ def backward(
         count = ceil_div(problem.seq_kv, tile.tile_kv)
         parts = replace(t.q, name="parts", batch=problem.batch * count, fmt=F32, role="workspace", added=count)
         cells = query_cells(problem, tile.tile_kv, tile.tile_q, "part")
-        results = [Stacked("part", count, parts), t.dk, t.dv]
+        results: list[GlobalTensor | Stacked] = [Stacked("part", count, parts), t.dk, t.dv]
         total = replace(parts, name="sum", batch=problem.batch, added=0, of=parts)
         return [
             delta,

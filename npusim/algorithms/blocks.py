@@ -252,14 +252,16 @@ def kv_runs(
 
 
 def query_cells(problem: Problem, block_kv: int, block_q: int, part: str = "") -> tuple[WorkTile, ...]:
-    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see any of them.
+    """Return every block of ``block_kv`` keys, head by head, with the tiles of ``block_q`` queries that see some of it.
 
     A tile of which a query does not see all of the block's keys is masked.  ``part``: an axis along which the blocks of
     a head are numbered.
     """
     seen, offset, cells = problem.seen, problem.causal_offset, list[tuple[tuple[int, int], tuple[TileRun, ...]]]()
-    each = [(*q, *(of(offset + q[0], offset + sum(q) - 1) for of in (seen.union, seen.common)))
-            for q in chunks(problem.seq_q, block_q)]
+    each = [
+        (row, n, seen.union(offset + row, offset + row + n - 1), seen.common(offset + row, offset + row + n - 1))
+        for row, n in chunks(problem.seq_q, block_q)
+    ]
     for key, keys in chunks(problem.seq_kv, block_kv):
         runs: list[TileRun] = []
         for row, rows, shown, common in each:

@@ -22,8 +22,6 @@ from npusim.machines.sm.core import GroupFields
 from npusim.schedules.define import schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from npusim.schedules.define import Phases
@@ -49,7 +47,9 @@ class BackwardFields(Tiling):
         default="apart", description="who adds up dQ: a kernel of blocks of queries, or blocks of keys, in memory"
     )
     gradient: Literal["dq", "dk", "dv"] = Field(
-        default="dq", description="whose bits and errors a run shows; all are computed", json_schema_extra=part_of("model")
+        default="dq",
+        description="whose bits and errors a run shows; all are computed",
+        json_schema_extra=part_of("model"),
     )
 
 

@@ -65,7 +65,8 @@ def _integers() -> tuple[dict[str, Any], dict[str, Any]]:
 
     Queries and keys have no channel in common and LSE is 0, so that P is 1 wherever a key is seen.
     """
-    draw, (heads, tokens, key, value) = np.random.default_rng(0), (PROBLEM[n] for n in ("heads", "tokens", "key", "value"))
+    draw = np.random.default_rng(0)
+    heads, tokens, key, value = (PROBLEM[n] for n in ("heads", "tokens", "key", "value"))
 
     def sparse(width: int, share: float) -> Any:
         return draw.integers(-1, 2, (1, heads, tokens, width)) * (draw.random((1, heads, tokens, width)) < share)
@@ -130,7 +131,9 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
     with pytest.raises(TilingError, match="ds is read by dsQ and part"):
         _run("ascend_910b2", "dq", "added")
     with pytest.raises(NpusimError, match="L0C"):
-        npusim.run("flash_backward", hw="ascend_910b2", problem={"tokens": 512}, tiling={"tile_kv": 128}, numerics=False)
+        npusim.run(
+            "flash_backward", hw="ascend_910b2", problem={"tokens": 512}, tiling={"tile_kv": 128}, numerics=False
+        )
 
 
 def test_it_is_listed_for_both_families() -> None:

@@ -216,9 +216,9 @@ def _live_tiling(phase: Phase, fields: GroupFields, device: DeviceSpec) -> tuple
     shared = staged_bytes(phase, max(1, (stages or 1) - (not is_wgmma)), leaves=not is_wgmma and work.across > 1)
     registers = Registers.estimated(live + BESIDE[work.generation], most, shared)
     if fields.registers is not None:
-        spilled = fields.spilled_registers or 0
         shared = shared if fields.shared_bytes is None else fields.shared_bytes
-        registers = Registers(fields.registers, spilled, shared, "as given", _accesses(fields))
+        given = fields.registers, fields.spilled_registers or 0
+        registers = Registers(*given, shared, "as given", _accesses(fields))
     elif not stages:
         registers = Registers(most, 0, shared, "of a library's kernel: all there are")
     shape = f"{rows}x{keys}", stages or 0, groups

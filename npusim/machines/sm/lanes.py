@@ -21,8 +21,8 @@ from npusim.layout.fragment import WARP_LANES, Arrangement, Fragment, arrangemen
 from npusim.layout.instruction import instruction
 from npusim.layout.memory import fragment_addresses, padded, swizzled
 from npusim.machines.frame import attention_products
-from npusim.machines.sm.live import has_more
 from npusim.machines.sm.core import REGISTER_BYTES, SM, Occupancy, SmFields, SmTiling, occupancy, warp_issue
+from npusim.machines.sm.live import has_more
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
